@@ -22,6 +22,7 @@ import pytest
 from agent_model import write_agent_model, write_agent_preset
 from localspec.cli.agents import AGENTS
 from localspec.cli.cloud_keys import CLOUD_KEYS
+from localspec.cli.server_log import log_of_running, new_log
 from localspec.server.own_server import PROOF_PATH, ServerKey, announced, new_nonce, read_key
 from server_runner import free_port, running_server
 from waiting import wait_until
@@ -78,6 +79,30 @@ key, context = settings["options"]["apiKey"], settings["models"][model]["limit"]
 fields = {"messages": message, "max_tokens": 3}
 """,
 }
+# Kills the server; its parent is the agent's, too.
+KILLS_SERVER = """
+import contextlib, psutil, socket
+(server,) = {*psutil.Process(os.getppid()).children()} - {psutil.Process()}
+server.kill()
+port = int(os.environ["ANTHROPIC_BASE_URL"].rpartition(":")[2])
+with contextlib.suppress(OSError):
+    while True:
+        socket.create_connection(("127.0.0.1", port)).close()
+sys.exit(3)
+"""
+# Kills the process of the models while that reads a prompt.
+KILLS_MODELS = """
+import psutil
+(server,) = {*psutil.Process(os.getppid()).children()} - {psutil.Process()}
+fields = {"prompt": "a fox " * 10_000, "n_predict": 1, "stream": True, "return_progress": True}
+address = os.environ["ANTHROPIC_BASE_URL"] + "/completion"
+request = urllib.request.Request(address, json.dumps({"model": model, **fields}).encode())
+with urllib.request.urlopen(request, timeout=120) as response:
+    response.readline()
+    for each in server.children():
+        each.kill()
+    response.read()
+"""
 SECRET = "a-secret-key"
 # Of a user whose agent asks other servers.
 ELSEWHERE = {**dict.fromkeys(CLOUD_KEYS, SECRET), "CLAUDE_CODE_USE_BEDROCK": "1"}
@@ -166,6 +191,7 @@ def test_a_server_that_runs_is_used_and_stays(tmp_path, config):
         assert code == 0, said
         found = json.loads((tmp_path / "found").read_text())
         assert (found["answer"]["model"], found["context"]) == ("other", 32_768)
+        assert f"The server at port {port} logs the progress where it was started." in said
         code, said = ended(started(tmp_path, "claude", "absent.gguf", "--port", port))
         assert code == 2
         assert "has agent, other, not absent.gguf" in said
@@ -174,7 +200,103 @@ def test_a_server_that_runs_is_used_and_stays(tmp_path, config):
         assert server.client.get("/health").status_code == 200
 
 
-def test_a_context_that_is_too_small_is_refused_before_anything_starts(tmp_path):
+def test_what_the_server_knows_of_its_speed_is_said_and_nothing_measured(tmp_path):
+    installed(tmp_path, "claude")
+    with running_server(presets=["agent"], context_length=32_768) as server:
+        assert server.client.get("/props").json()["prompt_per_second"] is None
+        server.models.all[0].token_s = 0.5
+        assert server.client.get("/props").json()["prompt_per_second"] == 2.0
+        port = server.url.rpartition(":")[2]
+        code, said = ended(started(tmp_path, "claude", "--port", port))
+        assert code == 0, said
+        assert "/completion" not in server.client.get("/metrics").text
+    assert said.startswith(
+        "agent reads about 2 tokens/s here: the first prompt of Claude Code, about 21,000 "
+        "tokens, takes 2.9 hours unless it is cached."
+    )
+
+
+def test_that_the_speed_cannot_be_measured_is_said(tmp_path, config):
+    installed(tmp_path, "opencode", "sys.exit(0)")
+    other = shutil.copyfile(config / "localspec" / "agent.gguf", tmp_path / "other.gguf")
+    with running_server(presets=[str(other)], context_length=32_768) as server:
+        other.unlink()  # before the first request loads it
+        port = server.url.rpartition(":")[2]
+        _, said = ended(started(tmp_path, "opencode", "--port", port))
+    assert said.startswith(
+        "It is not known yet how fast other reads the first prompt of opencode, about 7,200 "
+        "tokens."
+    )
+
+
+def test_the_speed_is_measured_and_the_log_named_before_the_program_starts(
+    tmp_path, own_folders
+):
+    installed(tmp_path, "codex", 'print("It runs.", file=sys.stderr)')
+    port = free_port()
+    words = ("codex", "agent", "--ctx", "32768", "--port", str(port))
+    code, said = ended(started(tmp_path, *words))
+    assert code == 0, said
+    (path,) = own_folders.rglob("*.log")
+    first, second, third = said.splitlines()
+    assert re.fullmatch(
+        r"agent reads about [\d,.]+ tokens/s here: the first prompt of Codex, about 8,600 "
+        r"tokens, takes .+ unless it is cached\. .+",
+        first,
+    )
+    assert second == f"The server logs the progress: {path}"
+    assert third == "It runs."
+    log = path.read_text()
+    assert f"Listening on http://127.0.0.1:{port} with agent (context 32768)" in log
+    assert "POST /completion 200" in log
+    assert "POST /v1/responses 200" in log
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_the_log_of_a_server_that_was_started_for_another_program_is_named(
+    tmp_path, own_folders
+):
+    """Also where it was left behind by a kill."""
+    installed(tmp_path, "claude", "import time; time.sleep(600)")
+    installed(tmp_path, "codex")
+    port = free_port()
+    words = ("claude", "agent", "--ctx", "32768", "--port", str(port))
+    first = started(tmp_path, *words)
+    try:
+        wait_until(lambda: (tmp_path / "found").exists() or first.poll() is not None, 120)
+        code, said = ended(started(tmp_path, "codex", "--port", str(port)))
+    finally:
+        first.send_signal(signal.SIGTERM)
+        ended(first)
+    assert code == 0, said
+    (path,) = own_folders.rglob("*.log")
+    assert f"The server logs the progress: {path}\n" in said
+
+
+@pytest.mark.parametrize(
+    ("kills", "code", "said"),
+    [
+        (KILLS_SERVER, 3, "The server ended while Claude Code ran. Its log: {}"),
+        (
+            KILLS_MODELS,
+            0,
+            "The server's process with the model crashed while Claude Code ran. Its log: {}",
+        ),
+        ("", 0, "The server logs the progress: {}"),
+    ],
+)
+def test_that_the_server_failed_is_said_after_the_program(
+    tmp_path, own_folders, kills, code, said
+):
+    installed(tmp_path, "claude", kills)
+    words = ("claude", "agent", "--ctx", "32768", "--port", str(free_port()))
+    ended_with, told = ended(started(tmp_path, *words))
+    (path,) = own_folders.rglob("*.log")
+    assert ended_with == code, told
+    assert told.splitlines()[-1] == said.format(path)
+
+
+def test_a_context_that_is_too_small_is_refused_before_anything_starts(tmp_path, own_folders):
     installed(tmp_path, "claude")
     port = str(free_port())
     for words, reason, remedy in (
@@ -194,6 +316,7 @@ def test_a_context_that_is_too_small_is_refused_before_anything_starts(tmp_path)
             2,
             [f"Error: Claude Code does not work with {reason}", f"Hint: {remedy}"],
         )
+    assert list(own_folders.rglob("*.log")) == []
     with running_server(presets=["agent"], context_length=16_384) as server:
         port = server.url.rpartition(":")[2]
         code, said = ended(started(tmp_path, "claude", "--port", port))
@@ -217,6 +340,37 @@ def test_the_documentation_has_the_context_of_each_agent(agent):
     page = (Path(__file__).parent.parent / "docs" / "clients.md").read_text("utf-8")
     numbers = f"{agent.first_prompt:,} tokens \\| {agent.least_context:,}".replace(",", " ")
     assert re.search(rf"\| {agent.title} [\d.]+ \| {numbers} \|", page)
+
+
+def test_old_logs_are_kept_within_bounds(own_folders):
+    """The one before of each port, and not of too many ports."""
+    path, log = new_log(8617)
+    with log:
+        log.write(b"first")
+    path, log = new_log(8617)
+    with log:
+        log.write(b"second")
+    old = path.with_suffix(".old.log")
+    assert (old.read_bytes(), path.read_bytes()) == (b"first", b"second")
+    for number, each in enumerate((old, path)):
+        os.utime(each, (number, number))
+    for port in range(1, 20):
+        new_log(port)[1].close()
+    assert len(list(path.parent.iterdir())) == 8
+    assert not old.exists()
+    assert not path.exists()
+
+
+def test_a_log_that_is_older_than_the_server_is_not_its_log(own_folders):
+    path, log = new_log(8617)
+    log.close()
+    assert log_of_running(8617) is None
+    os.utime(path, (1, 1))
+    with announced(8617):
+        assert log_of_running(8617) is None
+        with path.open("ab") as more:
+            more.write(b"Listening")
+        assert log_of_running(8617) == path
 
 
 def test_without_a_program_or_a_server_nothing_is_started(tmp_path):
@@ -344,19 +498,33 @@ def test_only_a_server_with_the_key_proves_it():
         assert answer.status_code == 400
 
 
-def test_a_server_that_can_keep_no_key_is_ended_with_the_reason(tmp_path, monkeypatch):
+def test_a_server_that_can_keep_no_key_is_ended_with_the_reason(tmp_path, own_folders):
     installed(tmp_path, "claude")
-    (tmp_path / "no folder").write_bytes(b"")
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "no folder"))
+    path, log = new_log(free_port())
+    log.close()
+    servers = path.parent.with_name("servers")
+    servers.write_bytes(b"")  # no folder
     port = free_port()
     words = ("claude", "agent", "--ctx", "32768", "--port", str(port))
     code, said = ended(started(tmp_path, *words))
     assert code == 1
     assert "the server did not start" in said
     assert "will not use this server" in said
-    assert "no folder" in said
+    assert str(servers) in said
     assert not (tmp_path / "found").exists()
     assert not listens(port)
+
+
+def test_a_server_that_can_have_no_log_is_not_started(tmp_path, monkeypatch):
+    installed(tmp_path, "claude")
+    (tmp_path / "no folder").write_bytes(b"")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "no folder"))
+    words = ("claude", "agent", "--ctx", "32768", "--port", str(free_port()))
+    code, said = ended(started(tmp_path, *words))
+    assert code == 1
+    assert "the server's log cannot be written" in said
+    assert "no folder" in said
+    assert not (tmp_path / "found").exists()
 
 
 def test_told_to_end_it_ends_the_program_and_the_server(tmp_path):

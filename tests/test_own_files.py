@@ -16,6 +16,7 @@ from localspec import Picture
 from localspec.atomic_write import open_regular, read_regular_text
 from localspec.chat.session import lock_session, read_session, save_session, session_file
 from localspec.chat.shown import Shown
+from localspec.cli.server_log import new_log
 from localspec.engine.cache_file import PooledCache, identities_in, read_head
 from localspec.engine.cache_store import CacheStore
 from localspec.engine.models import CacheDisk
@@ -134,11 +135,12 @@ def test_nothing_is_for_others_whatever_the_umask(home, engine, demo_target):
     change_names(lambda _names: Names("demo", {}))
     note_used(demo_target)
     inside.chat_history().store_string("typed")
+    new_log(8617)[1].close()
     with announced(8617):
         found = [path for path in home.rglob("*") if path.suffix != ".lock"]
         open_to_others = [path.name for path in found if path.stat().st_mode & 0o077]
     names = {path.name for path in found}
     assert {"x.json", "x.pictures", "caches", "profiles", "names.toml"} <= names
-    assert {"used_files", "chat_history", "8617.json"} <= names
+    assert {"used_files", "chat_history", "8617.json", "8617.log"} <= names
     assert open_to_others == []
     assert stat.S_IMODE(home.stat().st_mode) == 0o700

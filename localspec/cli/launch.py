@@ -4,25 +4,30 @@ The agent gets the settings that `localspec serve` prints, for this run alone: n
 written into its files. A server of this user that runs already is used; otherwise one is
 started, and ended after the agent. Keys of clouds whose names are known leave the agent's
 environment.
+
+An agent shows nothing while its first prompt is read, which can take minutes. So before it
+starts, this says how long that takes here, and names the server's log.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import hmac
 import http.client
 import json
 import os
+import secrets
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator, Sequence
+import urllib.parse
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import Any, NamedTuple, TypeVar
 
 import click
 
@@ -31,17 +36,61 @@ from localspec.cli.cloud_keys import CLOUD_KEYS
 from localspec.cli.download import offer_download
 from localspec.cli.help import Command
 from localspec.cli.options import model_argument, shared
+from localspec.cli.screen import duration, fitted, say
 from localspec.cli.serve import DEFAULT_PORT, require_server, usual_name
+from localspec.cli.server_log import log_of_running, new_log
 from localspec.cli.waiting import told_to_end, waiting
 from localspec.errors import LocalspecError, OptionError
 from localspec.presets.source import resolve
-from localspec.server.own_server import HOST, PROOF_PATH, ServerKey, new_nonce, read_key
+from localspec.server.own_server import (
+    HOST,
+    MODELS_ENDED,
+    PROOF_PATH,
+    ServerKey,
+    new_nonce,
+    read_key,
+)
 
 _LOOK_S = 0.2  # between two looks whether the server is ready
 _MOST_UNKNOWN = 50  # of these looks may find a server that does not show whose it is
 _CONNECT_S = 5.0  # what takes longer lets nobody in
 _END_S = 60.0  # for the server to end
 _MOST_ANSWERED = 16_000_000  # bytes of a list of models
+# Bytes as hex digits make a prompt of about 110 tokens. Of one with 128, the server would keep
+# the cache on disk.
+_MEASURED_BYTES = 60
+_MEASURE_S = 60.0  # for such a prompt
+_WARM_S = 2.0  # a prompt that takes longer says how fast the model reads at the first try
+
+_Found = TypeVar("_Found")
+
+
+class _Server(NamedTuple):
+    """The server that an agent uses."""
+
+    found: ServerFound
+    port: int
+
+    log: Path | None
+    """Its log; None if it was not started for an agent, and logs where it was started."""
+
+    num_logged: int
+    """The bytes that the log has when the agent is started."""
+
+    @classmethod
+    def ready(cls, found: ServerFound, port: int, log: Path | None) -> _Server:
+        """A server that answers."""
+        return cls(found, port, log, 0 if log is None else log.stat().st_size)
+
+    @property
+    def has_crashed(self) -> bool:
+        """Whether the log says that the process of the models ended since then."""
+        if self.log is None:
+            return False
+        with contextlib.suppress(OSError), self.log.open("rb") as log:
+            log.seek(self.num_logged)
+            return MODELS_ENDED.encode() in log.read()
+        return False  # the user has deleted it
 
 
 class _LaunchCommand(Command):
@@ -90,9 +139,11 @@ def _launcher(program: str, agent: Agent) -> click.Command:
             raise OptionError(
                 f"{agent.title} is not installed", f"Install it: npm install -g {agent.package}"
             )
-        with _server(agent, model, context_length, port) as served:
-            arguments, variables = agent.tell(served)
+        with _server(agent, model, context_length, port) as server:
+            _say_what_to_expect(agent, server)
+            arguments, variables = agent.tell(server.found)
             code = _run([path, *arguments, *more], variables)
+            _say_if_it_failed(agent, server)
         raise click.exceptions.Exit(code)
 
     return launch
@@ -101,7 +152,7 @@ def _launcher(program: str, agent: Agent) -> click.Command:
 @contextlib.contextmanager
 def _server(
     agent: Agent, model: str | None, context_length: int | None, port: int
-) -> Iterator[ServerFound]:
+) -> Iterator[_Server]:
     """This user's server at that port; one that had to be started is ended at the exit.
 
     Raises OptionError if its context is too small for the agent.
@@ -112,7 +163,7 @@ def _server(
         chosen = _chosen(listed, model, context_length, port)
         stop = f"Stop the server at port {port}. "
         require_context(agent, chosen.context, chosen.num_trained, stop)
-        yield chosen
+        yield _Server.ready(chosen, port, log_of_running(port))
         return
     require_server()  # before a download
     if _listens(port):
@@ -127,10 +178,10 @@ def _server(
     offer_download(name)
     context = _context_for(agent, name, context_length)
     words = ["serve", name, "--port", str(port), "--ctx", str(context)]
-    with _started(words) as (process, log):
+    with _started(words, port) as (process, log):
         with waiting(lambda: "Starting the server …"):
             listed = _models_once_ready(process, log, port)
-        yield _chosen(listed, None, None, port)
+        yield _Server.ready(_chosen(listed, None, None, port), port, log)
 
 
 def _context_for(agent: Agent, name: str, wanted: int | None) -> int:
@@ -149,7 +200,7 @@ def _context_for(agent: Agent, name: str, wanted: int | None) -> int:
 
 
 def _models_once_ready(
-    process: subprocess.Popen[bytes], log: IO[bytes], port: int
+    process: subprocess.Popen[bytes], log: Path, port: int
 ) -> list[dict[str, Any]]:
     """The models of the server that was started. Raises LocalspecError if it does not start."""
     num_unknown = 0
@@ -158,8 +209,7 @@ def _models_once_ready(
         if _listens(port):
             num_unknown += 1
         if process.poll() is not None or num_unknown > _MOST_UNKNOWN:
-            log.seek(0)
-            said = log.read().decode(errors="replace").strip()
+            said = log.read_text("utf-8", errors="replace").strip()
             raise LocalspecError(f"the server did not start:\n{said}")
         time.sleep(_LOOK_S)
     return found
@@ -168,8 +218,25 @@ def _models_once_ready(
 def _models_at(port: int) -> list[dict[str, Any]] | None:
     """The models that answer of this user's server at that port; None without such a server.
 
-    A server that loads its first model listens, and answers once it has. What cannot show that
-    it is this user's is asked nothing else.
+    A server that loads its first model listens, and answers once it has.
+    """
+    return _of_own_server(port, _answering_models)
+
+
+def _answering_models(connection: http.client.HTTPConnection) -> list[dict[str, Any]] | None:
+    """A server's models that answer; None without any. Raises what `_asked` does."""
+    # A model without a length gives vectors.
+    listed = _asked(connection, "/v1/models")["data"]
+    return [each for each in listed if "max_model_len" in each] or None
+
+
+def _of_own_server(
+    port: int, ask: Callable[[http.client.HTTPConnection], _Found | None]
+) -> _Found | None:
+    """What this user's server at that port is asked; None without such a server.
+
+    What cannot show that it is this user's is asked nothing else. ask may raise what `_asked`
+    does; None comes of that, too.
     """
     key = read_key(port)
     if key is None:
@@ -178,11 +245,7 @@ def _models_at(port: int) -> list[dict[str, Any]] | None:
     try:
         connection.connect()
         connection.auto_open = 0  # a second connection could lead to another program
-        if not _is_of_this_user(connection, key):
-            return None
-        # A model without a length gives vectors.
-        listed = _asked(connection, "/v1/models")["data"]
-        return [each for each in listed if "max_model_len" in each] or None
+        return ask(connection) if _is_of_this_user(connection, key) else None
     except (OSError, http.client.HTTPException, ValueError, TypeError, KeyError):
         return None
     finally:
@@ -196,12 +259,17 @@ def _is_of_this_user(connection: http.client.HTTPConnection, key: ServerKey) -> 
     return hmac.compare_digest(given.encode(), key.proof(nonce).encode())
 
 
-def _asked(connection: http.client.HTTPConnection, path: str) -> dict[str, Any]:
-    """The JSON at that path.
+def _asked(
+    connection: http.client.HTTPConnection, path: str, body: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """The JSON at that path, of a POST where there is a body.
 
     Raises OSError, HTTPException, ValueError, or TypeError or KeyError for other content.
     """
-    connection.request("GET", path)
+    if body is None:
+        connection.request("GET", path)
+    else:
+        connection.request("POST", path, json.dumps(body))
     response = connection.getresponse()
     content: dict[str, Any] = json.loads(response.read(_MOST_ANSWERED))
     return content
@@ -259,13 +327,20 @@ def _served_names(model: str) -> set[str]:
 
 
 @contextlib.contextmanager
-def _started(words: Sequence[str]) -> Iterator[tuple[subprocess.Popen[bytes], IO[bytes]]]:
-    """Start a server, and end it at the exit; with the file that it writes its log to.
+def _started(words: Sequence[str], port: int) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """Start a server, and end it at the exit; with its log.
 
     It is in a process group of its own, so that Ctrl-C reaches the agent alone. A signal to
-    end raises click.Abort.
+    end raises click.Abort. Raises LocalspecError if there can be no log.
     """
-    with tempfile.TemporaryFile() as log:
+    try:
+        path, log = new_log(port)
+    except OSError as error:
+        raise LocalspecError(
+            f"the server's log cannot be written: {error}",
+            "Make the folder writable, or free space on its disk.",
+        ) from error
+    with log:
         process = subprocess.Popen(
             [sys.executable, "-m", "localspec", *words],
             stdin=subprocess.DEVNULL,
@@ -280,7 +355,7 @@ def _started(words: Sequence[str]) -> Iterator[tuple[subprocess.Popen[bytes], IO
 
         try:
             with told_to_end(leave):
-                yield process, log
+                yield process, path
         finally:
             process.send_signal(signal.SIGTERM if sys.platform == "win32" else signal.SIGINT)
             try:
@@ -288,6 +363,60 @@ def _started(words: Sequence[str]) -> Iterator[tuple[subprocess.Popen[bytes], IO
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
+
+
+def _say_what_to_expect(agent: Agent, server: _Server) -> None:
+    """Say how long the agent's first prompt takes to read, and where that can be followed."""
+    model, num_tokens = server.found.model, agent.first_prompt
+    prompt = f"the first prompt of {agent.title}, about {num_tokens:,} tokens"
+    with waiting(lambda: f"Measuring how fast {model} reads a prompt …"):
+        speed = _of_own_server(server.port, functools.partial(_tokens_per_s, model))
+    if speed is None:
+        say(f"It is not known yet how fast {model} reads {prompt}.")
+    else:
+        rounded, took = float(f"{speed:.2g}"), duration(num_tokens / speed)
+        text = (
+            f"{model} reads about {rounded:,g} tokens/s here: {prompt}, takes {took} unless it "
+            "is cached. Later ones are read only from where they differ."
+        )
+        say(fitted(text, err=True))
+    if server.log is None:
+        say(f"The server at port {server.port} logs the progress where it was started.")
+    else:
+        say(f"The server logs the progress: {server.log}")
+
+
+def _tokens_per_s(model: str, connection: http.client.HTTPConnection) -> float | None:
+    """How many tokens of a prompt the model reads per second; None if that is not known.
+
+    The server knows how fast it read the last long prompt. Where it has read none, the time of
+    a short one is measured. Raises what `_asked` does.
+    """
+    props = _asked(connection, f"/props?{urllib.parse.urlencode({'model': model})}")
+    if props["prompt_per_second"] is not None:
+        return float(props["prompt_per_second"])
+    connection.sock.settimeout(_MEASURE_S)
+    timings = _timed_prompt(model, connection)
+    if timings["prompt_ms"] < 1000 * _WARM_S:  # of which loading kernels may be the most
+        timings = _timed_prompt(model, connection)
+    return float(timings["prompt_per_second"]) or None
+
+
+def _timed_prompt(model: str, connection: http.client.HTTPConnection) -> dict[str, Any]:
+    """Have the model read a short prompt; llama-server's timings. Raises what `_asked` does."""
+    text = secrets.token_hex(_MEASURED_BYTES)  # random: none of it is cached
+    body = {"model": model, "prompt": text, "n_predict": 0}
+    timings: dict[str, Any] = _asked(connection, "/completion", body)["timings"]
+    return timings
+
+
+def _say_if_it_failed(agent: Agent, server: _Server) -> None:
+    """Say whether the server failed while the agent ran, which may not have shown it."""
+    where = "" if server.log is None else f" Its log: {server.log}"
+    if not _listens(server.port):
+        say(f"The server ended while {agent.title} ran.{where}")
+    elif server.has_crashed:
+        say(f"The server's process with the model crashed while {agent.title} ran.{where}")
 
 
 def _run(command: Sequence[str], variables: dict[str, str | None]) -> int:

@@ -479,6 +479,7 @@ def props(model: ServedModel) -> dict[str, Any]:
     return {
         "default_generation_settings": {"params": usual, "n_ctx": model.context_length},
         "total_slots": model.num_slots,
+        "prompt_per_second": None if model.token_s is None else 1.0 / model.token_s,
         "model_alias": model.name,
         "model_path": model.file_name,
         "modalities": {"vision": model.sees, "video": False, "audio": False},

@@ -30,6 +30,8 @@ from localspec.atomic_write import make_private_folder, read_regular, write_whol
 
 HOST = "127.0.0.1"  # of every server with such a file
 PROOF_PATH = "/localspec/proof"
+# A line of the log, for which the user's other programs look.
+MODELS_ENDED = "the process that runs the models ended"
 _NUM_BYTES = 32  # of a key and of a nonce
 _HEX = re.compile(f"[0-9a-f]{{{2 * _NUM_BYTES}}}")
 
@@ -69,7 +71,7 @@ def announced(port: int) -> Iterator[ServerKey]:
     Where the file cannot be written, a warning in the log says so: the server is not found.
     """
     key = ServerKey(port, secrets.token_hex(_NUM_BYTES))
-    path = _key_file(port)
+    path = key_file(port)
     content = json.dumps({"port": port, "key": key.secret})
     try:
         make_private_folder(path.parent)
@@ -91,7 +93,7 @@ def read_key(port: int) -> ServerKey | None:
 
     The file may be one that a server left when it was killed.
     """
-    path = _key_file(port)
+    path = key_file(port)
     try:
         content = json.loads(read_regular(path))
         if content["port"] != port or not _HEX.fullmatch(content["key"]):
@@ -101,6 +103,7 @@ def read_key(port: int) -> ServerKey | None:
         return None
 
 
-def _key_file(port: int) -> Path:
+def key_file(port: int) -> Path:
+    """The file of the key of this user's server at that port."""
     folder = platformdirs.user_state_path("localspec", appauthor=False) / "servers"
     return folder / f"{port}.json"

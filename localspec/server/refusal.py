@@ -20,6 +20,7 @@ from localspec.errors import (
     TemplateError,
 )
 from localspec.server.encoding import json_response
+from localspec.server.own_server import MODELS_ENDED
 
 logger = logging.getLogger(__name__)
 
@@ -104,7 +105,7 @@ def refusal_of(error: Exception) -> RequestError:
         logger.error("a request failed", exc_info=error)
         return RequestError("the server failed; see its log", code="server_error")
     if isinstance(error, CrashedError):
-        logger.error("the process that runs the models ended", exc_info=error)
+        logger.error("%s", MODELS_ENDED, exc_info=error)
     code = next((code for kind, code in _CODES if isinstance(error, kind)), "server_error")
     param = None
     if isinstance(error, NoToolsError):
