@@ -16,7 +16,6 @@ import anyio
 
 from localspec.chat.prompt_source import RawSource
 from localspec.engine.prompt_logprobs import prompt_logprobs
-from localspec.errors import EngineError
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.sampling.logprobs import TokenLogprobs
 from localspec.server.counters import Counters
@@ -405,8 +404,8 @@ class Answering:
                     self._events.put(new)
         finally:
             self._has_begun.set()
-            with contextlib.suppress(EngineError):  # it was refused, and has none
-                self.stats.append(answer.reply().stats)
+            if record.reply_if_over is not None:  # else it was refused
+                self.stats.append(record.reply_if_over.stats)
         reply = answer.reply()
         if reply.finish_reason == "cancelled":
             raise stopping()  # if the client is gone, nobody gets this

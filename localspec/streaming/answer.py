@@ -71,7 +71,8 @@ class Answer:
     refused, and the engine is used until the answer ends. `with` and `async with` close it; so
     does dropping the last reference, and cancelling the task that reads it. An answer that is
     never read leaves no trace. From any thread, but one may read at a time. `str(answer)` is
-    the text of `answer.reply()`: it reads the remaining pieces, and waits for them.
+    the text of `answer.reply()`: it reads the remaining pieces, and waits for them. For an
+    answer that has failed it raises the error, each time.
     """
 
     def __init__(self, record: AnswerRecord, producer: Producer) -> None:
@@ -84,11 +85,20 @@ class Answer:
         self._unread: deque[Piece] | None = None  # once it is over: the last pieces
 
     def __str__(self) -> str:
-        return self.reply().text
+        reply = self.reply()
+        if self._record.failure is not None:
+            raise self._record.failure
+        return reply.text
 
     def __repr__(self) -> str:
-        reply = self._record.reply_if_over
-        return f"<Answer, {'not read to its end' if reply is None else repr(reply)}>"
+        reply, failure = self._record.reply_if_over, self._record.failure
+        if failure is not None:
+            state = f"failed: {failure}"
+        elif reply is not None:
+            state = repr(reply)
+        else:
+            state = "not read to its end"
+        return f"<Answer, {state}>"
 
     def __iter__(self) -> Answer:
         return self
@@ -114,8 +124,9 @@ class Answer:
     def reply(self) -> Reply:
         """Read what is left; the whole answer, also of the pieces that were read before.
 
-        Of one that was cancelled or closed it is what had been said. Raises EngineError while
-        another thread or a task waits for a piece, and where it was refused.
+        Of one that was cancelled or closed, or has failed since it began, it is what had been
+        said. Raises what refused the answer or ended it, and what refused it each time it is
+        called; EngineError while another thread or a task waits for a piece.
         """
         for _ in self:
             pass
@@ -228,7 +239,8 @@ class Answer:
         record.place.is_of_main = is_main
         try:
             self._producer._start(record)
-        except Exception:
+        except Exception as error:
+            record.fail(error)
             record.conclude(None)
             record.advance(State.OVER)
             self._unread = deque()
@@ -262,6 +274,7 @@ class Answer:
         """Have the answer end: by an error, which is raised once it is over, or by itself."""
         if not isinstance(error, StopIteration):
             self._error = error
+            self._record.fail(error)
         if self._record.has_begun:
             self._record.cancellation.request()
         self._producer._end(self._record)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import enum
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -168,6 +170,7 @@ class AnswerRecord:
         self.read: list[Piece] = []  # pieces that the reader has taken
         self._num_read = 0  # tokens of these
         self.ending: Ending | None = None  # once it is over
+        self._failure: Exception | None = None  # what it failed by
         self._reply: Reply | None = None
 
     def advance(self, state: State) -> None:
@@ -251,11 +254,25 @@ class AnswerRecord:
         """The reply, if there is one yet."""
         return self._reply
 
+    @property
+    def failure(self) -> Exception | None:
+        """What the answer failed by, for a reader to raise again; None if it did not fail."""
+        return copy.copy(self._failure)
+
+    def fail(self, error: BaseException) -> None:
+        """Keep what the answer has failed by.
+
+        Ctrl-C is not kept. Nor is the traceback of any error, which would keep its readers.
+        """
+        if isinstance(error, Exception):
+            with contextlib.suppress(Exception):  # an application's own may refuse a copy
+                self._failure = copy.copy(error)
+
     def reply(self) -> Reply:
-        """The reply of an answer that is over. Raises EngineError where there is none."""
+        """The reply of an answer that is over. Raises what refused the answer, if it was."""
         if self._reply is None:
-            raise EngineError(
-                "there is no reply: the answer was refused, or failed, before it began",
+            raise self.failure or EngineError(
+                "there is no reply: the answer failed before it began",
                 "See the error that its first reader got, and ask again.",
             )
         return self._reply
