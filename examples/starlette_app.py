@@ -3,8 +3,10 @@
     uvicorn --factory examples.starlette_app:main
     curl -N -d "Tell me a story." http://127.0.0.1:8000/anna
 
-The engine gives up to four answers at once, and whoever comes then waits in line. Whoever hangs
-up cancels the task of the request, and with it the answer, within one decode.
+The engine gives up to four answers at once, and whoever comes then waits in line. A question
+that cannot be answered, such as one that is too long, gets status 400 and the reason. Whoever
+hangs up while the answer comes cancels the task that reads it, and with it the answer, within
+one decode.
 """
 
 import contextlib
@@ -12,7 +14,7 @@ from collections.abc import AsyncIterator
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import StreamingResponse
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 import localspec
@@ -25,21 +27,28 @@ class Visitors:
         self.engine = engine
         self.chats: dict[str, localspec.Chat] = {}
 
-    async def answer(self, request: Request) -> StreamingResponse:
+    async def answer(self, request: Request) -> Response:
         question = (await request.body()).decode(errors="replace")
-        pieces = self.pieces(request.path_params["visitor"], question)
-        return StreamingResponse(pieces, media_type="text/plain; charset=utf-8")
-
-    async def pieces(self, visitor: str, question: str) -> AsyncIterator[str]:
+        visitor = request.path_params["visitor"]
         try:
             begun = self.engine.chat(system="You are terse.")
-            chat = self.chats.setdefault(visitor, begun)
-            async with chat.send(question, queue=True) as answer:
-                async for piece in answer:
-                    if not piece.is_thought:
-                        yield piece.text
+            answer = self.chats.setdefault(visitor, begun).send(question, queue=True)
+            await answer.started()  # a status can still be chosen
+        except localspec.EngineError as error:
+            return PlainTextResponse(str(error), status_code=503)
         except localspec.LocalspecError as error:
-            yield f"(I cannot answer: {error})"
+            return PlainTextResponse(f"{error}. {error.hint}", status_code=400)
+        return StreamingResponse(pieces(answer), media_type="text/plain; charset=utf-8")
+
+
+async def pieces(answer: localspec.Answer) -> AsyncIterator[str]:
+    try:
+        async with answer:
+            async for piece in answer:
+                if not piece.is_thought:
+                    yield piece.text
+    except localspec.LocalspecError as error:
+        yield f"(The answer ends here: {error})"
 
 
 def make_app(engine: localspec.Engine) -> Starlette:

@@ -70,6 +70,9 @@ def engine(exact_target: Path, demo_draft: Path) -> Iterator[localspec.Engine]:
 QUESTIONS = ("Write a haiku about the sea.", "Another one!")
 
 
+TOO_LONG, REASON = "word " * 3000, "the context holds"
+
+
 def answers_of(engine: localspec.Engine) -> list[str]:
     """What a visitor gets who is alone."""
     chat = engine.chat(system="You are terse.")
@@ -127,8 +130,12 @@ def test_the_flask_application_serves_several_threads(engine):
         waiting = [threads.submit(ask, visitor) for visitor in ("anna", "ben")]
         left.close()
         assert [each.result() for each in waiting] == [expected, expected]
+    client = app.test_client()
+    refused = client.post("/anna", data=TOO_LONG)
+    assert (refused.status_code, REASON in refused.text) == (400, True)
     engine.close()
-    assert "(I cannot answer: " in ask("anna")[0]
+    gone = client.post("/anna", data="Hello!")
+    assert (gone.status_code, gone.text) == (503, "the engine is closed")
 
 
 def test_the_starlette_application_serves_several_tasks(engine):
@@ -155,8 +162,16 @@ def test_the_starlette_application_serves_several_tasks(engine):
 
     assert asyncio.run(everybody()) == [expected, expected]
     assert inside.num_in_line(engine) == 0
+
+    async def post(question: str) -> tuple[int, str]:
+        async with client() as one:
+            response = await one.post("anna", content=question)
+            return response.status_code, response.text
+
+    status, reason = asyncio.run(post(TOO_LONG))
+    assert (status, REASON in reason) == (400, True)
     engine.close()
-    assert "(I cannot answer: " in asyncio.run(ask("anna"))[0]
+    assert asyncio.run(post("Hello!")) == (503, "the engine is closed")
 
 
 def test_a_batch_goes_on_where_it_was(tmp_path):

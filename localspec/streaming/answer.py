@@ -65,14 +65,15 @@ class Answer:
 
         for piece in answer: ...        async for piece in answer: ...
         reply = answer.reply()          reply = await answer
+        answer.start()                  await answer.started()
         print(answer)
 
-    Nothing happens before the first piece is asked for: then the prompt is made, which may be
-    refused, and the engine is used until the answer ends. `with` and `async with` close it; so
-    does dropping the last reference, and cancelling the task that reads it. An answer that is
-    never read leaves no trace. From any thread, but one may read at a time. `str(answer)` is
-    the text of `answer.reply()`: it reads the remaining pieces, and waits for them. For an
-    answer that has failed it raises the error, each time.
+    Nothing happens before one of these: then the prompt is made, which may be refused, and the
+    engine is used until the answer ends. `with` and `async with` close it; so does dropping the
+    last reference, and cancelling the task that reads it. An answer that is never read leaves
+    no trace. From any thread, but one may read at a time. `str(answer)` is the text of
+    `answer.reply()`: it reads the remaining pieces, and waits for them. For an answer that has
+    failed it raises the error, each time.
     """
 
     def __init__(self, record: AnswerRecord, producer: Producer) -> None:
@@ -105,21 +106,21 @@ class Answer:
 
     def __next__(self) -> Piece:
         """The next piece. Raises EngineError while another thread or a task waits for one."""
-        if self._may_read():
-            try:
-                self._is_read = True
-                self._begin(is_main=threading.current_thread() is threading.main_thread())
-                while self._unread is None:
-                    piece = self._receive(self._record.outbox.take())
-                    if piece is not None:
-                        return piece
-            except BaseException:  # Ctrl-C
-                self.close()
-                raise
-            finally:
-                self._is_read = False
-        self._wait()
-        return self._last(StopIteration())
+        piece = self._read(only_start=False)
+        return self._last(StopIteration()) if piece is None else piece
+
+    def start(self) -> None:
+        """Ask for the answer, and wait until it begins or is refused, without reading a piece.
+
+        Its turn has come then, its prompt is made and fits the context, and it is produced up
+        to a few pieces ahead: read it or close it. Before an application sends the first byte
+        of a response it can still say that there is none. On an event loop: `started`.
+
+        Raises what refuses the answer, each time; EngineError while another thread or a task
+        waits for a piece.
+        """
+        self._read(only_start=True)
+        self._require_begun()
 
     def reply(self) -> Reply:
         """Read what is left; the whole answer, also of the pieces that were read before.
@@ -162,24 +163,13 @@ class Answer:
 
     async def __anext__(self) -> Piece:
         """The next piece. Raises EngineError while another task or a thread waits for one."""
-        if self._may_read():
-            try:
-                self._is_read = True
-                self._begin(is_main=False)
-                while self._unread is None:
-                    piece = self._receive(await self._record.outbox.take_soon())
-                    if piece is not None:
-                        return piece
-            except GeneratorExit:  # its event loop is closed, and nothing can be awaited
-                self._leave()
-                raise
-            except BaseException:  # the task is cancelled
-                await self._close_soon()
-                raise
-            finally:
-                self._is_read = False
-        await self._wait_soon()
-        return self._last(StopAsyncIteration())
+        piece = await self._read_soon(only_start=False)
+        return self._last(StopAsyncIteration()) if piece is None else piece
+
+    async def started(self) -> None:
+        """Wait, on an event loop, until the answer begins or is refused: see `start`."""
+        await self._read_soon(only_start=True)
+        self._require_begun()
 
     def __await__(self) -> Generator[Any, None, Reply]:
         return self._whole_reply().__await__()
@@ -231,8 +221,55 @@ class Answer:
             )
         return not self._is_read and (self._is_asked or not is_ended)
 
-    def _begin(self, *, is_main: bool) -> None:
-        """Have it started, the first time that it is read. is_main: by the main thread."""
+    def _read(self, *, only_start: bool) -> Piece | None:
+        """The next piece; None where the answer is over.
+
+        Args:
+            only_start: whether to return None as soon as it has begun.
+        """
+        if self._may_read():
+            try:
+                self._is_read = True
+                self._ask(is_main=threading.current_thread() is threading.main_thread())
+                while self._unread is None:
+                    if only_start and self._record.has_begun:
+                        return None
+                    piece = self._receive(self._record.outbox.take())
+                    if piece is not None:
+                        return piece
+            except BaseException:  # Ctrl-C
+                self.close()
+                raise
+            finally:
+                self._is_read = False
+        self._wait()
+        return None
+
+    async def _read_soon(self, *, only_start: bool) -> Piece | None:
+        """`_read` on an event loop."""
+        if self._may_read():
+            try:
+                self._is_read = True
+                self._ask(is_main=False)
+                while self._unread is None:
+                    if only_start and self._record.has_begun:
+                        return None
+                    piece = self._receive(await self._record.outbox.take_soon())
+                    if piece is not None:
+                        return piece
+            except GeneratorExit:  # its event loop is closed, and nothing can be awaited
+                self._leave()
+                raise
+            except BaseException:  # the task is cancelled
+                await self._close_soon()
+                raise
+            finally:
+                self._is_read = False
+        await self._wait_soon()
+        return None
+
+    def _ask(self, *, is_main: bool) -> None:
+        """Have the engine start it, the first time. is_main: whether the main thread asks."""
         record = self._record
         if not record.leaves(State.NEW, State.ASKED):
             return
@@ -312,6 +349,21 @@ class Answer:
         if cancelled is not None:
             raise cancelled
 
+    def _require_begun(self) -> None:
+        """Raise what refused the answer, if anything has."""
+        if not self._record.has_begun:
+            self._error = self._error or self._record.failure
+            self._raise_error()
+
+    def _raise_error(self) -> None:
+        """Raise what the answer failed by, unless that was done before."""
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # which has this frame
+
     def _last(self, end: Exception) -> Piece:
         """The next piece of one that is over, which was not read yet.
 
@@ -319,8 +371,8 @@ class Answer:
         """
         if self._unread:
             return self._unread.popleft()
-        error, self._error = self._error, None
+        self._raise_error()
         try:
-            raise error or end
+            raise end
         finally:
-            del error, end  # which have this frame
+            del end  # which has this frame

@@ -33,7 +33,7 @@ class State(enum.IntEnum):
     """
 
     NEW = 0
-    """Nobody has asked for its first piece."""
+    """Nobody has asked for its first piece, or for its start."""
 
     ASKED = 1
     """It waits in line."""

@@ -15,6 +15,7 @@ def show(share: float) -> None:
 def stream_and_chat() -> float:
     with localspec.load(target=Path("t.gguf"), draft="d.gguf", progress=show) as engine:
         stream: localspec.Answer = engine.generate_raw([1, 2, 3], max_tokens=5, logprobs=2)
+        stream.start()
         for piece in stream:
             text: str = piece.text
             kind: localspec.Provenance = piece.provenance
@@ -34,6 +35,7 @@ def stream_and_chat() -> float:
 
 async def in_a_loop(engine: localspec.Engine | localspec.IsolatedEngine) -> str:
     async with engine.generate_raw("Hello", max_tokens=3) as stream:
+        await stream.started()
         async for piece in stream:
             print(piece.text)
     reply: localspec.Reply = await engine.chat().send("Hello")
