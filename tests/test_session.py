@@ -155,7 +155,7 @@ def shown_at(position, sha256):
         ({"version": 2}, "version 2 of the format; this localspec reads version 1"),
         ({"format": "other"}, "not a localspec session"),
         ({"messages": [{"role": "user", "content": 1}]}, "not what they should be"),
-        ({"messages": [{"role": "user", "content": "x"}]}, "in turn|roles"),
+        ({"messages": [{"role": "user", "content": "x"}]}, "is not answered"),
         ({"num_asked": -1}, "not what they should be"),
         ({"messages": shown_at(True, "0" * 64)}, "not what they should be"),
         ({"messages": shown_at(0, "../../etc/passwd")}, "not what they should be"),

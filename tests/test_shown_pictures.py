@@ -273,7 +273,8 @@ def test_what_a_tool_showed_last_becomes_a_note(part):
 
 def test_json_cannot_place_pictures_by_itself():
     content = {"role": "user", "content": "x", "pictures": [[0, "/etc/passwd"]]}
-    assert checked_messages([content]) == [{"role": "user", "content": "x"}]
+    with pytest.raises(OptionError, match="pictures in a form that is not read"):
+        checked_messages([content])
 
 
 def test_joined_messages_keep_the_places_of_their_pictures():

@@ -50,19 +50,19 @@ class Chat:
         self,
         engine: ChatBackend,
         *,
+        messages: Sequence[Mapping[str, object]] = (),
         system: str | None = None,
         template: str | None = None,
         think: bool = True,
     ) -> None:
         self._engine = engine
-        self._system = system_messages(system)
-        self._turns: list[Turn] = []
+        self._system, self._turns = turns_of(messages, system)
         self._forgotten: list[Turn] = []
         source = template_source(template, engine.chat_template)
         ChatTemplate(source, bos="", eos="", think=think)  # which refuses some
         self._template = template
         self._think = think
-        self._num_asked = 0
+        self._num_asked = len(self._turns)
         self._revision = 0  # counts changes: an answer asked for before one is refused
         self._unfinished: Unfinished | None = None  # the last answer, if it was cut
         self._tools: tuple[Tool, ...] = ()  # of the last answer
@@ -77,7 +77,11 @@ class Chat:
 
     @property
     def transcript(self) -> tuple[Message, ...]:
-        """The whole conversation, including the turns that were forgotten."""
+        """The whole conversation, including the turns that were forgotten.
+
+        `Engine.chat` continues it, also from JSON unless there are pictures in it, which JSON
+        cannot hold.
+        """
         return (*self._system, *messages_of(self._forgotten + self._turns))
 
     @property
@@ -263,7 +267,11 @@ class Chat:
         return str(question["content"])
 
     def replace(
-        self, messages: Sequence[Message], *, num_asked: int = 0, num_forgotten: int = 0
+        self,
+        messages: Sequence[Mapping[str, object]],
+        *,
+        num_asked: int = 0,
+        num_forgotten: int = 0,
     ) -> None:
         """Continue another conversation: an optional system message, then whole turns.
 
@@ -271,11 +279,12 @@ class Chat:
         The next answers then see the same turns and have the same random numbers as there.
         Raises OptionError for other messages, or a bad count.
         """
-        system, turns = turns_of(messages)
+        system, turns = turns_of(messages, None)
         for name, value in (("num_asked", num_asked), ("num_forgotten", num_forgotten)):
             if not is_count(value):
                 raise OptionError(f"{name} is {value!r}", f"Give 0 to {MAX_COUNT}.")
-        self.system = system
+        self._system = system
+        self._revision += 1
         self._forgotten, self._turns = turns[:num_forgotten], turns[num_forgotten:]
         self._num_asked = max(self._num_asked, num_asked)
 

@@ -129,6 +129,12 @@ def _checked(number: int, message: object, count: int) -> Message:
     # A tuple is from an earlier check: JSON has no tuples.
     if isinstance(pictures, tuple) and all(isinstance(each, Shown) for each in pictures):
         checked = with_shown(checked, pictures)
+    elif pictures is not None:
+        raise OptionError(
+            f"message {number} has pictures in a form that is not read: {pictures!r:.80}",
+            'Put each into the content, as {"type": "image_url", …}. JSON cannot hold those of '
+            "a transcript: keep it with pickle.",
+        )
     if is_tool:
         call_id, name = message.get("tool_call_id"), message.get("name")
         named = {"name": name} if isinstance(name, str) else {}

@@ -21,6 +21,14 @@ if TYPE_CHECKING:
 
 MAX_COUNT = 2**31 - 1  # of turns
 _PICTURE_SIZE = 1000  # characters of text that take about as many tokens
+# The roles of messages that may follow one; "calls" is an answer that calls tools.
+_FOLLOWING: dict[str, tuple[str, ...]] = {
+    "": ("user",),  # at the beginning
+    "user": ("assistant",),
+    "assistant": ("user",),
+    "calls": ("tool",),
+    "tool": ("tool", "assistant"),
+}
 # A question and its answer; where that calls tools, their results and the next answer.
 Turn = tuple[Message, ...]
 
@@ -111,40 +119,56 @@ def turn_size(turn: Turn) -> int:
     )
 
 
-def turns_of(messages: Sequence[Message]) -> tuple[str | None, list[Turn]]:
-    """The text of a system message in front, if there is one, and whole turns.
+def with_system(system: str | None, messages: object) -> list[Message]:
+    """Checked messages, after the system message if there is one.
 
-    Raises OptionError for other messages.
+    Raises OptionError for bad messages, and for two system messages.
     """
-    checked = [] if messages == [] or messages == () else checked_messages(messages)
-    has_system = bool(checked) and checked[0]["role"] == "system"
-    system = str(checked.pop(0)["content"]) if has_system else None
-    turns: list[Turn] = []
-    for message in checked:
-        if message["role"] == "user":
-            turns.append(())
-        if turns:
-            turns[-1] = (*turns[-1], message)
-    if sum(map(len, turns)) != len(checked) or not all(map(_is_whole, turns)):
+    checked, first = checked_messages(messages), system_messages(system)
+    if first and checked[0]["role"] == "system":
         raise OptionError(
-            f"the messages' roles are {', '.join(repr(each['role']) for each in messages)}",
-            "Give user and assistant in turn, after at most one system message.",
+            "system is given, and the messages begin with one, too", "Give one of them."
         )
-    return system, turns
+    return [*first, *checked]
 
 
-def _is_whole(turn: Turn) -> bool:
-    """Whether each answer but the last calls tools, and is followed by the results."""
-    rest = list(turn[1:])
-    while rest and rest[0]["role"] == "assistant":
-        answer = rest.pop(0)
-        if not rest:
-            return True
-        if "tool_calls" not in answer or rest[0]["role"] != "tool":
-            return False
-        while rest and rest[0]["role"] == "tool":
-            rest.pop(0)
-    return False
+def turns_of(messages: object, system: str | None) -> tuple[list[Message], list[Turn]]:
+    """The system message, if there is one, and whole turns.
+
+    Args:
+        messages: a conversation in OpenAI's format; it may be empty.
+        system: the text of a system message in front of them.
+
+    Raises:
+        OptionError: for other messages.
+    """
+    is_empty = messages == [] or messages == ()
+    rest = system_messages(system) if is_empty else with_system(system, messages)
+    has_system = bool(rest) and rest[0]["role"] == "system"
+    opening = system_messages(rest.pop(0)["content"]) if has_system else []
+    turns: list[Turn] = []
+    before = ""
+    for message in rest:
+        role = message["role"]
+        allowed = _FOLLOWING[before]
+        if role not in allowed:
+            raise OptionError(
+                f"the message {message['content']!r:.60} is of {role!r}, where one of "
+                f"{' or '.join(map(repr, allowed))} has to be",
+                "Give whole turns: user and assistant in turn, the results of tools behind the "
+                "calls, and at most one system message, which is the first.",
+            )
+        if role == "user":
+            turns.append(())
+        turns[-1] = (*turns[-1], message)
+        before = "calls" if "tool_calls" in message else role
+    if turns and turns[-1][-1]["role"] != "assistant":
+        raise OptionError(
+            f"the last message is of {before!r}, and is not answered",
+            "Leave a question out and ask it with chat.send(…), or ask with all messages: "
+            "engine.generate(messages).",
+        )
+    return opening, turns
 
 
 def _text(result: object) -> str:

@@ -13,11 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from localspec.chat.chat import Chat
-from localspec.chat.messages import checked_messages
 from localspec.chat.prompt import takes_tools
 from localspec.chat.prompt_source import MessagesSource, RawSource
 from localspec.chat.template import ChatTemplate, Message, template_source
-from localspec.chat.turns import question_message, system_messages
+from localspec.chat.turns import question_message, system_messages, with_system
 from localspec.chat.workshop import token_ids
 from localspec.errors import BusyError, ClosedError, EngineError, OptionError
 from localspec.fork_guard import OwnProcess
@@ -369,17 +368,27 @@ class BaseEngine(Producer, abc.ABC):
         return self._load_caches_of(_checked_chat(chat), Path(path))
 
     def chat(
-        self, *, system: str | None = None, template: str | None = None, think: bool = True
+        self,
+        *,
+        messages: Sequence[Mapping[str, object]] = (),
+        system: str | None = None,
+        template: str | None = None,
+        think: bool = True,
     ) -> Chat:
         """A conversation.
 
-        template: a name of `template.BUILT_IN` or a Jinja source (the one in the target's
-        file). think: False asks a reasoning model to answer at once. Raises TemplateError if
-        the template is missing, broken, or has no such switch.
+        messages: an earlier conversation that it continues, in OpenAI's format: whole turns, as
+        `chat.transcript` has them, after at most one system message. system: the system
+        message, if that is not among them. template: a name of `template.BUILT_IN` or a Jinja
+        source (the one in the target's file). think: False asks a reasoning model to answer at
+        once.
+
+        Raises OptionError for messages that are no whole turns; TemplateError if the template
+        is missing, broken, or has no such switch.
         """
         self._own_process.require("the engine")
         self._require_not_ending()
-        return Chat(self, system=system, template=template, think=think)
+        return Chat(self, messages=messages, system=system, template=template, think=think)
 
     def __enter__(self) -> Self:
         return self
@@ -432,9 +441,4 @@ def question_messages(
     """
     if isinstance(question, str):
         return [*system_messages(system), question_message(question)]
-    messages, first = checked_messages(question), system_messages(system)
-    if first and messages[0]["role"] == "system":
-        raise OptionError(
-            "system is given, and the messages begin with one, too", "Give one of them."
-        )
-    return [*first, *messages]
+    return with_system(system, question)

@@ -29,6 +29,8 @@ def stream_and_chat() -> float:
         reply = chat.retry(queue=True).reply()
         roles = [message["role"] for message in chat.messages]
         print(roles, reply.finish_reason == "stop", engine.vocabulary.size)
+        chat = engine.chat(messages=chat.transcript, think=False)
+        chat = engine.chat(messages=[{"role": "user", "content": "Hi"}], system="S")
         engine.cancel()
         return (reply.stats.tokens_per_s or 0.0) * reply.stats.acceptance_rate
 

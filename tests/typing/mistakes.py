@@ -13,3 +13,4 @@ engine.generate_raw("Hello").reply().stats.draft_off.value  # wrong
 localspec.IsolatedEngine(context_length=None, target=3)  # wrong
 localspec.nothing  # wrong
 localspec.free_disk("demo", "all")  # wrong
+engine.chat(messages=["Hello"])  # wrong
