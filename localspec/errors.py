@@ -7,20 +7,16 @@ pickle and copy, as on the way from another process.
 from __future__ import annotations
 
 import copyreg
-import functools
-import inspect
 import itertools
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Iterable
+from typing import Any, TypeVar
 
 # Errors of reading a file of ours that was damaged, or is something else.
 DAMAGES = (
     OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError
 )  # fmt: skip
 _LONGEST_MEANT = 200  # characters of a name that somebody may have mistyped
-_Arguments = ParamSpec("_Arguments")
 _Item = TypeVar("_Item")
-_Result = TypeVar("_Result")
 
 
 class LocalspecError(Exception):
@@ -171,22 +167,6 @@ def perhaps(name: str, names: Iterable[str]) -> str:
     return f"Perhaps {' or '.join(near)}? " if near else ""
 
 
-def check_keywords(
-    given: Iterable[str], known: Iterable[str], elsewhere: Mapping[str, str] | None = None
-) -> None:
-    """Raise UnknownKeywordError, with the nearest one, for a keyword that is not known.
-
-    elsewhere: hints for other keywords that a user may try.
-    """
-    known = list(known)
-    for name in given:
-        if name not in known:
-            hint = (elsewhere or {}).get(name) or perhaps(name, known).strip()
-            raise UnknownKeywordError(
-                f"unknown option {name!r}", hint or f"Known are {', '.join(known)}."
-            )
-
-
 def at_most(most: int, given: Iterable[_Item], what: str) -> list[_Item]:
     """A list of what is given, which may be without an end: no more of it is read than needed.
 
@@ -196,21 +176,3 @@ def at_most(most: int, given: Iterable[_Item], what: str) -> list[_Item]:
     if len(found) > most:
         raise OptionError(f"there are more than {most} {what}", "Give fewer.")
     return found
-
-
-def known_keywords(
-    elsewhere: Mapping[str, str] | None = None,
-) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
-    """A decorator that refuses unknown keywords as `check_keywords` does."""
-
-    def checking(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
-        known = inspect.signature(function).parameters
-
-        @functools.wraps(function)
-        def checked(*arguments: _Arguments.args, **keywords: _Arguments.kwargs) -> _Result:
-            check_keywords(keywords, known, elsewhere)
-            return function(*arguments, **keywords)
-
-        return checked
-
-    return checking

@@ -35,6 +35,7 @@ from localspec.isolated.child import ServedRecord
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.isolated.messages import StartAnswer
 from localspec.isolated.process import ChildProcess
+from localspec.keywords import _TABLE, _Row
 from localspec.llama.head import LlamaHead
 from localspec.llama.hidden_rows import HiddenRows
 from localspec.llama.model import LlamaModel
@@ -54,6 +55,14 @@ from localspec.streaming.options import AnswerOptions
 from localspec.streaming.record import AnswerRecord, MadePrompt, PromptSource
 from localspec.tools.tool import ToolUse
 from waiting import wait_until
+
+# keywords
+
+
+def foreign_rows() -> Sequence[_Row]:
+    """The table of what other libraries and programs call our keywords."""
+    return _TABLE
+
 
 # engine
 

@@ -37,6 +37,7 @@ PACKAGES = [
     ["policy", "constraints", "hub"],
     ["speculative", "gguf_file", "tools"],
     ["sampling", "machine", "atomic_write", "fork_guard", "rpc_address", "pictures"],
+    ["keywords"],
     ["errors", "vocabulary", "exactness", "call_thread", "_version"],
 ]
 

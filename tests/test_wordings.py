@@ -13,6 +13,7 @@ from collections.abc import Iterator
 import pytest
 from click.testing import CliRunner, Result
 
+import inside
 import localspec
 from gguf_maker import write_random_model
 from localspec.cli import exit_codes, main
@@ -20,6 +21,7 @@ from localspec.cli.screen import in_flags
 from localspec.errors import LocalspecError
 from localspec.presets.presets import read_presets
 from localspec.presets.user_presets import add_preset
+from localspec.streaming.options import answer_keywords
 from standin_hub import StandinHub
 
 
@@ -41,6 +43,12 @@ def run(*arguments: object) -> Result:
         ("chat --ctx-size=4096", "No such option '--ctx-size=4096'. Use: --ctx."),
         ("generate -p Hi", "Use: localspec generate PROMPT."),
         ("chat --stream", "Use: no option, since answers are shown as they are written."),
+        ("generate x --num-predict 5", "No such option '--num-predict'. Use: --max-tokens."),
+        ("generate x --max-new-tokens=5", "Use: --max-tokens."),
+        ("generate x --response-format json", "Use: --json-schema."),
+        ("generate x --do-sample", "Use: --temperature 0."),
+        ("generate x --image a.png", "Use: --file."),
+        ("serve --max-model-len 64", "Use: --ctx."),
         ("run llama3", "No such command 'run'. Use: localspec chat MODEL"),
         # what is near
         ("models dfault", "Perhaps default?"),
@@ -162,19 +170,58 @@ def preset(**wrong: object) -> None:
     ("ask", "wrong", "hint"),
     [
         (localspec.load, "model_path", "Give the model first"),
-        (localspec.load, "temperature", "Give it with the question."),
-        (localspec.load, "zzz", "Known are preset, target, draft"),
-        (localspec.IsolatedEngine, "n_ctx", "context_length"),
+        (localspec.load, "temperature", "Write engine.generate(…, temperature=…)."),
+        (localspec.load, "num_predict", "Write engine.generate(…, max_tokens=…)."),
+        (localspec.load, "flash_attn", "LlamaOptions(…, flash_attention=…)."),
+        (localspec.load, "verbose", 'The logger "localspec"'),
+        (localspec.load, "zzz", "Known are draft, context_length, num_threads, num_gpu_layers"),
+        (localspec.IsolatedEngine, "n_ctx", "It is context_length here."),
+        (localspec.explain, "ctx", "It is context_length here."),
+        (localspec.SamplingParams, "repeat_penalty", "It is repetition_penalty here."),
+        (localspec.SamplingParams, "max_tokens", "Write engine.generate(…, max_tokens=…)."),
+        (localspec.AnswerOptions, "max_new_tokens", "It is max_tokens here."),
+        (localspec.LlamaOptions, "type_k", "It is cache_type_k here."),
         (answers, "temprature", "Perhaps temperature?"),
+        (answers, "num_predict", "It is max_tokens here."),
+        (answers, "num_ctx", "Write localspec.load(…, context_length=…)."),
+        (answers, "response_format", "It is json_schema here. It takes a JSON schema"),
+        (answers, "functions", "It is tools here."),
+        (answers, "stream", "Iterate over the answer"),
+        (answers, "do_sample", "It is temperature here. temperature=0 is greedy"),
+        (answers, "n", "Ask once for each answer"),
+        (answers, "keep_alive", "until engine.close()"),
+        (answers, "messages", "engine.generate(messages)"),
         (preset, "contxt_length", "Perhaps context_length?"),
+        (preset, "n_ctx", "Perhaps context_length?"),
     ],
 )
 def test_an_unknown_keyword_is_told_with_the_one_that_may_be_meant(ask, wrong, hint):
+    """Then come the keywords that there are, the most usual of many, and none of them twice."""
     with pytest.raises(LocalspecError) as caught:
         ask(**{wrong: 1})
     assert wrong in str(caught.value)
     assert hint in caught.value.hint
     assert isinstance(caught.value, TypeError) == (ask is not preset)
+    assert len(caught.value.hint) < 240
+    listed = caught.value.hint.partition("Known are ")[2].partition(" and ")[0].split(", ")
+    assert len(set(listed)) == len(listed) <= 9
+
+
+def test_a_sampler_that_has_no_distribution_is_told_why(engine):
+    with pytest.raises(localspec.OptionError, match="mirostat steers by what was drawn before"):
+        engine.generate("Hi", mirostat=2)
+
+
+def test_the_table_of_other_names_leads_to_keywords_that_there_are():
+    calls = (localspec.load, localspec.LlamaOptions, localspec.Engine.chat)
+    known = {name for call in calls for name in inspect.signature(call).parameters}
+    known |= set(answer_keywords())
+    rows = inside.foreign_rows()
+    assert {row.ours for row in rows} - known == {""}
+    theirs = [name for row in rows for name in row.theirs]
+    assert len(set(theirs)) == len(theirs)
+    # What both have means the same, or is no keyword of the same calls.
+    assert set(theirs) & set(answer_keywords()) == set()
 
 
 def error_classes(

@@ -27,28 +27,6 @@ _USUAL_FLAGS = {
     "template": "--chat-template",
 }
 
-_MODEL = ("-m", "--model", "--preset", "--target", "-hf", "--hf-repo")
-# Options of llama.cpp and Ollama by what to use here: an option, the name of an argument, or
-# words, with a blank between them.
-FOREIGN_FLAGS = {
-    **dict.fromkeys(("model", "models", "presets", "-m"), _MODEL),
-    **dict.fromkeys(("prompt", "localspec generate -m MODEL PROMPT"), ("-p", "--prompt")),
-    "--ctx": ("-c", "--ctx-size", "--num-ctx", "--n-ctx"),
-    "--max-tokens": ("-n", "--predict", "--n-predict", "--num-predict"),
-    "--threads": ("-t", "--num-thread", "--n-threads"),
-    "--gpu-layers": ("-ngl", "--n-gpu-layers", "--num-gpu"),
-    "--draft": ("-md", "--model-draft"),
-    "--draft-tokens": ("--draft-max", "--draft-n", "--spec-draft-n-max"),
-    "--temperature": ("--temp",),
-    "--system": ("-sys", "--system-prompt"),
-    "--flash-attn": ("-fa",),
-    "--parallel": ("-np", "--n-parallel"),
-    "--no-think": ("--think", "--hidethinking", "--reasoning-budget"),
-    "--stats": ("-v", "--verbose"),
-    "localspec chat": ("-i", "--interactive", "-cnv", "--conversation"),
-    "no option, since answers are shown as they are written": ("--stream", "--no-stream"),
-}
-
 Decorator = Callable[[Any], Any]
 
 

@@ -8,8 +8,9 @@ from typing import Any
 
 import click
 
-from localspec.cli.flags import FOREIGN_FLAGS
+from localspec.cli.flags import usual_flag
 from localspec.errors import LocalspecError, perhaps
+from localspec.keywords import flags_for
 from localspec.presets.presets import LocalModel
 from localspec.presets.source import resolve
 
@@ -73,7 +74,7 @@ class Command(_Grouped):
     def _instead_of(self, theirs: str) -> str:
         """The option or command here for another program's option; empty if there is none."""
         names = {opt for param in self.params for opt in (*param.opts, *param.secondary_opts)}
-        meant = [ours for ours, flags in FOREIGN_FLAGS.items() if theirs in flags]
+        meant = flags_for(theirs, usual_flag)
         ours = next((ours for ours in meant if ours in names or " " in ours), "")
         if ours.isalpha():  # an argument
             return f"localspec {self.name} {ours.removesuffix('s').upper()}"

@@ -20,6 +20,7 @@ from localspec.chat.turns import question_message, system_messages, with_system
 from localspec.chat.workshop import token_ids
 from localspec.errors import BusyError, ClosedError, EngineError, OptionError
 from localspec.fork_guard import OwnProcess
+from localspec.keywords import known_keywords, note_keywords
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.rules import rule_name
 from localspec.streaming.answer import Answer, Producer
@@ -367,6 +368,7 @@ class BaseEngine(Producer, abc.ABC):
         """
         return self._load_caches_of(_checked_chat(chat), Path(path))
 
+    @known_keywords
     def chat(
         self,
         *,
@@ -409,6 +411,7 @@ class BaseEngine(Producer, abc.ABC):
             raise closed()
 
 
+note_keywords("engine.chat(", ("messages", "system", "template", "think"))
 FACTS = tuple(BaseEngine.__annotations__)  # attributes that stay as they are
 
 

@@ -17,7 +17,6 @@ from localspec.engine.engine import Engine
 from localspec.engine.models import CacheDisk, CacheRoom, Models
 from localspec.engine.proposer_choice import choose_threads
 from localspec.engine.sources import (
-    OTHER_KEYWORDS,
     Source,
     chosen_sources,
     named_sources,
@@ -35,7 +34,6 @@ from localspec.errors import (
     MemoryLimitError,
     ModelFileError,
     OptionError,
-    known_keywords,
 )
 from localspec.exactness import Exactness
 from localspec.gguf_file.architectures import HeadGraph
@@ -43,6 +41,7 @@ from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.content import FileContent
 from localspec.gguf_file.head import head_facts
 from localspec.gguf_file.projector import cells_at_once
+from localspec.keywords import known_keywords
 from localspec.llama.devices import list_devices
 from localspec.llama.options import LlamaOptions
 from localspec.llama.placement import is_on_gpus, place_layers, unused_gpu, usable_gpus
@@ -77,7 +76,7 @@ logger = logging.getLogger(__name__)
 _NUM_TRIED = 16  # tokens that an adopted model decodes
 
 
-@known_keywords(OTHER_KEYWORDS)
+@known_keywords
 def load(  # noqa: PLR0913  the one door to the library: every argument has a default
     preset: ModelSource | Preset | None = None,
     *,

@@ -16,6 +16,7 @@ from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import check_target, has_only_head, head_facts, head_misfit
 from localspec.gguf_file.header import Header
+from localspec.keywords import note_keywords
 from localspec.llama.options import LlamaOptions
 from localspec.presets.local_models import size_warning
 from localspec.presets.located import locate, locate_model
@@ -28,7 +29,6 @@ from localspec.speculative.policy_api import (
     ProposerKind,
     ProposerName,
 )
-from localspec.streaming.options import answer_keywords
 
 if TYPE_CHECKING:
     from localspec.llama.library import Llama
@@ -37,15 +37,6 @@ if TYPE_CHECKING:
     Located = Path | Llama
 
 logger = logging.getLogger(__name__)
-
-# What others call an argument, or take where we do not.
-OTHER_KEYWORDS = {
-    **dict.fromkeys(answer_keywords(), "Give it with the question."),
-    **dict.fromkeys(("model", "model_path", "path"), "Give the model first, without a name."),
-    "n_ctx": "It is context_length here.",
-    "n_threads": "It is num_threads here.",
-    "n_gpu_layers": "It is num_gpu_layers here.",
-}
 
 
 class LoadKeywords(TypedDict, total=False):
@@ -69,6 +60,9 @@ class LoadKeywords(TypedDict, total=False):
     memory: bool
     cache_disk: int | CacheDisk
     force: bool
+
+
+note_keywords("localspec.load(", LoadKeywords.__annotations__)
 
 
 def _unheard(_share: float) -> None:

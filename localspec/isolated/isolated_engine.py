@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 from localspec.call_thread import CallThread
 from localspec.chat.prompt_source import MessagesSource
 from localspec.engine.base import FACTS, BaseEngine, Found
-from localspec.engine.sources import OTHER_KEYWORDS, LoadKeywords
-from localspec.errors import EngineError, OptionError, check_keywords
+from localspec.engine.sources import LoadKeywords
+from localspec.errors import EngineError, OptionError
 from localspec.isolated.messages import (
     Begun,
     ControlTexts,
@@ -50,6 +50,7 @@ from localspec.isolated.messages import (
 )
 from localspec.isolated.process import ChildProcess
 from localspec.isolated.sent_pictures import KnownPicture, pictures_of, with_pictures
+from localspec.keywords import check_keywords
 from localspec.pictures.picture import Picture
 from localspec.presets.presets import Preset
 from localspec.streaming.cancellation import Watch
@@ -96,7 +97,7 @@ class IsolatedEngine(BaseEngine):
         progress: Callable[[float], None] | None = None,
         **arguments: Unpack[LoadKeywords],
     ) -> None:
-        check_keywords(arguments, LoadKeywords.__annotations__, OTHER_KEYWORDS)
+        check_keywords(arguments, LoadKeywords.__annotations__)
         given = {"model": None if isinstance(preset, Preset) else preset, **arguments}
         for role in ("model", "target", "draft"):
             if not isinstance(given.get(role), str | os.PathLike | None):

@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from localspec.errors import OptionError
 from localspec.gguf_file.header import Header
+from localspec.keywords import known_fields, note_keywords
 from localspec.rpc_address import checked_addresses
 
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
@@ -48,6 +49,7 @@ _RANGES = {
 }
 
 
+@known_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LlamaOptions:
     """Settings of one model and its context. None: localspec chooses.
@@ -157,6 +159,9 @@ class LlamaOptions:
             f"{', not repacked' if self.repack is False else ''}"
             f"{', exact' if self.exact else ''}"
         )
+
+
+note_keywords("target_options=LlamaOptions(", LlamaOptions.__dataclass_fields__)
 
 
 def graph_batch_size(flash_attention: FlashAttention, context_length: int) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from localspec.errors import DAMAGES, LocalspecError, ModelFileError, PairError, known_keywords
+from localspec.errors import DAMAGES, LocalspecError, ModelFileError, PairError
 from localspec.exactness import Exactness
 from localspec.gguf_file.content import FileContent
 from localspec.gguf_file.head import check_target, head_facts, head_misfit
@@ -27,6 +27,7 @@ from localspec.gguf_file.projector import (
 )
 from localspec.gguf_file.shape import DEFAULT_CONTEXT_LENGTH, ModelShape
 from localspec.gguf_file.tensor_types import type_name
+from localspec.keywords import known_keywords
 from localspec.llama.options import LlamaOptions
 from localspec.llama.quirks.tiled_kernels import are_tiled
 from localspec.policy.adaptive import AdaptiveDraftPolicy
@@ -223,7 +224,7 @@ class Explanation:
         return self.target.can_roll_back and (has_draft or has_head)
 
 
-@known_keywords()
+@known_keywords
 def explain(  # noqa: PLR0913  as `load`: every argument has a default
     preset: str | os.PathLike[str] | Preset | None = None,
     *,

@@ -33,6 +33,7 @@ import platformdirs
 from localspec.atomic_write import make_private_folder, read_regular_text, write_whole
 from localspec.errors import DAMAGES, OptionError, PresetError, UnknownPresetError, perhaps
 from localspec.hub.hub_file import HubFile, HubModel
+from localspec.keywords import ours_for
 from localspec.rpc_address import checked_addresses
 from localspec.sampling.params import SamplingParams
 
@@ -476,7 +477,10 @@ class _PresetReader:
         """Raise PresetError for an unknown key, or a value of the wrong type."""
         for key, value in table.items():
             if key not in allowed:
-                near = perhaps(key, allowed).strip() or f"Known are {', '.join(allowed)}."
+                near = (
+                    perhaps(ours_for(key), allowed).strip()
+                    or f"Known are {', '.join(allowed)}."
+                )
                 raise self._error(where, f"{key}: is not a key here", near)
             if not isinstance(value, allowed[key]) or (
                 isinstance(value, bool) and allowed[key] is not bool

@@ -13,6 +13,7 @@ from numbers import Integral, Real
 from typing import Any, TypedDict
 
 from localspec.errors import OptionError, perhaps, require_unicode
+from localspec.keywords import known_fields, ours_for
 
 _LARGEST_BIAS = 1e9  # far beyond any logit, and far from overflowing a float32
 _INT32_MAX = 2**31 - 1
@@ -72,6 +73,7 @@ class SamplingKeywords(TypedDict, total=False):
     ignore_eos: bool
 
 
+@known_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
     """The samplers between logits and distribution. Names and defaults are llama.cpp's.
@@ -143,7 +145,8 @@ class SamplingParams:
                 continue
             check_has_distribution(name)
             known = ", ".join(self.__dataclass_fields__)
-            hint = perhaps(name, self.__dataclass_fields__).strip() or f"Choose from: {known}."
+            near = perhaps(ours_for(name), self.__dataclass_fields__).strip()
+            hint = near or f"Choose from: {known}."
             raise OptionError(f"{name} is not a sampling option", hint)
         return dataclasses.replace(self, **changes)
 

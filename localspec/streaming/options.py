@@ -11,8 +11,13 @@ from localspec.constraints.spec import (
     constraint_spec,
     schema_text,
 )
-from localspec.errors import OptionError, check_keywords, require_unicode
-from localspec.sampling.params import SamplingKeywords, SamplingParams
+from localspec.errors import OptionError, require_unicode
+from localspec.keywords import check_keywords, known_fields, note_keywords
+from localspec.sampling.params import (
+    SamplingKeywords,
+    SamplingParams,
+    check_has_distribution,
+)
 from localspec.speculative.policy_api import Drafting, ProposerName, RuleName
 from localspec.streaming.answer_text import checked_texts
 from localspec.tools.tool import Tool, ToolChoice, ToolUse, checked_tools, tool_use
@@ -55,9 +60,13 @@ class AnswerKeywords(SamplingKeywords, total=False):
 
 def answer_keywords() -> tuple[str, ...]:
     """The names of all keywords that a method takes which asks for an answer."""
-    return (*SamplingKeywords.__annotations__, *AnswerKeywords.__annotations__)
+    return tuple(AnswerKeywords.__annotations__)
 
 
+note_keywords("engine.generate(", answer_keywords())
+
+
+@known_fields
 @dataclass(frozen=True, slots=True)
 class AnswerOptions:
     """The options of one answer; None means the default.
@@ -150,7 +159,11 @@ class AnswerOptions:
 
         Raises OptionError as the class does.
         """
-        check_keywords(keywords, answer_keywords())
+        known = answer_keywords()
+        for name in keywords:
+            if name not in known:
+                check_has_distribution(name)
+        check_keywords(keywords, known)
         if not isinstance(options, cls | None):
             raise OptionError(
                 f"the options are {options!r:.80}",

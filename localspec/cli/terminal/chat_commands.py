@@ -21,6 +21,7 @@ from localspec.cli.screen import excerpt, note, show_legend, stats_lines
 from localspec.cli.sessions import note_resumed, session_lines
 from localspec.cli.terminal.line_editor import Values, can_edit
 from localspec.errors import OptionError, perhaps
+from localspec.keywords import ours_for
 from localspec.sampling.params import SamplingParams, check_has_distribution
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import rule_name
@@ -158,7 +159,7 @@ def _known_setting(name: str) -> str:
     if setting in _SETTINGS:
         return setting
     check_has_distribution(setting)
-    meant = perhaps(setting, _SETTINGS)
+    meant = perhaps(ours_for(setting), _SETTINGS)
     hint = f"{meant}/set lists all; others are options of the command that starts the chat."
     raise OptionError(f"there is no setting {name!r}", hint)
 

@@ -1,0 +1,238 @@
+"""Keywords and options: what other libraries and programs call them, and errors that say so.
+
+One table serves the keywords of calls and the options of commands.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple, ParamSpec, TypeVar
+
+from localspec.errors import UnknownKeywordError, perhaps
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+_Class = TypeVar("_Class")
+
+
+class _Row(NamedTuple):
+    """What to write here for names of other libraries and programs."""
+
+    theirs: Sequence[str]
+    """Names as Python writes them, num_predict; an option with one dash as it is typed, -n."""
+
+    ours: str = ""
+    """The keyword that means the same."""
+
+    words: str = ""
+    """What to do in Python, where no keyword means the same, or its value is another."""
+
+    flags: Sequence[str] = ()
+    """What to type in a command, where that is not the option of `ours`: options, names of
+    arguments, or words with a blank between them. Those that the command has count."""
+
+
+# Names of llama.cpp, llama-cpp-python, Ollama, openai, transformers and vLLM.
+_TABLE = (
+    # answers
+    _Row(
+        ("num_predict", "n_predict", "predict", "max_new_tokens", "max_completion_tokens",
+         "max_output_tokens", "max_length", "-n"),
+        "max_tokens",
+    ),
+    _Row(("min_new_tokens", "min_length"), "min_tokens"),
+    _Row(("temp",), "temperature"),
+    _Row(
+        ("do_sample",), "temperature", "temperature=0 is greedy; above 0 tokens are drawn.",
+        ("--temperature 0",),
+    ),
+    _Row(("repeat_penalty",), "repetition_penalty"),
+    _Row(("repeat_last_n", "last_n_tokens_size"), "penalty_last_n"),
+    _Row(("typ_p",), "typical_p"),
+    _Row(("stop_strings", "stop_sequence", "stop_sequences"), "stop"),
+    _Row(
+        ("response_format", "format", "text_format", "schema", "guided_json"), "json_schema",
+        "It takes a JSON schema, a dataclass or a class of Pydantic.",
+    ),
+    _Row(("guided_regex",), "regex"),
+    _Row(("guided_grammar",), "grammar"),
+    _Row(("guided_choice",), "choices", flags=("--choice",)),
+    _Row(("functions",), "tools"),
+    _Row(("function_call",), "tool_choice"),
+    _Row(("top_logprobs", "output_scores", "output_logits", "logits_all"), "logprobs"),
+    _Row(
+        ("stream", "stream_options", "streamer", "no_stream"),
+        words="Iterate over the answer: its pieces come as they are made.",
+        flags=("no option, since answers are shown as they are written",),
+    ),
+    _Row(
+        ("n", "best_of", "num_return_sequences"),
+        words="Ask once for each answer: every call gives one.",
+    ),
+    _Row(
+        ("image", "images"),
+        words="chat.send(text, images=[…]) takes them; for engine.generate put them into the "
+        "messages.",
+        flags=("--file",),
+    ),
+    _Row(("raw",), words="engine.generate_raw(text) puts no template around it."),
+    _Row(
+        ("pad_token_id", "eos_token_id", "bos_token_id", "skip_special_tokens"),
+        words="Leave it out: the model's file names these tokens, and they are in no text.",
+    ),
+    _Row(
+        ("return_full_text", "echo"),
+        words="Leave it out: reply.text is the answer without the prompt.",
+    ),
+    # questions and conversations
+    _Row(
+        ("prompt", "messages", "input", "inputs", "-p"),
+        words='Give it first, without a name: engine.generate("Hi") or '
+        "engine.generate(messages).",
+        flags=("prompt", "localspec generate -m MODEL PROMPT"),
+    ),
+    _Row(("system_prompt", "system_message", "instructions", "-sys"), "system"),
+    _Row(("chat_template", "chat_format"), "template"),
+    _Row(
+        ("think", "thinking", "reasoning", "reasoning_effort", "enable_thinking",
+         "hidethinking", "reasoning_budget"),
+        "think", "think=False asks for an answer at once.", ("--no-think",),
+    ),
+    _Row(
+        ("interactive", "conversation", "-i", "-cnv"),
+        words="engine.chat() begins a conversation.",
+        flags=("localspec chat",),
+    ),
+    # models
+    _Row(
+        ("model", "model_path", "model_name", "model_id", "path", "filename", "repo_id",
+         "hf_repo", "preset", "target", "-m", "-hf"),
+        words='Give the model first, without a name: localspec.load("model.gguf").',
+        flags=("model", "models", "presets", "-m"),
+    ),
+    _Row(
+        ("ctx", "ctx_size", "n_ctx", "num_ctx", "max_model_len", "max_seq_len", "-c"),
+        "context_length",
+    ),
+    _Row(("threads", "n_threads", "num_thread", "-t"), "num_threads"),
+    _Row(("threads_batch", "n_threads_batch"), "num_batch_threads"),
+    _Row(("gpu_layers", "n_gpu_layers", "num_gpu", "device_map", "-ngl"), "num_gpu_layers"),
+    _Row(("flash_attn", "-fa"), "flash_attention"),
+    _Row(("type_k",), "cache_type_k"),
+    _Row(("type_v",), "cache_type_v"),
+    _Row(("n_batch", "num_batch", "n_ubatch"), words="Leave it out: localspec chooses it."),
+    _Row(("draft_model", "model_draft", "assistant_model", "-md"), "draft"),
+    _Row(
+        ("draft_max", "draft_n", "spec_draft_n_max", "draft_num_predict", "num_pred_tokens",
+         "num_assistant_tokens", "num_speculative_tokens"),
+        "draft_tokens",
+    ),
+    _Row(
+        ("prompt_lookup_num_tokens",), "proposer",
+        'proposer="lookup" drafts from the text.', ("--proposer lookup",),
+    ),
+    _Row(("chat_handler", "clip_model_path"), "mmproj"),
+    _Row(("n_parallel", "num_parallel", "max_num_seqs", "-np"), "parallel"),
+    _Row(
+        ("embedding", "embedding_only"),
+        words='localspec.load_embedder("model.gguf") loads a model for vectors.',
+    ),
+    _Row(
+        ("keep_alive",), words="Leave it out: the models stay loaded until engine.close()."
+    ),
+    _Row(
+        ("verbose", "-v"),
+        words='The logger "localspec" has warnings, and reply.stats the figures of an answer.',
+        flags=("--stats",),
+    ),
+)  # fmt: skip
+_ROWS = {theirs: row for row in _TABLE for theirs in row.theirs}
+
+# Keywords that an error lists where there are many, the most usual first.
+_USUAL = (
+    *("max_tokens", "temperature", "top_k", "top_p", "seed", "stop", "json_schema", "tools"),
+    *("draft", "context_length", "num_threads", "num_gpu_layers", "parallel", "cache_disk"),
+)
+_MOST_LISTED = 8
+_taken_by: dict[str, str] = {}  # each keyword, and the call that takes it
+
+
+def note_keywords(call: str, names: Iterable[str]) -> None:
+    """Note the keywords of a call, for errors of others that are given them.
+
+    Args:
+        call: as an application writes it, without an end: "engine.chat(".
+        names: of the keywords.
+    """
+    _taken_by.update(dict.fromkeys(names, call))
+
+
+def ours_for(name: str) -> str:
+    """The keyword here for another library's; the name itself where there is none."""
+    return name if name not in _ROWS else _ROWS[name].ours or name
+
+
+def flags_for(option: str, flag_of: Callable[[str], str]) -> Sequence[str]:
+    """What to type here for another program's option, in the order of what is best.
+
+    Args:
+        option: as it was typed.
+        flag_of: the option of a keyword.
+    """
+    name = option.removeprefix("--").replace("-", "_") if option.startswith("--") else option
+    row = _ROWS.get(name)
+    if row is None:
+        return ()
+    return row.flags or ([flag_of(row.ours)] if row.ours else ())
+
+
+def check_keywords(given: Iterable[str], known: Iterable[str]) -> None:
+    """Raise UnknownKeywordError for an unknown keyword. Its hint is what to write instead."""
+    names = list(dict.fromkeys(known))
+    for name in given:
+        if name not in names:
+            hint = f"{_instead_of(name, names).strip()} {_listed(names)}".strip()
+            raise UnknownKeywordError(f"unknown option {name!r}", hint)
+
+
+def known_keywords(
+    function: Callable[_Arguments, _Result],
+) -> Callable[_Arguments, _Result]:
+    """Decorate a function so that it refuses unknown keywords as `check_keywords` does."""
+    known = [name for name in inspect.signature(function).parameters if name != "self"]
+
+    @functools.wraps(function)
+    def checked(*arguments: _Arguments.args, **keywords: _Arguments.kwargs) -> _Result:
+        check_keywords(keywords, known)
+        return function(*arguments, **keywords)
+
+    return checked
+
+
+def known_fields(cls: type[_Class]) -> type[_Class]:
+    """Decorate a dataclass so that it refuses unknown keywords as `check_keywords` does."""
+    constructor = "__init__"
+    setattr(cls, constructor, known_keywords(getattr(cls, constructor)))
+    return cls
+
+
+def _instead_of(name: str, known: Sequence[str]) -> str:
+    """What to write instead of a keyword, in sentences; none where that is not known."""
+    row = _ROWS.get(name, _Row((), ours=name))
+    ours, words = row.ours, row.words
+    if ours in known:
+        return f"It is {ours} here. {words}"
+    if ours in _taken_by:
+        return f"Write {_taken_by[ours]}…, {ours}=…). {words}"
+    return words or perhaps(name, known)
+
+
+def _listed(names: Sequence[str]) -> str:
+    """The keywords that there are, in a sentence: the most usual, and how many others."""
+    if len(names) <= _MOST_LISTED + 1:
+        return f"Known are {', '.join(names)}."
+    usual = [name for name in _USUAL if name in names][:_MOST_LISTED]
+    num_others = len(names) - len(usual)
+    return f"Known are {', '.join(usual)} and {num_others} others: see docs/options.md."
