@@ -25,6 +25,8 @@ class LocalspecError(Exception):
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
+        if hint:
+            self.__notes__ = [hint]  # which a traceback shows, from Python 3.11 on
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Rebuilt from its attributes, since a subclass may have other arguments."""

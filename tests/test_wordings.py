@@ -8,6 +8,8 @@ import inspect
 import pickle
 import pkgutil
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -210,6 +212,16 @@ def test_an_unknown_keyword_is_told_with_the_one_that_may_be_meant(ask, wrong, h
 def test_a_sampler_that_has_no_distribution_is_told_why(engine):
     with pytest.raises(localspec.OptionError, match="mirostat steers by what was drawn before"):
         engine.generate("Hi", mirostat=2)
+
+
+@pytest.mark.process
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="tracebacks have no notes")
+def test_a_traceback_shows_the_hint(tmp_path):
+    code = "import localspec; localspec.SamplingParams(temp=1)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert "unknown option 'temp'\nIt is temperature here." in done.stderr
 
 
 def test_the_table_of_other_names_leads_to_keywords_that_there_are():
