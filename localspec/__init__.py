@@ -44,7 +44,10 @@ def __getattr__(name: str) -> Any:
     if name == "__all__":
         return sorted(_modules(), key=lambda each: (each.islower(), each))
     if name.startswith("_") or name not in _modules():
-        raise AttributeError(f"module 'localspec' has no attribute {name!r}")
+        from localspec.keywords import OF_MODULE  # where all is well, nothing needs it
+
+        hint = f". Write {OF_MODULE[name]}." if name in OF_MODULE else ""
+        raise AttributeError(f"module 'localspec' has no attribute {name!r}{hint}")
     module = _modules()[name]
     is_isolated = "localspec.isolated.isolated_engine" in sys.modules  # and needs no libllama
     if module.removeprefix("localspec.") in _WITH_NUMPY and not is_isolated:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, ParamSpec, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, ParamSpec, TypeVar
 
 from localspec.errors import UnknownKeywordError, perhaps
 
@@ -216,6 +216,66 @@ def known_fields(cls: type[_Class]) -> type[_Class]:
     constructor = "__init__"
     setattr(cls, constructor, known_keywords(getattr(cls, constructor)))
     return cls
+
+
+def explained(
+    hint: str,
+) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
+    """A decorator of functions: the TypeError for wrong arguments says what to write.
+
+    Args:
+        hint: what to write, in a sentence.
+    """
+
+    def explaining(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def called(*arguments: _Arguments.args, **keywords: _Arguments.kwargs) -> _Result:
+            try:
+                signature.bind(*arguments, **keywords)
+            except TypeError as error:
+                what = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
+                raise TypeError(f"{what}(): {error}. {hint}") from None
+            return function(*arguments, **keywords)
+
+        return called
+
+    return explaining
+
+
+class ForeignNames:
+    """The AttributeError for a name that other libraries have says what to write here.
+
+    Nothing else changes: `hasattr`, and `getattr` with a default, work as ever.
+    """
+
+    _instead: ClassVar[Mapping[str, str]] = {}
+    """What to write, by the names that other libraries have."""
+
+    if not TYPE_CHECKING:  # or any attribute would be right
+
+        def __getattr__(self, name: str) -> Any:
+            instead = type(self)._instead.get(name)
+            if instead is None:
+                return object.__getattribute__(self, name)  # raises as if this were not here
+            what = f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(f"{what}. Write {instead}.")
+
+
+# What to write instead of names that other libraries' modules have.
+OF_MODULE: Mapping[str, str] = {
+    **dict.fromkeys(
+        ("Llama", "LLM", "Model", "Client", "AsyncClient", "OpenAI", "AsyncOpenAI", "pipeline"),
+        'localspec.load("model.gguf")',
+    ),
+    **dict.fromkeys(
+        ("generate", "chat", "complete"), 'localspec.load("model.gguf").generate("Hi")'
+    ),
+    "embed": 'localspec.load_embedder("model.gguf")',
+    "list": "localspec.list_models()",
+    "pull": 'localspec.download("demo")',
+}
 
 
 def _instead_of(name: str, known: Sequence[str]) -> str:

@@ -7,6 +7,7 @@ import importlib
 import inspect
 import pickle
 import pkgutil
+import re
 import shlex
 import subprocess
 import sys
@@ -212,6 +213,50 @@ def test_an_unknown_keyword_is_told_with_the_one_that_may_be_meant(ask, wrong, h
 def test_a_sampler_that_has_no_distribution_is_told_why(engine):
     with pytest.raises(localspec.OptionError, match="mirostat steers by what was drawn before"):
         engine.generate("Hi", mirostat=2)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda engine: engine.chat("Hi"), 'engine.chat().send("Hi")'),
+        (lambda engine: engine.chat().send(), 'chat.send("Hi")'),
+        (lambda engine: engine.generate(), 'engine.generate("Hi")'),
+        (lambda engine: engine.generate(messages=[]), "engine.generate(messages)"),
+        (lambda engine: engine.generate(prompt="Hi"), 'engine.generate("Hi")'),
+        (lambda engine: type(engine)("demo"), 'localspec.load("demo")'),
+        (lambda engine: type(engine)(target="demo"), 'localspec.load("demo")'),
+    ],
+)
+def test_a_wrong_call_is_told_with_the_right_one(engine, call, said):
+    with pytest.raises(TypeError) as caught:
+        call(engine)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "instead"),
+    [
+        (lambda engine: engine.generate("Hi"), "text", "answer.reply().text"),
+        (lambda engine: engine.generate("Hi"), "choices", "answer.reply().text"),
+        (lambda engine: engine.generate("Hi"), "stats", "answer.reply().stats"),
+        (lambda engine: engine, "create_chat_completion", "engine.generate(messages)"),
+        (lambda engine: engine, "complete", 'engine.generate("Hi")'),
+        (lambda engine: engine.chat(), "ask", 'chat.send("Hi")'),
+        (lambda engine: engine.chat(), "history", "chat.messages"),
+        (lambda _engine: localspec, "Llama", 'localspec.load("model.gguf")'),
+        (lambda _engine: localspec, "pull", "localspec.download("),
+    ],
+)
+def test_a_name_of_another_library_is_told_with_ours(engine, owner, name, instead):
+    """As an AttributeError: whoever looks whether it is there finds that it is not."""
+    found = owner(engine)
+    assert not hasattr(found, name)
+    assert getattr(found, name, 3) == 3
+    with pytest.raises(AttributeError, match=re.escape(f"Write {instead}")):
+        getattr(found, name)
+    with pytest.raises(AttributeError, match=r"has no attribute 'nothing'$"):
+        _ = found.nothing
+    copy.copy(engine.chat())  # which looks for names of its own
 
 
 @pytest.mark.process

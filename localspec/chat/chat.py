@@ -23,6 +23,7 @@ from localspec.chat.turns import (
     turns_of,
 )
 from localspec.errors import EngineError, OptionError
+from localspec.keywords import ForeignNames, explained
 from localspec.streaming.answer import Answer
 from localspec.streaming.answer_text import Said
 from localspec.streaming.options import AnswerKeywords, AnswerOptions, spec_of
@@ -35,8 +36,14 @@ if TYPE_CHECKING:
 
     from localspec.pictures.picture import PictureSource
 
+# What to write instead of names that others have.
+_INSTEAD = {
+    **dict.fromkeys(("ask", "generate", "invoke", "prompt", "stream"), 'chat.send("Hi")'),
+    "history": "chat.messages",
+}
 
-class Chat:
+
+class Chat(ForeignNames):
     """Turns of a conversation over an engine. Made by `Engine.chat`.
 
     An answer that is stopped early stays in the conversation. So do the model's thoughts, of
@@ -45,6 +52,8 @@ class Chat:
     When the context is full, the oldest turns are forgotten: as few as possible so that the
     prompt takes at most half of it.
     """
+
+    _instead = _INSTEAD
 
     def __init__(
         self,
@@ -111,6 +120,7 @@ class Chat:
             raise OptionError("there is no question yet", "Ask one.")
         return str(self._turns[-1][0]["content"])
 
+    @explained('Give the question first: chat.send("Hi").')
     def send(
         self,
         text: str,

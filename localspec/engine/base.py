@@ -20,7 +20,7 @@ from localspec.chat.turns import question_message, system_messages, with_system
 from localspec.chat.workshop import token_ids
 from localspec.errors import BusyError, ClosedError, EngineError, OptionError
 from localspec.fork_guard import OwnProcess
-from localspec.keywords import known_keywords, note_keywords
+from localspec.keywords import ForeignNames, explained, known_keywords, note_keywords
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.rules import rule_name
 from localspec.streaming.answer import Answer, Producer
@@ -41,10 +41,21 @@ if TYPE_CHECKING:
 
 Found = TypeVar("Found")
 
+# What to write instead of methods that others have.
+_INSTEAD = {
+    **dict.fromkeys(
+        ("ask", "complete", "create_completion", "invoke", "prompt", "stream"),
+        'engine.generate("Hi")',
+    ),
+    "create_chat_completion": "engine.generate(messages)",
+    **dict.fromkeys(
+        ("create_embedding", "embed", "encode"), 'localspec.load_embedder("model.gguf")'
+    ),
+}
 _WAIT = "Finish or close that answer first, or wait in line for it: queue=True."
 
 
-class BaseEngine(Producer, abc.ABC):
+class BaseEngine(Producer, ForeignNames, abc.ABC):
     """Answers and conversations: the base of `Engine` and `IsolatedEngine`.
 
     Options of an answer: an `AnswerOptions`, or its fields by keyword: sampling, seed, rule,
@@ -54,6 +65,8 @@ class BaseEngine(Producer, abc.ABC):
     Leaving its `with` block closes it; so does the interpreter's end. Methods that begin with
     an underscore are for other rooms of this package.
     """
+
+    _instead = _INSTEAD
 
     description: str
     """The pair, for people."""
@@ -288,6 +301,7 @@ class BaseEngine(Producer, abc.ABC):
                 self._end(record)
         self._close()
 
+    @explained('Give the question first: engine.generate("Hi"), engine.generate(messages).')
     def generate(
         self,
         question: str | Sequence[Mapping[str, object]],
@@ -369,6 +383,10 @@ class BaseEngine(Producer, abc.ABC):
         return self._load_caches_of(_checked_chat(chat), Path(path))
 
     @known_keywords
+    @explained(
+        'engine.chat() begins a conversation: engine.chat().send("Hi"). To ask once: '
+        'engine.generate("Hi").'
+    )
     def chat(
         self,
         *,

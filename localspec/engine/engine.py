@@ -32,6 +32,7 @@ from localspec.engine.proposer_choice import answer_policy
 from localspec.engine.schedule import Schedule
 from localspec.engine.worker import Worker
 from localspec.errors import ContextError, EngineError, Interrupted, OptionError
+from localspec.keywords import explained
 from localspec.llama.quirks.spinning import computed_apart
 from localspec.sampling.chain import Resolver
 from localspec.sampling.params import SamplingParams
@@ -104,6 +105,7 @@ class Engine(BaseEngine):
         memory: whether earlier texts propose.
     """
 
+    @explained('localspec.load("demo") makes an engine.')
     def __init__(
         self,
         models: Models,

@@ -7,12 +7,22 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Generator
+from dataclasses import fields
 from typing import Any, Protocol
 
 from localspec.errors import EngineError
 from localspec.fork_guard import OwnProcess
+from localspec.keywords import ForeignNames
 from localspec.streaming.record import AnswerRecord, ForReader, Reading, State
 from localspec.streaming.reply import Ending, Piece, Reply
+
+# What to write instead of names that others have, or that the reply has.
+_INSTEAD = {
+    **dict.fromkeys(
+        ("choices", "content", "message", "output_text", "response"), "answer.reply().text"
+    ),
+    **{each.name: f"answer.reply().{each.name}" for each in fields(Reply)},
+}
 
 
 class Producer(Protocol):
@@ -60,7 +70,7 @@ class _LastEnd:
                 pass
 
 
-class Answer:
+class Answer(ForeignNames):
     """An answer that is asked for: its pieces as they come, and its whole reply.
 
         for piece in answer: ...        async for piece in answer: ...
@@ -75,6 +85,8 @@ class Answer:
     `answer.reply()`: it reads the remaining pieces, and waits for them. For an answer that has
     failed it raises the error, each time.
     """
+
+    _instead = _INSTEAD
 
     def __init__(self, record: AnswerRecord, producer: Producer) -> None:
         self._record = record

@@ -14,3 +14,12 @@ localspec.IsolatedEngine(context_length=None, target=3)  # wrong
 localspec.nothing  # wrong
 localspec.free_disk("demo", "all")  # wrong
 engine.chat(messages=["Hello"])  # wrong
+engine.chat("Hello")  # wrong
+engine.generate("Hello").text  # wrong
+engine.generate("Hello", stream=True)  # wrong
+engine.generate(messages=[])  # wrong
+engine.complete("Hello")  # wrong
+engine.chat().ask("Hello")  # wrong
+localspec.Engine("demo")  # wrong
+localspec.SamplingParams(temp=0.5)  # wrong
+"".join(engine.generate("Hello"))  # wrong
