@@ -120,21 +120,33 @@ def call_and_strike(function, strike, number):
     return next(lines) > number
 
 
-def test_a_signal_handler_may_cancel_between_any_two_lines(demo_draft):
+def strike_everywhere(ask, strike):
+    """Ask again and again, with a strike before another line each time; how many those were."""
+    step = 5 // num_examples(5)
+    for number in itertools.count(random.randrange(step), step):
+        if not call_and_strike(ask, strike, number):
+            return number
+
+
+@pytest.mark.parametrize("cancelled", ["answer", "engine"])
+@pytest.mark.parametrize(
+    "kind", ["lanes", pytest.param("isolated", marks=pytest.mark.process)]
+)
+def test_a_signal_handler_may_cancel_between_any_two_lines(loads, kind, cancelled):
     """In the thread that reads, which may hold any lock then."""
+    asked = []
 
     def ask():
-        engine.chat().send(FOX, sampling=GREEDY, max_tokens=1).reply()
+        asked[:] = [engine.chat().send(FOX, sampling=GREEDY, max_tokens=1)]
+        asked[0].reply()
 
-    def strike_everywhere():
-        step = 5 // num_examples(5)
-        for number in itertools.count(random.randrange(step), step):
-            if not call_and_strike(ask, engine.cancel, number):
-                return number
+    def strike():
+        for one in [engine] if cancelled == "engine" else asked:
+            one.cancel()
 
-    with localspec.load(demo_draft, draft_tokens=3, parallel=2) as engine:
+    with loads[kind]() as engine:
         expected = answers(engine)
-        with at_once(strike_everywhere) as found:
+        with at_once(lambda: strike_everywhere(ask, strike)) as found:
             pass
         assert found[0] > 100
         assert answers(engine) == expected

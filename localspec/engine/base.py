@@ -199,6 +199,8 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
     def _join(self, record: AnswerRecord) -> None:
         """Take a place in line for an answer, which `_admitted` hears of.
 
+        One that is cancelled at the same time may have ended before, and keeps no place.
+
         Raises BusyError where it is not to wait, and EngineError where it would wait for ever.
         """
 
@@ -221,6 +223,8 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
         place.client = record.client
         place.on_admitted = functools.partial(self._hear_admitted, record)
         self._line.join(place, may_wait)
+        if record.state >= State.ENDING:
+            self._line.leave(place)
 
     def _give_ending(self, record: AnswerRecord) -> None:
         """Give the reader of an answer its end, also once more: Ctrl-C may have lost it."""

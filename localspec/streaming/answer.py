@@ -288,6 +288,8 @@ class Answer(ForeignNames):
         record.place.is_of_main = is_main
         try:
             self._producer._start(record)
+            if record.cancellation.is_requested:  # before it was asked for: `cancel` let it be
+                self._producer._end(record)
         except Exception as error:
             record.fail(error)
             record.conclude(None)

@@ -6,9 +6,10 @@ a lane.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections import Counter
-from collections.abc import Callable, Hashable
+from collections import Counter, deque
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass, field
 
 
@@ -53,6 +54,8 @@ class Line:
         self._most_waiting = most_waiting
         # A signal handler or a finalizer may come to it within itself.
         self._lock = threading.RLock()
+        self._is_changing = False  # whether the thread that has the lock changes what follows
+        self._left: deque[Place] = deque()  # places that were given up, and still have to go
         self._working: list[Place] = []
         self._waiting: list[Place] = []  # in the order of their arrival
         self._num_admitted = 0
@@ -79,21 +82,17 @@ class Line:
         Returns:
             False if too many wait. Then it has no place.
         """
-        admitted: list[Place] = []
-        try:
-            with self._lock:
-                self._waiting.append(place)
-                admitted = self._admit()  # others, too, where `num_at_once` has changed
-                if place.is_admitted:
-                    return True
-                if self._most_waiting is not None and len(self._waiting) > self._most_waiting:
-                    self._waiting.remove(place)
-                    return False
-                if may_wait is not None:
-                    self._check(place, may_wait)
-                return True
-        finally:
-            _call(admitted)
+        with self._changed() as admitted:
+            self._waiting.append(place)
+            admitted += self._admit()  # others, too, where `num_at_once` has changed
+            if place not in self._waiting:
+                return True  # it is admitted, or a signal handler has given it up
+            if self._most_waiting is not None and len(self._waiting) > self._most_waiting:
+                self._waiting.remove(place)
+                return False
+            if may_wait is not None:
+                self._check(place, may_wait)
+            return True
 
     def _check(self, place: Place, may_wait: Callable[[list[Place]], None]) -> None:
         try:
@@ -104,30 +103,48 @@ class Line:
 
     def join_if_free(self, place: Place) -> bool:
         """Take a place only if it is admitted at once, and nobody waits."""
-        with self._lock:
+        with self._changed() as admitted:
             is_free = not self._waiting and self._may_work(place)
             if is_free:
                 self._begin(place)
-        if is_free:
-            _call([place])
+                admitted.append(place)
         return is_free
 
     def leave(self, place: Place) -> None:
         """Give up a place, admitted or not, and admit those who may work now. Idempotent."""
-        with self._lock:
-            for places in (self._working, self._waiting):
-                if place in places:
-                    places.remove(place)
-            place.on_admitted = None  # it may have what has the place
-            self._forget_client(place.client)
-            admitted = self._admit()
-        _call(admitted)
+        place.on_admitted = None  # it may have what has the place
+        self._left.append(place)
+        self.admit()
 
     def admit(self) -> None:
-        """Admit those who may work now, after `num_at_once` has changed."""
+        """Admit those who may work now: places were given up, or `num_at_once` has changed."""
         with self._lock:
-            admitted = self._admit()
-        _call(admitted)
+            if self._is_changing:
+                return  # this thread is amid a change, which sees to it at its end
+        with self._changed() as admitted:
+            admitted += self._admit()
+
+    @contextlib.contextmanager
+    def _changed(self) -> Iterator[list[Place]]:
+        """Hold the line while its places change.
+
+        Places that a signal handler gives up meanwhile go when the block has ended.
+
+        Yields:
+            A list for the places that are admitted, which hear of it after the block.
+        """
+        admitted: list[Place] = []
+        try:
+            with self._lock:
+                self._is_changing = True
+                try:
+                    yield admitted
+                finally:
+                    self._is_changing = False
+        finally:
+            _call(admitted)
+            if self._left:
+                self.admit()
 
     def position_of(self, place: Place) -> int:
         """Its position among those who wait, from 1 on; 0 for a place that does not wait."""
@@ -152,7 +169,9 @@ class Line:
         return sorted(self._waiting, key=ranks.__getitem__)
 
     def _admit(self) -> list[Place]:
-        """Admit all who may work now. Returns them."""
+        """Take out those who have left, and admit all who may work now. Returns these."""
+        while self._left:
+            self._take_out(self._left.popleft())
         admitted: list[Place] = []
         passed: list[Place] = []  # of conversations that have an answer at work
         for place in self._order():
@@ -166,6 +185,12 @@ class Line:
             self._begin(place)
             admitted.append(place)
         return admitted
+
+    def _take_out(self, place: Place) -> None:
+        for places in (self._working, self._waiting):
+            if place in places:
+                places.remove(place)
+        self._forget_client(place.client)
 
     def _may_work(self, place: Place) -> bool:
         """Whether there is room for one more place, and for this one's model."""
