@@ -123,15 +123,12 @@ def call_and_strike(function, strike, number):
 def strike_everywhere(ask, strike):
     """Ask again and again, with a strike before another line each time; how many those were."""
     step = 5 // num_examples(5)
-    for number in itertools.count(random.randrange(step), step):
-        if not call_and_strike(ask, strike, number):
-            return number
+    numbers = itertools.count(random.randrange(step), step)
+    return next(each for each in numbers if not call_and_strike(ask, strike, each))
 
 
 @pytest.mark.parametrize("cancelled", ["answer", "engine"])
-@pytest.mark.parametrize(
-    "kind", ["lanes", pytest.param("isolated", marks=pytest.mark.process)]
-)
+@pytest.mark.parametrize("kind", ["lanes", pytest.param("isolated", marks=pytest.mark.process)])
 def test_a_signal_handler_may_cancel_between_any_two_lines(loads, kind, cancelled):
     """In the thread that reads, which may hold any lock then."""
     asked = []

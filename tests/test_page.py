@@ -161,7 +161,12 @@ def test_the_live_picture_grows_with_the_answer(page):
     ask_slowly(page, "word 40")
     page.wait_for_selector("#live:has-text('of 40 (')")  # it is drawn a moment later
     told = page.inner_text("#live")
-    for words in ("would not pay", "20 of 40 (50 %)", "Threads\n7", "How many tokens each step drafted"):
+    for words in (
+        "would not pay",
+        "20 of 40 (50 %)",
+        "Threads\n7",
+        "How many tokens each step drafted",
+    ):
         assert words in told
     assert int(re.search(r"(\d+) of \d+ tokens", told)[1]) > 1000  # of the context
     page.keyboard.press("Escape")
