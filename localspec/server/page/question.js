@@ -38,8 +38,7 @@ function formOf({ form, schema, choices }) {
     .split("\n")
     .map((line) => line.trim())
     .filter(Boolean);
-  if (!lines.length)
-    throw new SettingError("There are no choices. Write one per line in the settings.", "choices");
+  if (!lines.length) throw new SettingError("There are no choices. Write one per line in the settings.", "choices");
   return { grammar: `root ::= ${lines.map((line) => JSON.stringify(line)).join(" | ")}` };
 }
 
@@ -47,10 +46,7 @@ function parsed(name, what, text) {
   try {
     return JSON.parse(text);
   } catch (error) {
-    throw new SettingError(
-      `${what} in the settings is not valid JSON: ${error.message}`,
-      name,
-    );
+    throw new SettingError(`${what} in the settings is not valid JSON: ${error.message}`, name);
   }
 }
 
