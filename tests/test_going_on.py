@@ -118,7 +118,7 @@ def parts_of(chat, cuts, **options):
         else:
             assert (reply.text, reply.thoughts) == (said, thought)
         streams.append((pieces, reply))
-        if reply.finish_reason == "stop":
+        if reply.finish_reason in ("stop", "tool_calls"):
             assert not chat.can_continue
             with pytest.raises(OptionError, match="no answer here that was cut"):
                 chat.continue_answer()

@@ -114,7 +114,7 @@ def test_the_models_own_template_is_followed_over_several_turns(small):
 def test_a_call_of_a_tool_is_made_and_read(pair):
     """By the model's own choice, in its family's form."""
     reply = task("tool").ask(pair, temperature=0, max_tokens=160).reply()
-    assert reply.finish_reason == "stop"
+    assert reply.finish_reason == "tool_calls"
     (call,) = reply.tool_calls
     assert call.name == "book_table"
     assert call.arguments["guests"] == 4

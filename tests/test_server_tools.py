@@ -115,6 +115,13 @@ def test_anthropic_until_an_answer_comes(anthropic_client, streams):
     assert message.content[0].type == "tool_use"
 
 
+def test_ollama_has_no_reason_of_its_own_for_calls(server):
+    ask = {"model": "caller", "messages": [QUESTION], "tools": CHAT_TOOLS[:1]}
+    told = server.ask("/api/chat", **ask, stream=False).json()
+    assert told["message"]["tool_calls"][0]["function"]["name"] == "get_weather"
+    assert told["done_reason"] == "stop"
+
+
 @pytest.mark.parametrize("choice", ["auto", "required"])
 def test_a_call_in_tags_comes_while_it_is_written(server, choice):
     """In every protocol that has parts of calls: the name, then JSON."""

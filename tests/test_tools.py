@@ -71,7 +71,7 @@ def test_a_call_that_has_to_be_made(name, files, demo_draft):
         for seed in range(3):
             options = {**STEADY, "seed": seed}
             reply = chat.send("How is it?", **ONE, **options).reply()
-            assert (reply.text, reply.finish_reason) == ("", "stop")
+            assert (reply.text, reply.finish_reason) == ("", "tool_calls")
             (call,) = reply.tool_calls
             assert fits(call)
             assert chat.messages[-1]["tool_calls"]
@@ -106,7 +106,8 @@ def test_a_model_that_calls_by_itself(script):
         assert engine.takes_tools
         chat = engine.chat()
         reply = chat.send("hi", tools=TOOLS, temperature=0).reply()
-        assert reply.text == "Let me see."
+        assert (reply.text, reply.finish_reason) == ("Let me see.", "tool_calls")
+        assert not chat.can_continue
         assert all(map(fits, reply.tool_calls))
         with pytest.raises(OptionError, match="their results are missing"):
             chat.send("and").reply()
@@ -116,7 +117,7 @@ def test_a_model_that_calls_by_itself(script):
         with pytest.raises(OptionError, match=r"results are given of .*, x"):
             chat.send_tool_results({call.id: "", "x": ""}).reply()
         answer = chat.send_tool_results({call.id: {"degrees": 21}}, temperature=0).reply()
-        assert answer.text == "Done."
+        assert (answer.text, answer.finish_reason) == ("Done.", "stop")
         roles = [message["role"] for message in chat.messages]
         assert roles == ["user", "assistant", "tool", "assistant"]
         assert json.loads(chat.messages[2]["content"]) == {"degrees": 21}
@@ -140,7 +141,7 @@ def test_a_call_that_has_to_be_made_is_the_only_one_unless_more_are_asked_for(sc
         ask = {"tools": TOOLS[1:], "temperature": 0, "max_tokens": 300}
         for choice in ("required", "now"):
             reply = engine.generate([QUESTION], tool_choice=choice, **ask).reply()
-            assert (len(reply.tool_calls), reply.finish_reason) == (1, "stop")
+            assert (len(reply.tool_calls), reply.finish_reason) == (1, "tool_calls")
             many = engine.generate(
                 [QUESTION], tool_choice=choice, parallel_tool_calls=True, **ask
             ).reply()
@@ -148,7 +149,7 @@ def test_a_call_that_has_to_be_made_is_the_only_one_unless_more_are_asked_for(sc
         free = engine.generate([QUESTION], **ask).reply()
         assert len(free.tool_calls) > 3
         one = engine.generate([QUESTION], parallel_tool_calls=False, **ask).reply()
-        assert (len(one.tool_calls), one.finish_reason) == (1, "stop")
+        assert (len(one.tool_calls), one.finish_reason) == (1, "tool_calls")
 
 
 def test_without_the_library_calls_are_free_and_none_can_be_forced(script, monkeypatch):
@@ -193,7 +194,7 @@ def test_from_where_a_call_begins_nothing_else_is_said(tmp_path, name):
         free = {"parallel_tool_calls": False}
         for options, text in ((free, "Let me see." if begun else ""), (ONE, "")):
             reply = engine.generate([QUESTION], **{**options, **ask}).reply()
-            assert (reply.text, reply.finish_reason) == (text, "stop")
+            assert (reply.text, reply.finish_reason) == (text, "tool_calls")
             (call,) = reply.tool_calls
             assert fits(call)
 

@@ -386,7 +386,7 @@ class ChatRecord(AnswerRecord):
         turns = [*self._kept(made), (*self._asked, answer)]
         revision = chat._revision + 1
         vars(chat).update(_turns=turns, _revision=revision)
-        if reply.finish_reason != "stop":
+        if reply.finish_reason in ("length", "cancelled"):
             longer = prompt._replace(
                 tokens=[*prompt.tokens, *reply.token_ids],
                 num_said=prompt.num_said + len(reply.token_ids),

@@ -303,7 +303,7 @@ class ChatCompletion(OpenAIForm):
             "index": finished.number,
             "message": message,
             "logprobs": _logprob_content(reply.logprobs),
-            "finish_reason": _finish_reason(reply),
+            "finish_reason": reply.finish_reason,
         }
 
     def _choice(self, new: NewPiece) -> dict[str, Any] | None:
@@ -342,7 +342,7 @@ class ChatCompletion(OpenAIForm):
         """A choice without text; the first of an answer has its role."""
         delta = {} if number in self._has_role else {"role": "assistant", "content": ""}
         self._has_role.add(number)
-        reason = None if finished is None else _finish_reason(finished.reply)
+        reason = None if finished is None else finished.reply.finish_reason
         return {"index": number, "delta": delta, "logprobs": None, "finish_reason": reason}
 
 
@@ -396,11 +396,6 @@ def _logprob_content(found: Sequence[TokenLogprobs] | None) -> dict[str, Any] | 
     if found is None:
         return None
     return {"content": [logprob_object(each) for each in found], "refusal": None}
-
-
-def _finish_reason(reply: Reply) -> str:
-    has_called = reply.finish_reason == "stop" and reply.tool_calls
-    return "tool_calls" if has_called else reply.finish_reason
 
 
 def logprob_object(found: TokenLogprobs) -> dict[str, Any]:

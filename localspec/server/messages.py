@@ -35,6 +35,7 @@ _OWN = ("thinking", "redacted_thinking", "tool_use", "tool_result")
 _THEIRS = ("server_tool_use", "mcp_tool_use")
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}  # of tools
+_STOPS = {"tool_calls": "tool_use", "length": "max_tokens"}
 
 
 class MessageForm(Form):
@@ -262,9 +263,7 @@ def _named_event(kind: str, **fields: Any) -> str:
 
 
 def _stop_fields(reply: Reply) -> dict[str, Any]:
-    reason = "tool_use" if reply.tool_calls else "end_turn"
-    if reply.finish_reason == "length":
-        reason = "max_tokens"
+    reason = _STOPS.get(reply.finish_reason, "end_turn")
     if reply.stopped_by is not None:
         reason = "stop_sequence"
     return {"stop_reason": reason, "stop_sequence": reply.stopped_by}

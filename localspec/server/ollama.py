@@ -228,13 +228,14 @@ class OllamaForm(Form):
     def _end_of(self, finished: Finished) -> dict[str, Any]:
         """The further fields of the last piece: why the answer ended, and its costs."""
         reply, stats = finished.reply, finished.reply.stats
+        has_called = reply.finish_reason == "tool_calls"  # for which Ollama has no word
         wanted, here, warning = self._num_ctx or 0, self.model.context_length, {}
         if wanted > here:  # Ollama would load the model again
             message = f"num_ctx is {wanted}; the context holds {here} tokens"
             warning = {"warning": f"{message}. Start the server with --ctx {wanted}."}
         return {
             "done": True,
-            "done_reason": reply.finish_reason,
+            "done_reason": "stop" if has_called else reply.finish_reason,
             "total_duration": _ns(time.monotonic() - self._started_s),
             "load_duration": _ns(self.model.loading_s(self._started_s)),
             "prompt_eval_count": stats.prompt_tokens,

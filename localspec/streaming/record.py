@@ -313,16 +313,20 @@ def _reply(
     has_logprobs = record.options.logprobs is not None
     logprobs = tuple(each.logprobs for each in pieces if each.logprobs is not None)
     num_thought = sum(len(each.token_ids) for each in pieces if each.is_thought)
+    tool_calls = () if said is None else said.tool_calls
+    finish_reason = ending.finish_reason
+    if finish_reason == "stop" and tool_calls:
+        finish_reason = "tool_calls"
     return Reply(
         text=new.text,
         token_ids=tuple(_token_ids(pieces)),
-        finish_reason=ending.finish_reason,
+        finish_reason=finish_reason,
         stats=ending.stats,
         seed=record.options.seed,
         rule=record.plan.rule,
         logprobs=logprobs if has_logprobs else None,
         thoughts=new.thoughts,
-        tool_calls=() if said is None else said.tool_calls,
+        tool_calls=tool_calls,
         not_kept=() if record.facts is None else record.facts.not_kept,
         stopped_by=ending.stopped_by,
         num_thought_tokens=num_thought,

@@ -28,7 +28,7 @@ class StepFacts(NamedTuple):
     draft_off: DraftOff | None
 
 
-FinishReason = Literal["stop", "length", "cancelled"]
+FinishReason = Literal["stop", "tool_calls", "length", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,9 @@ class Ending:
     """How an answer ended. With the pieces that were read it makes the reply."""
 
     finish_reason: FinishReason
-    """Why it ended: "cancelled" also where the reader did not read what was there."""
+    """Why it ended: "cancelled" also where the reader did not read what was there. Never
+    "tool_calls": the reply knows whether there are calls.
+    """
 
     stats: Stats
     """Of the tokens that were read."""
@@ -79,8 +81,9 @@ class Reply:
 
     text: what was said, without half a character where it was cut. thoughts: what the model
     thought, where the prompt was made from messages. token_ids include the end token, if the
-    model ended the answer itself. finish_reason: "stop" (end token or stop string), "length"
-    (max_tokens or the context), "cancelled". seed: the one that was given, or None. rule: the
+    model ended the answer itself. finish_reason: "stop" (end token or stop string),
+    "tool_calls" (the same, where the answer calls tools), "length" (max_tokens or the context),
+    "cancelled". seed: the one that was given, or None. rule: the
     one that accepted draft tokens. logprobs: one for each of token_ids, or None if they were
     not asked for. tool_calls: those that the model asks for, whole. not_kept: what of the JSON
     schema that was given the answer was not kept to, by keyword, as ("format path",
