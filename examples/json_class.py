@@ -24,9 +24,10 @@ def read_animal(engine: localspec.Engine, text: str) -> Animal:
     """The animal that the text is about. Raises ValueError where the answer was cut."""
     question = f"Describe the animal as JSON: {text}"
     reply = engine.generate(question, json_schema=Animal, temperature=0, max_tokens=200).reply()
-    if reply.finish_reason != "stop":
+    animal: Animal | None = reply.parsed
+    if animal is None:
         raise ValueError(f"the answer was cut ({reply.finish_reason}): {reply.text}")
-    return Animal.model_validate_json(reply.text)
+    return animal
 
 
 if __name__ == "__main__":

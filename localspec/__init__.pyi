@@ -32,6 +32,7 @@ from localspec.errors import (
     ModelNotFoundError as ModelNotFoundError,
     OptionError as OptionError,
     PairError as PairError,
+    ParseError as ParseError,
     PresetError as PresetError,
     RpcError as RpcError,
     SessionError as SessionError,

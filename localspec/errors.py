@@ -45,6 +45,10 @@ class ConstraintError(OptionError):
     """A schema, regex or grammar that cannot be enforced: unknown, too large, or a dead end."""
 
 
+class ParseError(LocalspecError, ValueError):
+    """An answer that the class refuses whose JSON schema it was asked to fit."""
+
+
 def require_unicode(what: str, text: str, error: type[OptionError] = OptionError) -> None:
     """Raise the error if a text has half of a surrogate pair, which cannot be encoded."""
     try:

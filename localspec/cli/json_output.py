@@ -36,7 +36,7 @@ def write_json(value: Any, **more: Any) -> None:
 def to_json(value: Any) -> Any:
     """The value in JSON's own types.
 
-    A dataclass is an object of its fields and its public properties, a named tuple one of its
+    A dataclass is an object of its public fields and properties, a named tuple one of its
     fields. Infinity and NaN, which JSON does not have, are null.
     """
     if isinstance(value, enum.Enum):
@@ -51,8 +51,9 @@ def to_json(value: Any) -> Any:
         kind: type = type(value)
         names = [field.name for field in dataclasses.fields(kind)]
         properties = inspect.getmembers(kind, lambda member: isinstance(member, property))
-        names += [name for name, _ in properties if not name.startswith("_")]
-        return {name: to_json(getattr(value, name)) for name in names}
+        names += [name for name, _ in properties]
+        public = [name for name in names if not name.startswith("_")]
+        return {name: to_json(getattr(value, name)) for name in public}
     if isinstance(value, Mapping):
         return {str(to_json(key)): to_json(each) for key, each in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):

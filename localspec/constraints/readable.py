@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from decimal import Decimal
-from typing import Any
 
 from localspec.constraints.bounds import (
     check_lark_depth,
@@ -16,7 +15,7 @@ from localspec.constraints.bounds import (
     read_lark,
 )
 from localspec.errors import ConstraintError
-from localspec.tools.schemas import ONE_LINE
+from localspec.tools.schemas import ONE_LINE, Node, changed_schema
 
 # The formats that llguidance knows.
 FORMATS = {
@@ -42,10 +41,6 @@ _HOLDING = {
     "allOf", "$ref", "pattern", "format", "properties", "patternProperties", "items",
     "prefixItems", "additionalProperties",
 }  # fmt: skip
-_NAMED = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
-_DATA = {"const", "enum", "default", "examples", "example", "x-guidance"}
-
-Node = dict[str, Any]
 
 
 def read_schema(text: str, *, is_strict: bool) -> tuple[Node, set[str]]:
@@ -191,33 +186,3 @@ def check_lark(lark: str, *, is_ours: bool) -> None:
     for schema in found.schemas:
         if isinstance(schema, Mapping):
             read_schema(json.dumps(schema), is_strict=True)
-
-
-def changed_schema(schema: Mapping[str, Any], change: Callable[[Node], None]) -> Node:
-    """A copy with `change` called for every schema in it, the inner ones first.
-
-    Names and data are no schemas. Raises ConstraintError for a schema that is nested too
-    deeply.
-    """
-    try:
-        changed: Node = _changed(schema, change)
-    except RecursionError as error:
-        raise ConstraintError(
-            "the JSON schema is nested too deeply", "Make it flatter."
-        ) from error
-    return changed
-
-
-def _changed(value: Any, change: Callable[[Node], None]) -> Any:
-    if isinstance(value, list | tuple):
-        return [_changed(each, change) for each in value]
-    if not isinstance(value, Mapping):
-        return value
-    node: Node = {}
-    for keyword, part in value.items():
-        if keyword in _NAMED and isinstance(part, Mapping):
-            node[keyword] = {name: _changed(each, change) for name, each in part.items()}
-        else:
-            node[keyword] = part if keyword in _DATA else _changed(part, change)
-    change(node)
-    return node

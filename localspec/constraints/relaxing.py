@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 
-from localspec.constraints.readable import Node, changed_schema
+from localspec.tools.schemas import Node, changed_schema
 
 # What llguidance says of a schema, alone; "" if it takes it.
 Judge = Callable[[Node], str]

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from localspec.constraints.readable import Node, changed_schema, read_schema
+from localspec.constraints.readable import read_schema
 from localspec.errors import ConstraintError, OptionError, require_unicode
+from localspec.tools.python_types import class_schema, has_fields
+from localspec.tools.schemas import Node
 
 # Bytes of a schema or grammar, which llguidance reads in about a second on a slow machine.
 MAX_BYTES = 256 << 10
@@ -85,14 +86,34 @@ def _checked(name: str, text: object, *, is_strict: bool) -> ConstraintSpec:
     return ConstraintSpec("gbnf" if is_in_gbnf else "lark", text)
 
 
-def schema_text(schema: object) -> str:
-    """A JSON schema as text.
+class ClassSchema(str):
+    """The JSON schema of a class, as text. Another process gets the text alone.
 
-    schema: a mapping or its JSON, which stay as they are; a Pydantic model class (whatever has
-    a `model_json_schema`) or a dataclass, which mean their fields and no others, unless a model
-    says that it allows them. Raises OptionError for anything else, ConstraintError for JSON
-    that is not a schema, and for a dataclass of which Pydantic makes none.
+    Args:
+        text: the schema.
+        kind: the class.
     """
+
+    kind: Any
+
+    def __new__(cls, text: str, kind: object) -> ClassSchema:
+        made = super().__new__(cls, text)
+        made.kind = kind
+        return made
+
+    def __reduce__(self) -> tuple[type[str], tuple[str]]:
+        return str, (str(self),)
+
+
+def schema_text(schema: object) -> str:
+    """A JSON schema as text: of a class a `ClassSchema`.
+
+    schema: a mapping or its JSON, which stay as they are, or a class: see `class_schema`.
+    Raises OptionError for anything else, ConstraintError for JSON that is not a schema, and for
+    a dataclass of which Pydantic makes none.
+    """
+    if isinstance(schema, ClassSchema):
+        return schema
     if isinstance(schema, str):
         try:
             found = json.loads(schema)
@@ -103,10 +124,8 @@ def schema_text(schema: object) -> str:
             ) from error
     elif isinstance(schema, Mapping):
         found = dict(schema)
-    elif hasattr(schema, "model_json_schema"):
-        found = changed_schema(schema.model_json_schema(), _close)
-    elif isinstance(schema, type) and dataclasses.is_dataclass(schema):
-        found = changed_schema(_dataclass_schema(schema), _close)
+    elif has_fields(schema):
+        found = class_schema(schema)
     else:
         raise OptionError(
             f"json_schema is {schema!r:.80}",
@@ -117,34 +136,12 @@ def schema_text(schema: object) -> str:
             f"the JSON schema is {found!r:.80}", "It has to be an object, in braces."
         )
     try:
-        return json.dumps(found, ensure_ascii=False)
+        text = json.dumps(found, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ConstraintError(
             f"the JSON schema holds what JSON cannot: {error}", "Use only what JSON can hold."
         ) from error
-
-
-def _dataclass_schema(kind: type) -> Mapping[str, Any]:
-    try:
-        from pydantic import TypeAdapter
-    except ImportError as error:
-        raise ConstraintError(
-            f"Pydantic makes the JSON schema of {kind.__name__}, and is not installed",
-            "Install it: pip install 'localspec[grammar]'. Or give the schema as a dict.",
-        ) from error
-    try:
-        return TypeAdapter(kind).json_schema()
-    except Exception as error:  # of several kinds, all Pydantic's own
-        raise ConstraintError(
-            f"the dataclass {kind.__name__} has no JSON schema: {error}",
-            "Use types that JSON has, and define them at the top of its module.",
-        ) from error
-
-
-def _close(node: Node) -> None:
-    """Allow an object the fields of its class, and no others."""
-    if node.get("type") == "object" and isinstance(node.get("properties"), Mapping):
-        node.setdefault("additionalProperties", False)
+    return ClassSchema(text, schema) if has_fields(schema) else text
 
 
 def _lark_of(choices: Sequence[str]) -> str:

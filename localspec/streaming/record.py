@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
+from localspec.constraints.spec import ClassSchema
 from localspec.errors import EngineError
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.metrics import Meter
@@ -17,7 +18,7 @@ from localspec.streaming.answer_text import Prompt, Said
 from localspec.streaming.cancellation import CancelCheck, Cancellation
 from localspec.streaming.line import Place
 from localspec.streaming.options import AnswerOptions
-from localspec.streaming.reply import Ending, Piece, Reply
+from localspec.streaming.reply import Ending, Piece, Reply, SaidJson
 from localspec.streaming.thinking import Part
 from localspec.streaming.waiting import Outbox
 
@@ -317,6 +318,9 @@ def _reply(
     finish_reason = ending.finish_reason
     if finish_reason == "stop" and tool_calls:
         finish_reason = "tool_calls"
+    said_json = None
+    if finish_reason == "stop" and said is not None and ending.stopped_by is None:
+        said_json = _said_json(record.options, said.text)
     return Reply(
         text=new.text,
         token_ids=tuple(_token_ids(pieces)),
@@ -330,7 +334,27 @@ def _reply(
         not_kept=() if record.facts is None else record.facts.not_kept,
         stopped_by=ending.stopped_by,
         num_thought_tokens=num_thought,
+        _json=said_json,
     )
+
+
+def _said_json(options: AnswerOptions, text: str) -> SaidJson | None:
+    """The part of a whole answer that fits its JSON schema, if it has both.
+
+    Args:
+        options: of the answer.
+        text: what was said, with what an earlier answer gave of it.
+    """
+    if options.json_schema is None:
+        return None
+    begins = [
+        text.index(trigger) + len(trigger) for trigger in options.triggers if trigger in text
+    ]
+    if options.triggers and not begins:
+        return None
+    schema = options.json_schema
+    kind = schema.kind if isinstance(schema, ClassSchema) else None
+    return SaidJson(text[min(begins, default=0) :], kind)
 
 
 def _token_ids(pieces: Sequence[Piece]) -> Iterator[int]:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import pickle
 import reprlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+from localspec.errors import ParseError
 from localspec.sampling.logprobs import TokenLogprobs
 from localspec.speculative.metrics import Provenance, Stats
 from localspec.speculative.policy_api import DraftOff, RuleName
-from localspec.tools.tool import CallPiece, ToolCall
+from localspec.tools.python_types import class_object
+from localspec.tools.tool import CallPiece, ToolCall, json_text, json_value
 
 if TYPE_CHECKING:
     from localspec.streaming.answer_text import Said
@@ -75,6 +79,36 @@ class Ending:
     """The whole message, where an earlier answer gave the beginning of it."""
 
 
+@dataclass(frozen=True)
+class SaidJson:
+    """A whole answer that was to fit a JSON schema.
+
+    A pickled one has no class where that cannot be pickled, as one that a function defines.
+    """
+
+    text: str
+    """The JSON."""
+
+    kind: Any
+    """The class that made the schema, if one did."""
+
+    def __reduce__(self) -> tuple[type[SaidJson], tuple[str, Any]]:
+        try:
+            pickle.dumps(self.kind)
+        except Exception:  # each kind of object has its own
+            return SaidJson, (self.text, None)
+        return SaidJson, (self.text, self.kind)
+
+    @functools.cached_property
+    def value(self) -> Any:
+        """The object of the class, or the value. Raises ParseError."""
+        try:
+            value = json_value(self.text)
+        except ValueError as error:
+            raise ParseError(f"the answer is not JSON: {error}", "Ask again.") from error
+        return value if self.kind is None else class_object(self.kind, json_text(value))
+
+
 @dataclass(frozen=True, slots=True, repr=False)
 class Reply:
     """A whole answer. `str(reply)` is its text.
@@ -105,6 +139,19 @@ class Reply:
     not_kept: tuple[str, ...] = ()
     stopped_by: str | None = None
     num_thought_tokens: int = 0
+    _json: SaidJson | None = None
+
+    @property
+    def parsed(self) -> Any:
+        """What the answer to a json_schema means.
+
+        An object of the class that the schema was, else the value of the JSON: a dict, mostly.
+        None where no schema was given, where the answer was cut, also by a stop string, and
+        where it calls tools or has no trigger.
+
+        Raises ParseError where the class has checks that its schema does not, and they fail.
+        """
+        return None if self._json is None else self._json.value
 
     def __str__(self) -> str:
         return self.text

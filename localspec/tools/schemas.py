@@ -1,11 +1,11 @@
-"""The parts of a JSON schema that notations other than JSON need."""
+"""The parts of a JSON schema, to be read and changed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from localspec.errors import OptionError
+from localspec.errors import ConstraintError, OptionError
 
 _MAX_REFERENCES = 32  # one after the other
 
@@ -13,7 +13,12 @@ _MAX_REFERENCES = 32  # one after the other
 # again what it wrote, the text between two values is known, and no blanks follow without end.
 ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
+# Keywords with schemas by name, and those with data, in which no schemas are.
+_NAMED = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
+_DATA = {"const", "enum", "default", "examples", "example", "x-guidance"}
+
 Schema = Mapping[str, Any]
+Node = dict[str, Any]  # a schema that is a copy, to be changed
 _ANYTHING: Schema = {}
 # Results so far, by the identity of a schema (and a value), so that each is looked at once.
 _AreTexts = dict[int, bool | None]
@@ -221,3 +226,33 @@ def _has_type(value: object, kind: object) -> bool:
     if kind == "integer":
         return isinstance(value, int) or (isinstance(value, float) and value.is_integer())
     return isinstance(value, _TYPES.get(kind, (object,)))
+
+
+def changed_schema(schema: Mapping[str, Any], change: Callable[[Node], None]) -> Node:
+    """A copy with `change` called for every schema in it, the inner ones first.
+
+    Names and data are no schemas. Raises ConstraintError for a schema that is nested too
+    deeply.
+    """
+    try:
+        changed: Node = _changed(schema, change)
+    except RecursionError as error:
+        raise ConstraintError(
+            "the JSON schema is nested too deeply", "Make it flatter."
+        ) from error
+    return changed
+
+
+def _changed(value: Any, change: Callable[[Node], None]) -> Any:
+    if isinstance(value, list | tuple):
+        return [_changed(each, change) for each in value]
+    if not isinstance(value, Mapping):
+        return value
+    node: Node = {}
+    for keyword, part in value.items():
+        if keyword in _NAMED and isinstance(part, Mapping):
+            node[keyword] = {name: _changed(each, change) for name, each in part.items()}
+        else:
+            node[keyword] = part if keyword in _DATA else _changed(part, change)
+    change(node)
+    return node
