@@ -118,6 +118,7 @@ def test_nothing_imports_the_top_of_the_house():
         ("PIL", {"pictures.picture"}),
         ("jinja2", {"chat.sandbox"}),
         ("llguidance", {"constraints.guidance"}),
+        ("pydantic", {"tools.python_types"}),
     ],
 )
 def test_each_library_has_one_place(library, allowed):

@@ -20,7 +20,14 @@ from localspec.sampling.params import (
 )
 from localspec.speculative.policy_api import Drafting, ProposerName, RuleName
 from localspec.streaming.answer_text import checked_texts
-from localspec.tools.tool import Tool, ToolChoice, ToolUse, checked_tools, tool_use
+from localspec.tools.tool import (
+    AnyTool,
+    Tool,
+    ToolChoice,
+    ToolUse,
+    checked_tools,
+    tool_use,
+)
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack  # in typing from Python 3.11 on
@@ -46,7 +53,7 @@ class AnswerKeywords(SamplingKeywords, total=False):
     draft_tokens: int | None
     proposer: ProposerName | None
     prediction: str | Sequence[int] | None
-    tools: Sequence[Mapping[str, object] | Tool] | None
+    tools: Sequence[AnyTool] | None
     tool_choice: ToolChoice | None
     parallel_tool_calls: bool | None
     json_schema: Mapping[str, object] | str | type | None
@@ -87,12 +94,13 @@ class AnswerOptions:
     queue: whether to wait in line where the engine is producing another answer, first come,
     first served, instead of BusyError; the answer's `cancel` ends the wait, too.
 
-    Where there are messages, tools: functions that the model may ask for, each a dict with a
-    name, a description and parameters (the JSON schema of an object), or as OpenAI has them;
-    in a chat by default those of the answer before. tool_choice: "auto", "none", "required", or
+    Where there are messages, tools: what the model may call, each a Python function, or a dict
+    with a name, a description and parameters (the JSON schema of an object), or as OpenAI has
+    them; in a chat by default those of the answer before. A function's schema is made of its
+    annotations, its description of its docstring. tool_choice: "auto", "none", "required", or
     the name of the tool that has to be called. parallel_tool_calls: whether several may be
     called at once; by default only where the model chooses, as one that has to call may go on
-    calling without end. No tool is run: see `Reply.tool_calls`.
+    calling without end. No tool is run: see `Reply.tool_calls`, and `run_tools`.
 
     What the answer is to fit, in one of four ways, behind its thoughts if it has any.
     json_schema: a dict, its JSON, a Pydantic model class or a dataclass; kept as JSON. strict:
@@ -115,7 +123,7 @@ class AnswerOptions:
     draft_tokens: int | None = None
     proposer: ProposerName | None = None
     prediction: str | Sequence[int] | None = None
-    tools: Sequence[Mapping[str, object] | Tool] | None = field(default=None, hash=False)
+    tools: Sequence[AnyTool] | None = field(default=None, hash=False)
     tool_choice: ToolChoice | None = field(default=None, hash=False)
     parallel_tool_calls: bool | None = None
     json_schema: Mapping[str, object] | str | type | None = field(default=None, hash=False)
@@ -193,7 +201,8 @@ class AnswerOptions:
             object.__setattr__(self, "stop", self.stop_strings)
         if not isinstance(self.trigger, str | None):
             object.__setattr__(self, "trigger", self.triggers)
-        checked_tools(self.tools or ())
+        if self.tools is not None:
+            object.__setattr__(self, "tools", checked_tools(self.tools))
         self._check_constraint()
         if self.on_prompt is not None and not callable(self.on_prompt):
             raise OptionError(

@@ -1,15 +1,16 @@
-"""Classes as JSON schemas, and their objects from JSON: what Pydantic does here."""
+"""Python's types as JSON schemas, and objects of them from JSON: what Pydantic does here."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import inspect
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from localspec.errors import ConstraintError, ParseError
+from localspec.errors import ConstraintError, OptionError, ParseError
 from localspec.tools.schemas import Node, changed_schema
 
-INSTALL = "Install it: pip install 'localspec[grammar]'."
+_INSTALL = "Install it: pip install 'localspec[grammar]'."
 
 
 def has_fields(kind: object) -> bool:
@@ -27,13 +28,13 @@ def class_schema(kind: Any) -> Node:
         ConstraintError: Pydantic makes none of the dataclass, or is not installed.
     """
     if hasattr(kind, "model_json_schema"):
-        return changed_schema(kind.model_json_schema(), close_object)
+        return changed_schema(kind.model_json_schema(), _close)
     try:
         from pydantic import TypeAdapter
     except ImportError as error:
         raise ConstraintError(
             f"Pydantic makes the JSON schema of {kind.__name__}, and is not installed",
-            f"{INSTALL} Or give the schema as a dict.",
+            f"{_INSTALL} Or give the schema as a dict.",
         ) from error
     try:
         schema = TypeAdapter(kind).json_schema()
@@ -42,10 +43,10 @@ def class_schema(kind: Any) -> Node:
             f"the dataclass {kind.__name__} has no JSON schema: {error}",
             "Use types that JSON has, and define them at the top of its module.",
         ) from error
-    return changed_schema(schema, close_object)
+    return changed_schema(schema, _close)
 
 
-def close_object(node: Node) -> None:
+def _close(node: Node) -> None:
     """Allow an object the fields of its class, and no others."""
     if node.get("type") == "object" and isinstance(node.get("properties"), Mapping):
         node.setdefault("additionalProperties", False)
@@ -69,6 +70,117 @@ def class_object(kind: Any, text: str) -> Any:
             "The class has checks that its JSON schema does not. See the reply's text, or ask "
             "again and say what has to hold.",
         ) from error
+
+
+class FunctionArguments:
+    """The arguments of a function: their JSON schema, and a check of what a model gives.
+
+    Args:
+        function: a function or method; also one that is async.
+
+    Raises:
+        OptionError: an argument cannot be given by name, or has no JSON schema; or Pydantic is
+            not installed.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        name = function.__name__
+        try:
+            from pydantic import TypeAdapter
+        except ImportError as error:
+            raise OptionError(
+                f"Pydantic makes the JSON schema of the function {name}, and is not installed",
+                f"{_INSTALL} Or give the tool as a dict.",
+            ) from error
+        arguments = _named_arguments(function)
+
+        def take(**given: Any) -> dict[str, Any]:
+            return given
+
+        # A function is a type to Pydantic. Its annotations are types here, so that nothing has
+        # to be looked up where they were written.
+        signed: Any = take
+        signed.__signature__ = inspect.Signature(arguments)
+        signed.__annotations__ = {
+            each.name: each.annotation
+            for each in arguments
+            if each.annotation is not each.empty
+        }
+        try:
+            adapter = TypeAdapter(signed)
+            schema = adapter.json_schema()
+        except Exception as error:  # of several kinds, all Pydantic's own
+            at_fault = ", ".join(str(each) for each in arguments if _is_refused(each))
+            raise OptionError(
+                f"the function {name} has no JSON schema, by its arguments {at_fault}: "
+                f"{str(error).splitlines()[0]}",
+                "Annotate them with types that JSON has: str, int, list[str], Literal, a "
+                "dataclass. Or give the tool as a dict.",
+            ) from error
+        self._adapter: Any = adapter
+        self.schema = changed_schema(schema, _tidy)
+        self.names = frozenset(self.schema["properties"])
+
+    def checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """The arguments as objects of their types, with the defaults. Raises ValueError."""
+        from pydantic import ValidationError
+        from pydantic_core import ArgsKwargs
+
+        try:
+            found: dict[str, Any] = self._adapter.validate_python(ArgsKwargs((), {**given}))
+        except ValidationError as error:
+            raise ValueError(faults(error)) from error
+        return found
+
+
+def _named_arguments(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """The arguments of a function, whose annotations are types and not texts.
+
+    Raises OptionError for one that cannot be given by name, and for an unknown annotation.
+    """
+    name = function.__name__
+    try:
+        found = inspect.signature(function, eval_str=True).parameters.values()
+    except Exception as error:  # annotations may be any expressions
+        raise OptionError(
+            f"the signature of the function {name} cannot be read: {error}",
+            "Define the types of its arguments at the top of its module. Or give the tool as a "
+            "dict.",
+        ) from error
+    for argument in found:
+        if argument.kind in (argument.POSITIONAL_ONLY, argument.VAR_POSITIONAL):
+            raise OptionError(
+                f"the argument {argument} of the function {name} cannot be given by name",
+                "A model gives all arguments by name. Leave out the /, and take a list where "
+                "there may be several values.",
+            )
+    return list(found)
+
+
+def _is_refused(argument: inspect.Parameter) -> bool:
+    """Whether Pydantic makes no JSON schema of an argument's type."""
+    from pydantic import TypeAdapter
+
+    if argument.annotation is argument.empty:
+        return False
+    try:
+        TypeAdapter(argument.annotation).json_schema()
+    except Exception:  # as where it is asked for the whole function
+        return True
+    return False
+
+
+def _tidy(node: Node) -> None:
+    """Leave out what Pydantic adds, which says nothing to a model, and close objects."""
+    node.pop("title", None)  # the name once more
+    _close(node)
+
+
+def json_of(value: object) -> Any:
+    """A value as JSON can hold it: an object by its fields, and a text of what has none."""
+    from pydantic_core import to_jsonable_python
+
+    return to_jsonable_python(value, fallback=str)
 
 
 def faults(error: Exception) -> str:

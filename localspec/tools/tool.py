@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import secrets
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from localspec.errors import OptionError, perhaps, require_unicode
+from localspec.tools.functions import described
 
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 MOST_TOOLS = 1024  # each of them becomes a part of the grammar and of the prompt
 _ID_LENGTH = 9  # as Mistral's templates want them; nobody else minds
 _EXAMPLE = (
-    'Give {"name": …, "description": …, "parameters": {a JSON schema}}, or OpenAI\'s form.'
+    'Give a function, {"name": …, "description": …, "parameters": {a JSON schema}}, or '
+    "OpenAI's form."
 )
 
 ToolChoice = str | Mapping[str, Any]
@@ -25,15 +28,22 @@ ToolChoice = str | Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that a model may call.
-
-    parameters: the JSON schema of its arguments. is_strict: a call must fit it.
-    """
+    """A function that a model may call."""
 
     name: str
     description: str
+
     parameters: Mapping[str, Any]
+    """The JSON schema of its arguments."""
+
     is_strict: bool = False
+    """Whether a call must fit the schema."""
+
+    function: Callable[..., Any] | None = field(default=None, compare=False)
+    """What `run_tools` calls, with the arguments by name. It stays in this process."""
+
+    def __reduce__(self) -> tuple[type[Tool], tuple[Any, ...]]:
+        return Tool, (self.name, self.description, self.parameters, self.is_strict)
 
     def declared(self) -> dict[str, Any]:
         """The tool as chat templates expect it."""
@@ -43,6 +53,9 @@ class Tool:
             "parameters": dict(self.parameters),
         }
         return {"type": "function", "function": function}
+
+
+AnyTool = Callable[..., Any] | Mapping[str, object] | Tool  # as callers declare one
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +117,9 @@ class ToolUse:
 def tool_use(tools: object, choice: object, *, is_parallel: object) -> ToolUse:
     """The tools of an answer, as a caller declares them.
 
-    tools: a sequence of mappings: a name, a description and the schema of the parameters, flat
-    or under "function" as OpenAI has them, the schema also as input_schema. choice: "auto",
+    tools: a sequence of functions (see `described`), and of mappings: a name, a description and
+    the schema of the parameters, flat or under "function" as OpenAI has them, the schema also
+    as input_schema. choice: "auto",
     "none", "required", a tool's name, or OpenAI's object with one, or with those that are
     allowed. is_parallel: whether several may be called; by default unless one has to be. Raises
     OptionError.
@@ -187,8 +201,12 @@ def new_call_id() -> str:
 
 
 def _checked(number: int, tool: object) -> Tool:
-    if isinstance(tool, Tool):
-        return tool
+    function = None
+    if inspect.isroutine(tool):
+        tool, function = described(tool)
+    elif isinstance(tool, Tool):
+        function = tool.function
+        tool = {**tool.declared()["function"], "strict": tool.is_strict}
     given = tool.get("function", tool) if isinstance(tool, Mapping) else None
     if not isinstance(given, Mapping):
         raise OptionError(f"tool {number} is {tool!r:.80}", _EXAMPLE)
@@ -220,7 +238,7 @@ def _checked(number: int, tool: object) -> Tool:
         ) from error
     require_unicode(f"the description of the tool {name}", description or "")
     require_unicode(f"the JSON of the parameters of the tool {name}", text)
-    return Tool(name, description or "", schema, given.get("strict") is True)
+    return Tool(name, description or "", schema, given.get("strict") is True, function)
 
 
 def _chosen(choice: object) -> tuple[object, tuple[Any, ...] | None]:
