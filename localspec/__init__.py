@@ -21,6 +21,7 @@ from localspec._version import __version__ as __version__
 # Modules that load NumPy, which has to come after libllama (`llama/loaded.py`).
 _WITH_NUMPY = {
     "chat.chat",
+    "chat.tool_loop",
     "engine.disk_usage",
     "sampling.logprobs",
     "streaming.answer",

@@ -2,6 +2,12 @@
 
 from localspec._version import __version__ as __version__
 from localspec.chat.chat import Chat as Chat
+from localspec.chat.tool_loop import (
+    RequestedCall as RequestedCall,
+    run_tools as run_tools,
+    run_tools_async as run_tools_async,
+    tool_steps as tool_steps,
+)
 from localspec.engine.models import CacheDisk as CacheDisk
 from localspec.engine.disk_usage import (
     DiskUsage as DiskUsage,

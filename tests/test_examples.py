@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import importlib.util
 import json
 import os
@@ -18,6 +19,7 @@ from types import ModuleType
 
 import httpx
 import pytest
+from call_families import write_calling_model
 
 import inside
 import localspec
@@ -51,7 +53,9 @@ def test_a_chat_on_a_terminal_in_ten_lines(tmp_path):
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("name", ["asyncio_app", "batch", "download_bar", "json_class"])
+@pytest.mark.parametrize(
+    "name", ["asyncio_app", "batch", "download_bar", "json_class", "tools"]
+)
 def test_an_example_without_its_arguments_says_how_it_is_used(name):
     path = str(EXAMPLES / f"{name}.py")
     done = subprocess.run([sys.executable, path], capture_output=True, text=True)
@@ -199,6 +203,25 @@ def test_json_becomes_an_object_of_a_class(engine):
     animal = module.read_animal(engine, "Anna is a red fox of three years.")
     assert isinstance(animal, module.Animal)
     assert animal == module.read_animal(engine, "Anna is a red fox of three years.")
+
+
+@pytest.mark.parametrize("agrees", [True, False])
+def test_a_model_calls_functions_that_a_person_allows(agrees, tmp_path, monkeypatch, capsys):
+    pytest.importorskip("pydantic", reason="pydantic is not installed")
+    call = ["<tool_call>", '\n{"name": "today", "arguments": {}}\n', "</tool_call>"]
+    path = write_calling_model(tmp_path / "model.gguf", "Qwen", call)
+    module = load_example("tools")
+    monkeypatch.setattr(module, "TOOLS", [module.today])  # the model can call no other
+    asked: list[str] = []
+    monkeypatch.setattr("builtins.input", lambda text: asked.append(text) or "ny"[agrees])
+    with localspec.load(target=path) as engine:
+        engine.sampling = replace(engine.sampling, temperature=0.0)
+        module.main(engine, "What day is it?")
+    assert asked == ["Run today {}? [y/n] "]
+    result, answer = capsys.readouterr().out.split("-> ")[1].splitlines()
+    assert answer == "Done."
+    today = str(dt.date.today())
+    assert result == (today if agrees else "[The user has refused this call.]")
 
 
 def test_two_chats_take_turns_in_threads(engine):

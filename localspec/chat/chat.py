@@ -16,6 +16,7 @@ from localspec.chat.turns import (
     Unfinished,
     is_count,
     messages_of,
+    pending_calls,
     question_message,
     require_no_calls,
     result_messages,
@@ -133,11 +134,11 @@ class Chat(ForeignNames):
 
         images: pictures that go with it, see `Picture.read`; they stay in the conversation.
 
-        tools: functions that the model may call until other tools are given; see
-        `send_tool_results`. With queue=True it waits for answers to questions that were asked
-        before, and stands behind them. The conversation changes only when the answer is read.
-        Then ContextError is raised if the message alone does not fit the context, and the
-        conversation stays as it was.
+        tools: functions that the model may call until other tools are given. They are not run
+        here: see `run_tools` and `send_tool_results`. With queue=True it waits for answers to
+        questions that were asked before, and stands behind them. The conversation changes only
+        when the answer is read. Then ContextError is raised if the message alone does not fit
+        the context, and the conversation stays as it was.
         """
         require_no_calls(self._turns)
         chosen = AnswerOptions.of(options, **keywords)
@@ -160,6 +161,22 @@ class Chat(ForeignNames):
         chosen = AnswerOptions.of(options, **keywords)
         asked = (*self._turns[-1], *found)
         return self._engine._answer(ChatRecord(self, asked, self._turns[:-1], chosen))
+
+    def _end_calls(self, results: Mapping[str, str]) -> None:
+        """End the last turn where its answer waits for results of some of these calls.
+
+        An empty answer follows the results, so that another question can be asked.
+
+        Args:
+            results: by the ids of the calls; others are passed over.
+        """
+        ids = [str(call["id"]) for call in pending_calls(self._turns)]
+        if not ids or not results.keys() >= set(ids):
+            return
+        found = result_messages(self._turns, {each: results[each] for each in ids})
+        turn = (*self._turns[-1], *found, answer_message("", (), ""))
+        turns = [*self._turns[:-1], turn]
+        vars(self).update(_turns=turns, _revision=self._revision + 1)
 
     def retry(
         self, options: AnswerOptions | None = None, **keywords: Unpack[AnswerKeywords]

@@ -78,7 +78,7 @@ def result_messages(turns: Sequence[Turn], results: Mapping[str, object]) -> Tur
     return tuple(
         {
             "role": "tool",
-            "content": _text(results[str(call["id"])]),
+            "content": result_text(results[str(call["id"])]),
             "tool_call_id": call["id"],
             "name": call["function"]["name"],
         }
@@ -171,7 +171,8 @@ def turns_of(messages: object, system: str | None) -> tuple[list[Message], list[
     return opening, turns
 
 
-def _text(result: object) -> str:
+def result_text(result: object) -> str:
+    """The result of a call as text: JSON, unless it is one. Raises OptionError."""
     if isinstance(result, str):
         return result
     try:

@@ -60,7 +60,7 @@ AnyTool = Callable[..., Any] | Mapping[str, object] | Tool  # as callers declare
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that a model makes; running it is up to the application.
+    """A call that a model makes. `run_tools` runs it, or the application.
 
     id: identifies the call when its result is given. json: the arguments, as a JSON object.
     """
@@ -250,6 +250,14 @@ def _chosen(choice: object) -> tuple[object, tuple[Any, ...] | None]:
         if isinstance(given, Mapping) and isinstance(given.get("tools"), list):
             return given.get("mode"), tuple(map(_name_in, given["tools"]))
     return "required", (_name_in(choice),)
+
+
+def choice_once_called(choice: ToolChoice | None) -> ToolChoice:
+    """The choice for an answer to results: as before, but that no call has to be made."""
+    if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+        given = choice.get("allowed_tools", choice)
+        return {"type": "allowed_tools", "mode": "auto", "tools": given["tools"]}
+    return "none" if choice == "none" else "auto"
 
 
 def _name_in(choice: object) -> object:

@@ -64,6 +64,52 @@ def tools(engine: localspec.Engine) -> str:
     return chat.send_tool_results({}, tools=[]).reply().text
 
 
+def get_weather(city: str, days: int = 1) -> dict[str, int]:
+    """What the weather will be."""
+    return {city: days}
+
+
+async def get_time(zone: str) -> str:
+    return zone
+
+
+def may_run(call: localspec.ToolCall) -> bool:
+    return call.name != "rm"
+
+
+async def may_run_soon(call: localspec.ToolCall) -> bool:
+    return call.name != "rm"
+
+
+def functions(engine: localspec.Engine | localspec.IsolatedEngine) -> str:
+    chat = engine.chat()
+    add = localspec.Tool("add", "Adds.", {"type": "object"}, function=get_weather)
+    text = chat.send("Hello", tools=[get_weather, {"name": "now"}, add]).reply().text
+    reply = localspec.run_tools(
+        chat, "Hello", tools=[get_weather], ask=may_run, most_calls=3, temperature=0.5
+    )
+    for step in localspec.tool_steps(chat, "Hello", tools=[get_weather, get_time]):
+        if isinstance(step, localspec.Answer):
+            text += "".join(piece.text for piece in step)
+        else:
+            called: localspec.RequestedCall = step
+            text += called.run() + called.call.name + (called.result or "") + str(called.error)
+    return text + reply.text
+
+
+async def functions_soon(engine: localspec.Engine) -> str:
+    chat = engine.chat()
+    reply: localspec.Reply = await localspec.run_tools_async(
+        chat, "Hello", tools=[get_time, get_weather], ask=may_run_soon
+    )
+    for step in localspec.tool_steps(chat, "Hello", tools=[get_time]):
+        print(await step)
+    try:
+        return str(reply.parsed["name"])
+    except localspec.ParseError as error:
+        return error.hint
+
+
 def presets(file: Path) -> int:
     for state in localspec.list_models():
         print(state.name, state.is_installed, state.disk_bytes / 2, state.paths[0].name)

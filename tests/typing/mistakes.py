@@ -12,6 +12,9 @@ engine.generate_raw("Hello").reply().text = "changed"  # wrong
 engine.generate_raw("Hello").reply().stats.draft_off.value  # wrong
 localspec.IsolatedEngine(context_length=None, target=3)  # wrong
 localspec.nothing  # wrong
+localspec.run_tools(engine, "Hello", tools=[print])  # wrong
+localspec.run_tools(engine.chat(), "Hello", tools=["print"])  # wrong
+localspec.run_tools(engine.chat(), "Hello", ask=True)  # wrong
 localspec.free_disk("demo", "all")  # wrong
 engine.chat(messages=["Hello"])  # wrong
 engine.chat("Hello")  # wrong

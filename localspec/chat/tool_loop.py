@@ -1,0 +1,273 @@
+"""The loop around tools: a question, the calls that the model makes, and its answer to them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import inspect
+import logging
+from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from localspec.chat.chat import Chat
+from localspec.chat.turns import result_text
+from localspec.errors import EngineError, OptionError
+from localspec.streaming.answer import Answer
+from localspec.streaming.options import AnswerKeywords, AnswerOptions
+from localspec.streaming.reply import Reply
+from localspec.tools.tool import ToolCall, choice_once_called
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # in typing from Python 3.11 on
+
+    from localspec.pictures.picture import PictureSource
+
+logger = logging.getLogger(__name__)
+
+MOST_CALLS = 20
+_INTERRUPTED = "[The call was interrupted.]"
+_REFUSED = "[The user has refused this call.]"
+_TOO_MANY = (
+    "Error: too many calls. No more calls can be made. Answer the question in words, from the "
+    "results so far."
+)
+
+
+class RequestedCall:
+    """A call that a model has made, to be run or refused. One that gets neither is run.
+
+        step.run()          await step          step.refuse()
+
+    What the function raises does not come here: the model gets it as the result.
+
+    Args:
+        call: the call.
+        function: takes its arguments by name.
+    """
+
+    def __init__(self, call: ToolCall, function: Callable[..., Any]) -> None:
+        self.call = call
+        self.result: str | None = None
+        """What the model gets, once it is known."""
+
+        self.error: Exception | None = None
+        """What the function has raised, if it failed."""
+
+        self._function = function
+
+    def __repr__(self) -> str:
+        return f"<RequestedCall of {self.call.name}, result {self.result!r:.80}>"
+
+    def run(self) -> str:
+        """Run the call, unless it was run or refused. Returns the result as the model reads it.
+
+        Raises OptionError for an async function.
+        """
+        if self.result is None:
+            _require_not_async(self.call.name, self._function)
+            with self._errors_as_result():
+                self.result = result_text(self._function(**self.call.arguments))
+        assert self.result is not None
+        return self.result
+
+    def refuse(self) -> None:
+        """Leave the call: the model is told that the user has refused it."""
+        if self.result is None:
+            self.result = _REFUSED
+
+    def __await__(self) -> Generator[Any, None, str]:
+        return self._run_soon().__await__()
+
+    async def _run_soon(self) -> str:
+        """`run` on an event loop: a function that is not async runs in a thread."""
+        if self.result is None:
+            with self._errors_as_result():
+                if inspect.iscoroutinefunction(self._function):
+                    found = await self._function(**self.call.arguments)
+                else:
+                    found = await asyncio.to_thread(self._function, **self.call.arguments)
+                self.result = result_text(found)
+        assert self.result is not None
+        return self.result
+
+    @contextlib.contextmanager
+    def _errors_as_result(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            logger.info("the tool %s failed", self.call.name, exc_info=True)
+            self.error = error
+            self.result = f"Error: {type(error).__name__}: {error}"
+
+
+def tool_steps(
+    chat: Chat,
+    question: str,
+    options: AnswerOptions | None = None,
+    *,
+    most_calls: int = MOST_CALLS,
+    images: Sequence[PictureSource] = (),
+    **keywords: Unpack[AnswerKeywords],
+) -> Generator[Answer | RequestedCall, None, None]:
+    """Send a question, run the calls that the model makes, and give it the results until it
+    answers: the steps of `run_tools`, for an application that shows them as they come.
+
+    It yields each `Answer`, to be read, and then each call in it as a `RequestedCall`. The last
+    step is the answer without calls. Close it where it may be left early, as with
+    `contextlib.closing`: then the conversation has the results so far, a note for each call
+    that has none, and can go on.
+
+    The arguments are those of `run_tools` but for `ask`. Raises OptionError where a tool has no
+    function.
+    """
+    chosen = AnswerOptions.of(options, **keywords)
+    functions = _functions(chat, chosen)
+    if not isinstance(most_calls, int) or most_calls < 1:
+        raise OptionError(f"most_calls is {most_calls!r}", "Choose 1 or more.")
+    answer = chat.send(question, chosen, images=images)
+    return _steps(chat, answer, chosen, functions, most_calls)
+
+
+def _steps(
+    chat: Chat,
+    answer: Answer,
+    chosen: AnswerOptions,
+    functions: Mapping[str, Callable[..., Any]],
+    most_calls: int,
+) -> Generator[Answer | RequestedCall, None, None]:
+    following = AnswerOptions.of(chosen, tool_choice=choice_once_called(chosen.tool_choice))
+    requested: dict[str, RequestedCall] = {}  # by the ids of all calls so far
+    num_run = 0
+    try:
+        while True:
+            yield answer
+            reply = answer.reply()
+            if not reply.tool_calls or reply.finish_reason == "cancelled":
+                return
+            now = [RequestedCall(call, functions[call.name]) for call in reply.tool_calls]
+            requested |= {step.call.id: step for step in now}
+            for step in now:
+                if num_run == most_calls:
+                    step.result = _TOO_MANY
+                    following = AnswerOptions.of(following, tool_choice="none")
+                else:
+                    num_run += 1
+                    yield step
+                    step.run()
+            results = {step.call.id: step.run() for step in now}
+            answer = chat.send_tool_results(results, following)
+    finally:
+        answer.close()
+        results = {}
+        with contextlib.suppress(EngineError):  # it was refused, and has no reply
+            results = {call.id: _INTERRUPTED for call in answer.reply().tool_calls}
+        for call_id, step in requested.items():
+            results[call_id] = step.result or _INTERRUPTED
+        chat._end_calls(results)
+
+
+def run_tools(
+    chat: Chat,
+    question: str,
+    options: AnswerOptions | None = None,
+    *,
+    ask: Callable[[ToolCall], bool] | None = None,
+    most_calls: int = MOST_CALLS,
+    images: Sequence[PictureSource] = (),
+    **keywords: Unpack[AnswerKeywords],
+) -> Reply:
+    """Send a question, run the calls that the model makes, and give it the results until it
+    answers. Returns the last reply; the conversation has all of it.
+
+    The model is told, as the result of a call: what the function returns; the error that it
+    raises; arguments that do not fit; a refusal.
+
+    Args:
+        chat: the conversation.
+        question: the text.
+        options: of each answer; `tool_choice` is that of the first one, and then the model
+            chooses. Its tools are functions, or `Tool`s with one.
+        ask: whether a call may be run, asked before each. Without it each one is.
+        most_calls: how many calls are run or refused, since small models may repeat one for
+            ever. The next one is not run, and the model has to answer without calls.
+        images: as for `Chat.send`.
+        keywords: as for `Chat.send`, as tools=[…].
+
+    Raises:
+        OptionError: a tool has no function, or one that is async.
+    """
+    chosen = AnswerOptions.of(options, **keywords)
+    for name, function in _functions(chat, chosen).items():
+        _require_not_async(name, function)
+    steps = tool_steps(chat, question, chosen, most_calls=most_calls, images=images)
+    with contextlib.closing(steps):
+        for step in steps:
+            if isinstance(step, Answer):
+                reply = step.reply()
+            elif ask is not None and not ask(step.call):
+                step.refuse()
+            else:
+                step.run()
+    return reply
+
+
+async def run_tools_async(
+    chat: Chat,
+    question: str,
+    options: AnswerOptions | None = None,
+    *,
+    ask: Callable[[ToolCall], bool | Awaitable[bool]] | None = None,
+    most_calls: int = MOST_CALLS,
+    images: Sequence[PictureSource] = (),
+    **keywords: Unpack[AnswerKeywords],
+) -> Reply:
+    """`run_tools` on an event loop.
+
+    Functions may be async; the others run in threads. So may `ask`, which is called on the
+    event loop in any case.
+    """
+    steps = tool_steps(
+        chat, question, options, most_calls=most_calls, images=images, **keywords
+    )
+    with contextlib.closing(steps):
+        for step in steps:
+            if isinstance(step, Answer):
+                reply = await step
+            elif await _may_run(ask, step.call):
+                await step
+            else:
+                step.refuse()
+    return reply
+
+
+async def _may_run(
+    ask: Callable[[ToolCall], bool | Awaitable[bool]] | None, call: ToolCall
+) -> bool:
+    if ask is None:
+        return True
+    found = ask(call)
+    return await found if inspect.isawaitable(found) else found
+
+
+def _functions(chat: Chat, chosen: AnswerOptions) -> dict[str, Callable[..., Any]]:
+    """The functions of the tools, by name. Raises OptionError where one has none."""
+    if not isinstance(chat, Chat):
+        raise OptionError(f"the chat is {chat!r:.80}", "Give one of an engine: engine.chat().")
+    functions = {}
+    for tool in chosen.tool_use(chat._tools).tools:
+        if tool.function is None:
+            raise OptionError(
+                f"the tool {tool.name} has no function that could be run",
+                "Give the function itself, or a localspec.Tool with its function=. Or run the "
+                "calls yourself: see Chat.send_tool_results.",
+            )
+        functions[tool.name] = tool.function
+    return functions
+
+
+def _require_not_async(name: str, function: Callable[..., Any]) -> None:
+    if inspect.iscoroutinefunction(function):
+        raise OptionError(
+            f"the function of the tool {name} is async",
+            "Use run_tools_async on an event loop; await the steps of tool_steps.",
+        )
