@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from localspec.chat.chat import Chat
 from localspec.chat.turns import result_text
-from localspec.errors import EngineError, OptionError
+from localspec.errors import OptionError
 from localspec.streaming.answer import Answer
 from localspec.streaming.options import AnswerKeywords, AnswerOptions
 from localspec.streaming.reply import Reply
@@ -159,7 +159,7 @@ def _steps(
     finally:
         answer.close()
         results = {}
-        with contextlib.suppress(EngineError):  # it was refused, and has no reply
+        with contextlib.suppress(Exception):  # it was refused, which its reader has heard
             results = {call.id: _INTERRUPTED for call in answer.reply().tool_calls}
         for call_id, step in requested.items():
             results[call_id] = step.result or _INTERRUPTED

@@ -45,6 +45,7 @@ SECTIONS = {
         "EngineMemory",
         "localspec.exactness.Exactness",
         "Chat",
+        *("run_tools", "run_tools_async", "tool_steps", "RequestedCall"),
     ),
     "Options": ("AnswerOptions", "LlamaOptions", "SamplingParams", "Picture"),
     "Answers": (
@@ -61,6 +62,7 @@ SECTIONS = {
         "localspec.vocabulary.Vocabulary",
         "localspec.llama.vocabulary.LlamaVocabulary",
         "localspec.tools.tool.ToolChoice",
+        "localspec.tools.tool.AnyTool",
         "localspec.tools.tool.ToolUse",
         "localspec.streaming.cancellation.Watch",
         "localspec.streaming.cancellation.Cancellation",
