@@ -132,7 +132,7 @@ def test_a_prompt_that_does_not_fit_is_left_out_and_said(few):
         long = task("A fox. " * 200, "edit")
         found = run_bench(engine, [long, TASKS[0]], asked(), **UNWATCHED)
         assert found.left_out == {"edit": 1}
-        assert "Left out: 1 edit prompt, since" in bench_text(found)
+        assert "Left out: 1 edit prompt, longer than the context" in bench_text(found)
         with pytest.raises(localspec.ContextError):
             run_bench(engine, [long], asked(), **UNWATCHED)
 
@@ -143,8 +143,8 @@ def test_the_verdict_comes_first_or_json(tmp_path, few):
     shown = run("--prompts", path, *SHORT)
     assert shown.exit_code == 0, shown.output
     first, *others = shown.stdout.splitlines()
-    assert " times plain (" in first
-    assert first.endswith("), own text.")
+    assert " times plain" in first
+    assert first.endswith(" for own text.")
     costs = [line for line in others if line.startswith(("Time of a", "The machine was busy"))]
     assert len(costs) == 1
     assert any(line.startswith("Measured in ") for line in others)
@@ -166,7 +166,7 @@ def compared(kind, ratios, num_drafted=3):
 
 
 def benched(*kinds, costs=None):
-    return Bench(kinds, {}, costs, 1, 90.0, EndedBy.TIME)
+    return Bench(kinds, {}, {}, costs, 1, 90.0, EndedBy.TIME)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def benched(*kinds, costs=None):
     [
         ((1.30, 1.33, 1.32), Outcome.FASTER, "Faster: 1.32 times plain (1.2"),
         ((0.91, 0.89, 0.90), Outcome.SLOWER, "Slower: 0.90 times plain (0.8"),
-        ((1.43, 1.01, 1.23), Outcome.NO_DIFFERENCE, "No difference seen: 1.2"),
+        ((1.43, 1.01, 1.23), Outcome.NO_DIFFERENCE, "Inconclusive: 1.2"),
         ((2.0, 2.0), Outcome.TOO_LITTLE, "Not enough text for a verdict"),
     ],
 )

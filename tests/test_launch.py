@@ -395,7 +395,7 @@ def test_a_server_that_needs_a_key_is_not_used(tmp_path):
         words = ("claude", "agent", "--ctx", "32768", "--port", port)
         code, said = ended(started(tmp_path, *words))
     assert code == 0, said
-    assert f":{port} is no localspec server of yours, or needs a key" in said
+    assert f":{port} is not a localspec server of yours, or needs a key" in said
     found = json.loads((tmp_path / "found").read_text())
     assert found["variables"]["ANTHROPIC_BASE_URL"] != server.url
 
@@ -444,7 +444,7 @@ def test_no_stranger_is_taken_for_this_user_s_server(tmp_path, is_after_a_kill):
         words = ("claude", "agent", "--ctx", "32768", "--port", str(port))
         code, said = ended(started(tmp_path, *words))
     assert code == 0, said
-    assert f":{port} is no localspec server of yours, or needs a key" in said
+    assert f":{port} is not a localspec server of yours, or needs a key" in said
     found = json.loads((tmp_path / "found").read_text())
     assert found["answer"]["usage"]["output_tokens"] == 3
     assert found["variables"]["ANTHROPIC_BASE_URL"] != f"http://127.0.0.1:{port}"

@@ -231,8 +231,8 @@ def test_the_demo_pair_is_lossless_and_the_verdict_comes_first(stories, monkeypa
     assert identity.startswith("Identity: lossless. 1")
     assert "an error in 1.1% of them would have been seen." in identity
     assert re.match(
-        r"Distribution: lossless. The probabilities of all \d+ outcomes of a step were "
-        r"computed at 100 places: none is off by more than \de-1\d\.",
+        r"Distribution: lossless. All \d+ outcomes of a step were checked at 100 points "
+        r"in the text: no probability is off by more than \de-1\d\.",
         law,
     )
     assert "--json" in more

@@ -116,7 +116,7 @@ def test_the_list_has_a_header_and_says_what_fits(users_file, tmp_path):
     fits = {line.split()[0]: line[first.index("FITS") :].split()[0] for line in lines}
     assert (fits["demo"], fits["large"], fits["unknown"]) == ("yes", "no", "-")
     assert "qwen2-7b*" in fits
-    assert "*: only one source or none confirms" in shown.stderr
+    assert "*: some details are unconfirmed" in shown.stderr
     assert "FITS: into the memory" in shown.stderr
 
 

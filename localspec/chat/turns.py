@@ -302,4 +302,4 @@ def longer_context(shorter: str, model: ContextLength) -> str:
     if model.context_length < trained:
         larger = f"a larger context, up to {trained} tokens (context_length=…)"
         return f"{shorter}, or load the model with {larger}."
-    return f"{shorter}: the model was trained for no longer context."
+    return f"{shorter}: this model reads at most {trained:,} tokens."

@@ -152,13 +152,14 @@ class Bench:
     """The results of a benchmark.
 
     kinds: in the order in which they are asked, also those with too little text. left_out:
-    prompts of each kind that need tools which the model cannot call, or do not fit its context.
-    costs: None if nothing drafts, or timing was interrupted. ended_by: None if all intervals
+    prompts of each kind that need tools which the model cannot call, or do not fit its context;
+    too_long: only those that do not fit. costs: None if nothing drafts, or timing was interrupted. ended_by: None if all intervals
     are narrow.
     """
 
     kinds: tuple[KindSpeed, ...]
     left_out: Mapping[KindOfText, int]
+    too_long: Mapping[KindOfText, int]
     costs: DecodeCosts | None
     peak_memory_bytes: int
     time_s: float
@@ -295,12 +296,14 @@ class _BenchRun:
     costs: DecodeCosts | None = None
     kinds: dict[KindOfText, _Kind] = field(default_factory=dict)
     left_out: Counter[KindOfText] = field(default_factory=Counter)
+    too_long: Counter[KindOfText] = field(default_factory=Counter)
     started_s: float = field(default_factory=time.perf_counter)
 
     def found(self, ending: EndedBy | None) -> Bench:
         return Bench(
             tuple(kind.found for kind in self.kinds.values() if kind.tasks),
             dict(self.left_out),
+            dict(self.too_long),
             self.costs,
             peak_memory_bytes(),
             self._spent_s(),
@@ -354,6 +357,7 @@ class _BenchRun:
         except ContextError:
             kind.tasks.remove(task)
             self.left_out[task.kind] += 1
+            self.too_long[task.kind] += 1
             if not any(each.tasks for each in self.kinds.values()):
                 raise
             return

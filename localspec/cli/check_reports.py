@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Mapping
 
-from localspec.checks.bench import Bench, KindSpeed, Outcome
+from localspec.checks.bench import NARROW, Bench, KindSpeed, Outcome
 from localspec.checks.identity import ENOUGH_ACCEPTED
 from localspec.checks.limit import EndedBy
+from localspec.checks.prompts import KindOfText
 from localspec.checks.ratio_estimate import RatioEstimate
 from localspec.checks.selfcheck import Finding, Report
 from localspec.checks.step_law import ENOUGH_PLACES
@@ -29,8 +32,8 @@ def verdict(found: Bench) -> list[str]:
     if found.over_all is None:
         headline = "Not enough text for a verdict."
     else:
-        headline = f"{found.outcome.value.capitalize()}: {_times(found.over_all)}"
-        headline += " over all." if len(known) > 1 else f", {known[0].kind} text."
+        text = "over all" if len(known) > 1 else f"for {known[0].kind} text"
+        headline = f"{_outcome(found.outcome, found.over_all)} {text}."
     lines = [headline]
     if len(known) > 1:
         lines += ["", *map(_kind_line, known), ""]
@@ -39,10 +42,10 @@ def verdict(found: Bench) -> list[str]:
         lines.append(f"Answers too short to time both sides: {', '.join(short)}.")
     if too_little := [each.kind for each in missing if not each.is_too_short]:
         lines.append(f"Too little text so far: {', '.join(too_little)}.")
-    if found.left_out:
-        counts = [counted(count, f"{kind} prompt") for kind, count in found.left_out.items()]
-        why = "this model cannot call tools, or its context is too short"
-        lines.append(f"Left out: {', '.join(counts)}, since {why}.")
+    if found.too_long:
+        lines.append(f"Left out: {_prompts(found.too_long)}, longer than the context (--ctx).")
+    if without_tools := Counter(found.left_out) - Counter(found.too_long):
+        lines.append(f"Left out: {_prompts(without_tools)}: this model cannot call tools.")
     if found.outcome is Outcome.SLOWER:
         lines.append("Drafting costs more than it gains here: use --no-draft.")
     if found.outcome is Outcome.NOTHING_DRAFTED:
@@ -74,6 +77,19 @@ def _more_seconds(found: Bench, *, is_missing: bool) -> list[str]:
         f"To tell the sides apart would take {about}. Their difference is too small for this "
         "machine, or other programs disturb the measurement."
     ]
+
+
+def _outcome(outcome: Outcome, estimate: RatioEstimate) -> str:
+    """The result in words. An interval around 1 shows no difference only if it is narrow."""
+    if outcome is Outcome.NO_DIFFERENCE and estimate.reach > NARROW:
+        interval = f"anywhere from {estimate.low:.2f} to {estimate.high:.2f}"
+        return f"Inconclusive: {estimate.value:.2f} times plain, but {interval}"
+    return f"{outcome.value.capitalize()}: {_times(estimate)}"
+
+
+def _prompts(counts: Mapping[KindOfText, int]) -> str:
+    """The numbers of prompts, by kind of text."""
+    return ", ".join(counted(count, f"{kind} prompt") for kind, count in counts.items())
 
 
 def _times(estimate: RatioEstimate) -> str:
@@ -172,11 +188,11 @@ def _distribution_line(report: Report) -> str:
     line = f"Distribution: {report.distribution.value}. "
     if report.distribution is Finding.NOT_LOSSLESS:
         return f"{line}Sampled text does not follow the target's distribution."
-    line += f"The probabilities of all {law.num_outcomes} outcomes of a step were computed at "
-    line += f"{law.num_places} places"
+    line += f"All {law.num_outcomes} outcomes of a step were checked at "
+    line += f"{counted(law.num_places, 'point')} in the text"
     if report.distribution is Finding.NOT_ENOUGH:
-        return f"{line}; a verdict needs {ENOUGH_PLACES} places."
-    return f"{line}: none is off by more than {law.largest_difference:.1g}."
+        return f"{line}; a verdict needs {ENOUGH_PLACES} points."
+    return f"{line}: no probability is off by more than {law.largest_difference:.1g}."
 
 
 def _seconds_needed(report: Report) -> str:

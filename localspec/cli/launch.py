@@ -108,9 +108,9 @@ def _launcher(program: str, agent: Agent) -> click.Command:
         name=program,
         help=f"""Start {agent.title} with a model of this machine.
 
-        MODEL: as for serve. A server of yours that runs, and needs no API key, is used, else
-        one is started, and ended after {agent.title}, which gets no keys of clouds from the
-        environment. Arguments behind -- are {agent.title}'s.
+        MODEL: as for serve. If a server of yours is running and needs no API key, it is
+        used; otherwise one is started, and stopped when {agent.title} exits. {agent.title} gets
+        no cloud keys from the environment. Arguments after -- go to {agent.title}.
 
         \b
             localspec {program} qwen2.5-7b
@@ -128,7 +128,7 @@ def _launcher(program: str, agent: Agent) -> click.Command:
         type=click.IntRange(1, 65535),
         default=DEFAULT_PORT,
         show_default=True,
-        help="Where the server is, or is started; if another program has it, a free one.",
+        help="The server's port, or where to start it; if another program has it, a free one.",
     )
     @click.pass_obj
     def launch(
@@ -170,8 +170,8 @@ def _server(
         stranger = f"{HOST}:{port}"
         port = _free_port()
         click.echo(
-            f"What listens at {stranger} is no localspec server of yours, or needs a key. "
-            f"Another is started at port {port}.",
+            f"The program listening at {stranger} is not a localspec server of yours, or needs a "
+            f"key. Another server is started at port {port}.",
             err=True,
         )
     name = model or usual_name()

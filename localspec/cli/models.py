@@ -76,8 +76,8 @@ def models(context: click.Context, *, only_fitting: bool, as_json: bool) -> None
     """List presets, and say which of them to take on this machine.
 
     Those that fit into the memory that is free now come first: of them those that are on this
-    machine, then the newest. A * marks presets with facts that only one source or none
-    confirms; --json says which. Then come files that were used or lie in usual folders.
+    machine, then the newest. A * marks presets of which some details are unconfirmed;
+    --json says which. Then come files that were used or lie in usual folders.
 
     \b
         localspec models
@@ -119,7 +119,7 @@ def models(context: click.Context, *, only_fitting: bool, as_json: bool) -> None
     note(
         "FITS: into the memory that is free now, judged by file sizes; 'localspec explain "
         "PRESET' is more exact.\n"
-        "*: only one source or none confirms some facts; --json says which.\n"
+        "*: some details are unconfirmed; --json says which.\n"
         f"For 'localspec serve --embeddings PRESET': {', '.join(embedders)}.\n"
         f"Default: {DEFAULT_PRESET if usual is None else usual.name}."
     )

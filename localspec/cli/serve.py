@@ -93,9 +93,7 @@ Ollama's library for Python, and programs that ask an Ollama:
     help="A model for /v1/embeddings, or a reranker: a preset such as bge-small-en-v1.5, a "
     "GGUF file, or hf:owner/repo/file.gguf. [default: none]",
 )
-@click.option(
-    "--log-json", is_flag=True, help="Log in objects of JSON, one a line, not in words."
-)
+@click.option("--log-json", is_flag=True, help="Log one JSON object per line.")
 @click.option(
     "--parallel",
     type=click.IntRange(1, 16),

@@ -422,7 +422,7 @@ def _description(models: Models) -> str:
     elif head is not None:
         helpers.append(f"{head.name} as its head")
     if not helpers:
-        return f"{target.name} alone"
+        return f"{target.name} without a draft model"
     return f"{target.name} with {' and '.join(helpers)}"
 
 
