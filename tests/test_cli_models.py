@@ -71,6 +71,14 @@ def test_models_lists_files_that_were_used_or_lie_in_usual_folders(
     assert "used.gguf" not in run("models").stdout
 
 
+def test_models_list_is_models():
+    """Its name is that of other programs."""
+    for options in ((), ("--json",), ("--fits",)):
+        listed = run("models", "list", *options)
+        assert listed.exit_code == 0
+        assert listed.stdout == run("models", *options).stdout
+
+
 @pytest.mark.process
 def test_download_then_chat(hub: StandinHub, tmp_path):
     """The installed command, from an empty machine to an answer of the flagship's files."""

@@ -53,6 +53,9 @@ def run(*arguments: object) -> Result:
         ("generate x --image a.png", "Use: --file."),
         ("serve --max-model-len 64", "Use: --ctx."),
         ("run llama3", "No such command 'run'. Use: localspec chat MODEL"),
+        ("list", "No such command 'list'. Use: localspec models."),
+        ("models rm qwen2-7b", "No such command 'rm'. Use: localspec models remove PRESET."),
+        ("models pull qwen2-7b", "Use: localspec download PRESET."),
         # what is near
         ("models dfault", "Perhaps default?"),
         ("chat --temprature 1", "'--temperature'"),

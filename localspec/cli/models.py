@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -11,6 +12,7 @@ import click
 
 from localspec.cli import exit_codes
 from localspec.cli.completion import complete_model, complete_preset
+from localspec.cli.flags import with_all
 from localspec.cli.help import Group
 from localspec.cli.json_output import json_option, to_json, write_json
 from localspec.cli.options import shared
@@ -65,14 +67,29 @@ _STATES = ("ready", "partial", "absent")
 _FITS = (True, None, False)
 
 
-_ELSEWHERE = {"MODEL": "localspec explain MODEL"}
+_ELSEWHERE = {
+    "ls": "localspec models list",
+    **dict.fromkeys(("rm", "delete"), "localspec models remove PRESET"),
+    **dict.fromkeys(("pull", "get", "download"), "localspec download PRESET"),
+    **dict.fromkeys(("show", "info", "explain"), "localspec explain MODEL"),
+    **dict.fromkeys(("run", "chat"), "localspec chat MODEL"),
+    "cp": "localspec models alias SHORT MODEL",
+    "create": "localspec models add NAME --target MODEL",
+    "MODEL": "localspec explain MODEL",
+}
+
+
+# Of `localspec models`, and of `localspec models list`
+_LISTING = (
+    click.option("--fits", "only_fitting", is_flag=True, help="Only presets that fit."),
+    json_option("array with everything known"),
+)
 
 
 @click.group(cls=Group, invoke_without_command=True, elsewhere=_ELSEWHERE)
-@click.option("--fits", "only_fitting", is_flag=True, help="Only presets that fit.")
-@json_option("array with everything known")
+@functools.partial(with_all, _LISTING)
 @click.pass_context
-def models(context: click.Context, *, only_fitting: bool, as_json: bool) -> None:
+def models(context: click.Context, /, **listing: bool) -> None:
     """List presets, and say which of them to take on this machine.
 
     Those that fit into the memory that is free now come first: of them those that are on this
@@ -87,8 +104,14 @@ def models(context: click.Context, *, only_fitting: bool, as_json: bool) -> None
         localspec models add mine --target T.gguf --draft D.gguf
         localspec models import ~/.lmstudio/models
     """
-    if context.invoked_subcommand is not None:
-        return
+    if context.invoked_subcommand is None:
+        context.invoke(list_presets, **listing)
+
+
+@models.command("list")
+@functools.partial(with_all, _LISTING)
+def list_presets(*, only_fitting: bool, as_json: bool) -> None:
+    """List presets, as 'localspec models' does."""
     free = free_memory()
     known = sorted(list_models(), key=lambda state: state.preset.released, reverse=True)
     known.sort(key=lambda state: (_FITS.index(_fits(state, free)), _STATES.index(state.state)))
