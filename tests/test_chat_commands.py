@@ -12,6 +12,7 @@ from command_line import run
 from vision_maker import random_picture, write_vision_pair
 
 import localspec
+from localspec.chat.session import session_file
 from localspec.chat.template import BUILT_IN
 from localspec.cli import main
 from localspec.cli.conversation import Conversation
@@ -20,6 +21,7 @@ from localspec.cli.terminal.markdown import RenderedView
 from localspec.speculative.metrics import Provenance
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.reply import Piece
+from spawned import session_open_elsewhere
 
 STORY = "Tell me a story about a fox."
 AGAIN = None  # Enter alone: what stands in the line is sent
@@ -81,7 +83,7 @@ def chat(engine, own_folders, monkeypatch, capsys):
             **more,
         )
         if session is not None:
-            conversation.resume(session, must_exist=False)
+            conversation.begin(session)
         person = Person(conversation, monkeypatch, capsys)
         people.append(person)
         return person
@@ -245,6 +247,51 @@ def test_another_session_is_not_replaced_without_a_question(chat, monkeypatch):
     with chat() as third:
         assert "Continuing one: 1 turn." in third.says("Third!", "/load one")
     assert (len(asked), answers) == (5, [])
+
+
+@pytest.mark.process
+def test_what_is_wrong_with_a_name_is_said_before_any_question(chat, monkeypatch, own_folders):
+    """Of a session that is not there, open elsewhere, or unreadable; nothing changes."""
+
+    def nobody_is_asked(question: str, **_more: object) -> bool:
+        raise AssertionError(question)
+
+    monkeypatch.setattr(click, "confirm", nobody_is_asked)
+    with chat(session="one") as first:
+        first.says("First!")
+    with chat(session="torn") as torn:
+        torn.says("Torn!")
+    session_file("torn").write_text("{")
+    person = chat()
+    person.says("Second!")
+    assert "there is no session 'nosuch'" in person.says("/load nosuch")
+    assert "cannot be the name of a session" in person.says("/load ../x")
+    assert "cannot be the name of a session" in person.says("/save ../x")
+    assert "it is not JSON" in person.says("/load torn")
+    with session_open_elsewhere("one", own_folders):
+        assert "open in another localspec" in person.says("/load one")
+        assert "open in another localspec" in person.says("/save one")
+        removed = run("sessions", "remove", "one", stdin="y\n")
+    assert "open in another localspec" in removed.stderr
+    assert person.conversation.session is None
+    assert "Took back: Second!" in person.says("/undo")
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--session", "../x"), "cannot be the name of a session"),
+        (("--chat-template", "absent.jinja"), "absent.jinja"),
+        (("--temperature", "-1"), "temperature is -1.0"),
+    ],
+)
+def test_what_is_wrong_with_an_option_is_said_before_a_download(monkeypatch, options, said):
+    def nobody_is_asked(model: str) -> None:
+        raise AssertionError(model)
+
+    monkeypatch.setattr("localspec.cli.options.offer_download", nobody_is_asked)
+    result = run("chat", "qwen2-7b", *options)
+    assert said in result.stderr
 
 
 def test_an_edited_question_replaces_the_last_one(chat, tmp_path, monkeypatch):

@@ -112,6 +112,16 @@ def check_exists(name: str) -> None:
         )
 
 
+def check_opens(name: str) -> None:
+    """Raise what opening the session, or beginning one of that name, would raise.
+
+    Raises OptionError for a bad name, SessionError if it is open elsewhere or cannot be read.
+    """
+    name = known_name(name)
+    lock_session(name).release()
+    read_session(name)
+
+
 def session_bytes(name: str) -> int:
     """Bytes that the session's file and its pictures take on disk."""
     path = session_file(name)

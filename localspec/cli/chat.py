@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from localspec.chat.session import check_opens
 from localspec.cli import exit_codes
 from localspec.cli.answer import note_limits, write_answer
 from localspec.cli.completion import complete_session
@@ -75,6 +76,10 @@ def chat(
         localspec chat --session french --system "You teach me French."
         localspec chat big.gguf --draft small.gguf --show-draft
     """
+    # What is wrong with them is said before a model is downloaded or loaded.
+    template = options.template()
+    if session is not None:
+        check_opens(session)
     with options.open_engine(cache_disk=CACHE_DISK if keep_caches else 0) as engine:
         # Imported here, because it loads NumPy, which libllama has to come before.
         from localspec.cli.conversation import Conversation
@@ -88,13 +93,13 @@ def chat(
             write = show_answer
         conversation = Conversation(
             engine=engine,
-            chat=engine.chat(template=options.template(), think=not no_think),
+            chat=engine.chat(template=template, think=not no_think),
             options=options.for_answer(engine, **fits),
             write=write,
             show_draft=options.show_draft,
             is_quiet=quiet,
         )
-        is_resumed = session is not None and conversation.resume(session, must_exist=False)
+        is_resumed = session is not None and conversation.begin(session)
         if options.system is not None:
             conversation.chat.system = options.system
         if options.show_draft:

@@ -154,41 +154,63 @@ class Conversation:
     def keep_as(self, name: str, *, may_replace: Callable[[], bool]) -> bool:
         """Save as a session, now and after every answer. False if another was not replaced.
 
-        may_replace: asked before another session of that name is replaced. Raises SessionError,
-        OptionError.
+        may_replace: asked before another session of that name is replaced, and only where
+        nothing else keeps that from working. Raises SessionError, OptionError.
         """
         name = known_name(name)
-        if name != self.session and session_file(name).exists() and not may_replace():
-            return False
-        with self._held(name):
+        with self._locked(name) as lock:
+            is_another = name != self.session and session_file(name).exists()
+            if is_another and not may_replace():
+                return False
             save_session(name, self.chat)
+            self._hold(name, lock)
         return True
 
-    def resume(self, name: str, *, must_exist: bool) -> bool:
-        """Continue a session and save it from now on. Returns whether it existed.
+    def load(self, name: str, *, may_drop: Callable[[], bool]) -> bool:
+        """Continue a session that exists. False if the present conversation was not dropped.
 
-        Raises SessionError if it cannot be read or is in use, OptionError if it must exist and
-        does not.
+        may_drop: asked before a conversation that is not saved is dropped, and only once the
+        session was read. Raises OptionError if there is no session of that name, SessionError
+        if it cannot be read or is in use.
         """
-        if must_exist:
-            check_exists(name)
+        check_exists(name)
         name = known_name(name)
-        with self._held(name):
+        with self._locked(name) as lock:
+            session = read_session(name)
+            if session is None:
+                raise SessionError(f"the session {name!r} was removed in the meantime")
+            is_unsaved = bool(self.chat.transcript) and not self.is_saved
+            if is_unsaved and not may_drop():
+                return False
+            session.resume(self.chat)
+            self._hold(name, lock)
+        return True
+
+    def begin(self, name: str) -> bool:
+        """Save as a session from now on, and continue it if it exists. Returns whether it does.
+
+        Raises SessionError if it cannot be read or is in use, OptionError for a bad name.
+        """
+        name = known_name(name)
+        with self._locked(name) as lock:
             session = read_session(name)
             if session is not None:
                 session.resume(self.chat)
+            self._hold(name, lock)
         return session is not None
 
     @contextlib.contextmanager
-    def _held(self, name: str) -> Iterator[None]:
-        """Hold a session's lock from now on, not the old session's; not if the body raises."""
+    def _locked(self, name: str) -> Iterator[FileLock]:
+        """Lock a session for the body, and afterwards if the body has called `_hold`."""
         lock = self.lock if self.lock and name == self.session else lock_session(name)
         try:
-            yield
-        except BaseException:
+            yield lock
+        finally:
             if lock is not self.lock:
                 lock.release()
-            raise
+
+    def _hold(self, name: str, lock: FileLock) -> None:
+        """Keep a session and its lock from now on, in place of the old ones."""
         if self.lock is not None and lock is not self.lock:
             self.lock.release()
         self.session, self.lock, self.is_saved = name, lock, True

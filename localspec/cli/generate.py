@@ -105,13 +105,13 @@ def generate(  # noqa: PLR0913  each is an option of the command
         raise click.UsageError(
             "--raw takes the prompt alone, without files or a pipe beside it."
         )
+    template = options.template()
     with options.open_engine() as engine:
         chosen = options.for_answer(engine, stop=stop, logprobs=logprobs, **fits)
         text = attached(question, attachments)
         if raw:
             answer = engine.generate_raw(text, chosen)
         else:
-            template = options.template()
             asked = _with_pictures(text, attachments)
             answer = engine.generate(asked, chosen, system=options.system, template=template)
         if as_json:

@@ -235,6 +235,8 @@ _OPTIONS: dict[str, dict[str, str | dict[str, Any]]] = {
     "Output": {"show_draft": _row("Colour tokens by where they came from.", is_flag=True)},
 }
 _LOADING = ("draft", "head", "mmproj", "draft_tokens", "proposer", "context_length", "force")
+# Options of sampling that mean something only with a model's tokens
+_OF_VOCABULARY = ("ban", "logit_bias")
 _CONSTRAINTS = ("json_schema", "strict", "regex", "grammar", "choices")
 _PAIR = [name for heading, rows in _OPTIONS.items() if heading != "Options" for name in rows]
 # The keyword of each sampling option, by the name of the option as Python would write it.
@@ -344,6 +346,8 @@ def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
         sampling = {name: values.pop(name) for name in _OPTIONS["Sampling"]}
         # Not given is None, False or empty; 0 is a value.
         given = {k: v for k, v in sampling.items() if v not in (None, ()) and v is not False}
+        # Values outside their ranges are refused before a model is downloaded or loaded.
+        SamplingParams().changed({k: v for k, v in given.items() if k not in _OF_VOCABULARY})
         device = {name: values.pop(name) for name in _OPTIONS["Device"]}
         loading = {"rpc": device.pop("rpc"), **_llama_options(device)}
         loading |= {name: values.pop(name) for name in _LOADING}

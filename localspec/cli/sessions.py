@@ -17,6 +17,7 @@ from localspec.chat.session import (
     check_exists,
     is_open,
     known_name,
+    lock_session,
     read_session,
     remove_sessions,
     session_bytes,
@@ -111,6 +112,8 @@ def remove_named(*, names: tuple[str, ...], yes: bool) -> None:
     chosen = list(dict.fromkeys(map(known_name, names)))
     for name in chosen:
         check_exists(name)
+        lock_session(name).release()  # raises if it is open, before anybody is asked
+    for name in chosen:
         say(f"{name}: {readable_bytes(session_bytes(name))}")
     if not yes:
         _confirm(f"Remove {counted(len(chosen), 'session')}?")

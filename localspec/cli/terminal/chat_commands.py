@@ -226,14 +226,11 @@ def _load(conversation: Conversation, argument: str) -> None:
     if not argument:
         note("\n".join(session_lines()))
         return
-    is_kept = conversation.is_saved or not conversation.chat.transcript
-    if not is_kept and not _agrees(
-        "This conversation is not saved and would be lost. Continue?"
-    ):
+    question = "This conversation is not saved and would be lost. Continue?"
+    if conversation.load(argument, may_drop=lambda: _agrees(question)):
+        note_resumed(conversation)
+    else:
         note("Nothing was loaded. /save NAME saves this conversation.")
-        return
-    conversation.resume(argument, must_exist=True)
-    note_resumed(conversation)
 
 
 def _agrees(question: str) -> bool:
