@@ -7,6 +7,7 @@ import json
 from command_line import run
 
 from gguf_maker import write_random_model
+from localspec.cli import exit_codes
 
 TERSE = ["--temperature", "0", "--max-tokens", "12"]
 
@@ -108,6 +109,19 @@ def test_chat_tells_once_that_turns_are_forgotten():
     result = run("chat", "--ctx", 200, "--max-tokens", 30, stdin=lines)
     assert result.exit_code == 0
     assert result.stderr.count("oldest turns are dropped") == 1
+
+
+def test_lines_between_quotes_on_a_pipe_are_one_message(own_folders):
+    """As they are, up to the end of the quotes; the other lines are messages of their own."""
+    given = 'Hello!\n"""\n  a list:\n\n/exit\n"""\n"""one"""\n""""""\n/exit\nnever\n'
+    options = ("--session", "quoted", "--max-tokens", "4")
+    assert run("chat", *options, stdin=given).exit_code == 0
+    listed = json.loads(run("sessions", "export", "quoted", "--json").stdout)["messages"]
+    questions = [each["content"] for each in listed if each["role"] == "user"]
+    assert questions == ["Hello!", "  a list:\n\n/exit", "one"]
+    torn = run("chat", *options, stdin='"""and\nso on')
+    assert torn.exit_code == exit_codes.USAGE
+    assert 'ends before the text that begins with """and' in torn.stderr
 
 
 def test_a_pipe_goes_on_after_a_message_that_is_too_long():

@@ -61,9 +61,10 @@ def test_a_conversation_from_hello_to_goodbye(chat):
     terminal.wait_for(has_begun(other))
     terminal.process.send("\x03")
     assert "(stopped)" in terminal.wait_for_prompt(5)
+    assert "Error: there is no session 'nosuch'" in terminal.say("/load nosuch")
     assert "Took back: Tell me" in terminal.say("/undo")
     terminal.process.send("never sent\x04\x03")  # Ctrl-D needs an empty line
-    terminal.wait_for_prompt(7)
+    terminal.wait_for_prompt(8)
     assert terminal.leave() == 0
     assert terminal.has_its_modes()
 
@@ -74,8 +75,7 @@ def test_lines_of_a_message_completion_and_history(chat, tmp_path):
     assert "lines is a new session." in terminal.text()
     terminal.process.send("one\x1b\rtwo\\\rthree\r")
     terminal.wait_for_prompt(2)
-    saved = json.loads((tmp_path / "localspec" / "sessions" / "lines.json").read_text())
-    assert saved["messages"][0]["content"] == "one\ntwo\nthree"
+    assert asked(tmp_path, "lines") == ["one\ntwo\nthree"]
     terminal.say("/save birthday")
     for typed, completed in (
         ("/he", "/help"),
@@ -97,6 +97,43 @@ def test_lines_of_a_message_completion_and_history(chat, tmp_path):
     assert "Continuing birthday: 1 turn." in again.text()
     again.process.send("\x1b[A")
     again.wait_for(lambda text: text.endswith("> /file notes of mine.txt"))
+
+
+def asked(folder, session: str) -> list[str]:
+    """The questions that a session holds."""
+    saved = json.loads((folder / "localspec" / "sessions" / f"{session}.json").read_text())
+    return [each["content"] for each in saved["messages"] if each["role"] == "user"]
+
+
+@pytest.mark.parametrize("kind", ["xterm-256color", "dumb"])
+def test_lines_between_quotes_are_one_message(chat, tmp_path, kind):
+    """None of them is a command, and Ctrl-C leaves them; with and without a line editor."""
+    terminal = chat(*TERSE, "--session", "quoted", TERM=kind)
+
+    message = "  indented\n\n/quit\nends in \\\nlast"
+    for number, (typed, kept) in enumerate(
+        [(f'"""\n{message}"""', message), ('"""Hello!"""', "Hello!")], start=1
+    ):
+        terminal.process.send(typed.replace("\n", "\r") + "\r")
+        terminal.wait_for(
+            lambda text, number=number: (
+                text.count("tokens/s") == number and text.endswith("\n>")
+            )
+        )
+        assert asked(tmp_path, "quoted")[-1] == kept
+        terminal.process.send('"""never sent\rand more')
+        terminal.wait_for(
+            lambda text: re.search(r'> """never sent\n *and more$', text) is not None
+        )
+        terminal.process.send("\x03")
+        terminal.wait_for(lambda text: text.endswith("\n>"))
+    assert len(asked(tmp_path, "quoted")) == 2
+    if kind != "dumb":
+        terminal.process.send("\x1b[A\x1b[A")
+        terminal.wait_for(lambda text: text.endswith('\n  last"""'))
+        terminal.process.send("\x03")
+    assert terminal.leave() == 0
+    assert terminal.has_its_modes()
 
 
 def test_ctrl_c_while_a_long_prompt_is_read(chat, tmp_path):

@@ -20,6 +20,7 @@ from localspec.cli.options import (
     model_argument,
     pair_options,
 )
+from localspec.cli.quoted_text import quoted_together, unquoted
 from localspec.cli.screen import error_lines, in_flags, note, show_legend
 from localspec.cli.sessions import note_resumed
 from localspec.cli.standard_streams import is_terminal, piped_lines
@@ -64,8 +65,8 @@ def chat(
     """Chat with a model.
 
     On a terminal, Ctrl-C stops an answer, Ctrl-D or /quit leaves, and /help lists all commands.
-    On a pipe, every line of the input is a message, and /exit ends. 'localspec sessions' lists
-    saved conversations.
+    On a pipe, every line of the input is a message, and /exit ends. Lines between \"\"\" and
+    \"\"\" are one message. 'localspec sessions' lists saved conversations.
 
     MODEL is a preset, an alias, a GGUF file, hf:owner/repo/file.gguf or owner/repo:QUANT.
     Without one it is LOCALSPEC_MODEL, 'localspec models default', or the demo pair.
@@ -141,9 +142,14 @@ def _answer_lines(conversation: Conversation) -> int:
     from localspec.cli.conversation import LEAVE
 
     num_failed = 0
-    for text in itertools.takewhile(lambda text: text not in LEAVE, piped_lines()):
+    messages = quoted_together(piped_lines())
+    for text in itertools.takewhile(lambda text: text not in LEAVE, messages):
+        quoted = unquoted(text)
         try:
-            conversation.ask(text)
+            if quoted is None:
+                conversation.ask(text)
+            elif quoted.strip():
+                conversation.ask(quoted)
         except OptionError:
             raise
         except LocalspecError as error:

@@ -80,13 +80,11 @@ def read_input() -> str:
 
 
 def piped_lines() -> Iterator[str]:
-    """Read one message per line. Raises click.UsageError as `read_input` does."""
+    """Read stdin line by line. Raises click.UsageError as `read_input` does."""
     while sys.stdin is not None and (data := sys.stdin.buffer.readline(MAX_INPUT_BYTES + 1)):
         if data.startswith(WIDE_MARKS):  # a line end takes several bytes
             data += sys.stdin.buffer.read(MAX_INPUT_BYTES + 1)
-        for line in _text(data).replace("\r", "\n").split("\n"):
-            if text := line.strip():
-                yield text
+        yield from _text(data).replace("\r", "\n").removesuffix("\n").split("\n")
 
 
 def _text(data: bytes) -> str:

@@ -92,6 +92,7 @@ def _help(_conversation: Conversation, _argument: str) -> None:
     note(
         f"{formatter.getvalue()}"
         "Alt-Enter, or a backslash at the end, starts another line of a message.\n"
+        '""" begins a message of several lines, and """ ends it.\n'
         "A space before a command makes it a message.\n"
         "Ctrl-C stops an answer or clears the line; Ctrl-D leaves."
     )

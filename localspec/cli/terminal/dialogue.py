@@ -19,6 +19,7 @@ from localspec.chat.attachment import read_attachment
 from localspec.chat.chat import Chat
 from localspec.cli.answer import PlainView, note_limits
 from localspec.cli.conversation import Conversation
+from localspec.cli.quoted_text import unquoted
 from localspec.cli.screen import error_lines, note, status_line
 from localspec.cli.standard_streams import echo_off
 from localspec.cli.terminal.chat_commands import COMMANDS, Leave, attach, run_command
@@ -47,10 +48,7 @@ def converse(conversation: Conversation) -> None:
     with told_to_end(leave):
         for text in editor.messages(prefill, meanwhile):
             try:
-                if not run_command(conversation, text) and not _takes_dropped(
-                    conversation, text
-                ):
-                    conversation.ask(text)
+                _obey(conversation, text)
             except Leave:
                 return
             except ContextError as error:
@@ -61,6 +59,16 @@ def converse(conversation: Conversation) -> None:
             except KeyboardInterrupt:
                 click.echo()
                 note("(stopped)")
+
+
+def _obey(conversation: Conversation, text: str) -> None:
+    """Do what a typed text asks for: a command, files that were dropped, or a message."""
+    quoted = unquoted(text)
+    if quoted is not None:
+        if quoted.strip():
+            conversation.ask(quoted)
+    elif not run_command(conversation, text) and not _takes_dropped(conversation, text):
+        conversation.ask(text)
 
 
 def _prefilled(conversation: Conversation, was_emptied: bool) -> str:  # noqa: FBT001

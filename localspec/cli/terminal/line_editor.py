@@ -20,12 +20,14 @@ from prompt_toolkit.shortcuts import CompleteStyle
 from prompt_toolkit.utils import is_dumb_terminal
 
 from localspec.atomic_write import make_private_folder, open_regular
+from localspec.cli.quoted_text import is_unclosed
 from localspec.cli.screen import printable
 
 # The completions of a command's argument; None for paths.
 Values = Callable[[], Iterable[str]] | None
 
 PROMPT = "> "
+_CONTINUED = "  "  # before the further lines of a message
 
 
 def can_edit() -> bool:
@@ -77,7 +79,10 @@ class LineEditor:
         if self._session is None:
             if prefill:
                 click.echo(printable(prefill))
-            return input(PROMPT) or prefill
+            text = input(PROMPT)
+            while is_unclosed(text):
+                text += "\n" + input(_CONTINUED)
+            return text or prefill
         try:
             return self._session.prompt(PROMPT, default=prefill)
         finally:
@@ -108,7 +113,7 @@ def _session(commands: Mapping[str, Values]) -> PromptSession[str]:
     return PromptSession(
         history=_history(),
         multiline=True,
-        prompt_continuation="  ",
+        prompt_continuation=_CONTINUED,
         key_bindings=_key_bindings(),
         completer=_CommandCompleter(commands),
         complete_while_typing=False,
@@ -167,9 +172,11 @@ def _key_bindings() -> KeyBindings:
 
     @bindings.add("enter")
     def send(event: KeyPressEvent) -> None:
-        """Send the message; after a backslash, start a new line instead."""
+        """Send the message; within quotes or after a backslash, start a new line instead."""
         buffer = event.current_buffer
-        if buffer.document.char_before_cursor == "\\":
+        if is_unclosed(buffer.text):
+            buffer.insert_text("\n")
+        elif buffer.document.char_before_cursor == "\\":
             buffer.delete_before_cursor()
             buffer.insert_text("\n")
         else:

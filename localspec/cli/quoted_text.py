@@ -1,0 +1,45 @@
+"""Texts of several lines between quotes, as people type them who know Ollama's chat.
+
+A text that begins with three quotes ends only with three others. It is a message, whatever
+stands in it, and its lines are kept as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from localspec.errors import OptionError
+
+QUOTES = '"""'
+
+
+def is_unclosed(text: str) -> bool:
+    """Whether a text begins with the quotes, and the others are still to come."""
+    return text.startswith(QUOTES) and not text.removeprefix(QUOTES).rstrip().endswith(QUOTES)
+
+
+def unquoted(text: str) -> str | None:
+    """The lines between the quotes; None for a text without quotes."""
+    if not text.startswith(QUOTES) or is_unclosed(text):
+        return None
+    inside = text.removeprefix(QUOTES).rstrip().removesuffix(QUOTES)
+    return inside.removeprefix("\n").removesuffix("\n")
+
+
+def quoted_together(lines: Iterator[str]) -> Iterator[str]:
+    """The lines that are not blank, without blanks around them; a quoted text is one of them.
+
+    Raises OptionError if the input ends within quotes.
+    """
+    for line in lines:
+        text = line.strip()
+        while is_unclosed(text):
+            following = next(lines, None)
+            if following is None:
+                raise OptionError(
+                    f"the input ends before the text that begins with {text:.40}",
+                    f"End that text with {QUOTES}.",
+                )
+            text += f"\n{following}"
+        if text:
+            yield text
