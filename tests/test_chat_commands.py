@@ -349,7 +349,7 @@ def test_a_path_of_an_image_that_is_dropped_is_no_message(chat, tmp_path, monkey
         "my photo.png",
     ):
         said = person.says(typed)
-        assert "an image in it, and the model has no projector" in said
+        assert "Error: my photo.png is an image, and the model has no projector" in said
         assert "--mmproj" in said
         assert "tokens" not in said
     for typed in (f"What is '{picture}'?", "It's a photo.png", "notes.txt"):
@@ -357,7 +357,10 @@ def test_a_path_of_an_image_that_is_dropped_is_no_message(chat, tmp_path, monkey
 
 
 def test_a_model_that_sees_is_shown_images(chat, tmp_path, monkeypatch):
-    """By a command, or dropped on the terminal; a line says what they take."""
+    """By a command, or dropped on the terminal; a line says what they take.
+
+    What is exported names them by their files.
+    """
     monkeypatch.chdir(tmp_path)
     template = {"tokenizer.chat_template": BUILT_IN["chatml"]}
     target, mmproj = write_vision_pair(tmp_path, "gemma3", extra=template)
@@ -373,6 +376,9 @@ def test_a_model_that_sees_is_shown_images(chat, tmp_path, monkeypatch):
         said = person.says(f"notes.txt '{picture}'")
         assert told.search(said)
         assert "notes.txt (17 characters) is attached" in said
+        assert "Saved as seen" in person.says("and now", "/save seen")
+    exported = run("sessions", "export", "seen").stdout
+    assert exported.count("[image my photo.png]") == 4
 
 
 @pytest.mark.parametrize(

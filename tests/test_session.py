@@ -204,7 +204,7 @@ def test_a_kill_while_saving_leaves_a_whole_session(folder):
         assert found >= int(said[-1])
 
 
-RED = Picture(2, 1, b"\xff\0\0" * 2)
+RED = Picture(2, 1, b"\xff\0\0" * 2, "red.png")
 BLUE = Picture(1, 2, b"\0\0\xff" * 2)
 
 
@@ -233,6 +233,8 @@ def test_pictures_are_kept_and_come_back(chat, demo_vocabulary):
     again = Chat(NoModels(demo_vocabulary), template="chatml")
     read_session("seen").resume(again)
     assert again.messages == chat.messages
+    kept = [each.given.name for each in again.messages[0]["pictures"]]
+    assert kept == ["red.png", ""]  # the second was read from no file
 
 
 def test_a_picture_is_written_once_and_removed_with_its_turn(chat):
@@ -258,7 +260,7 @@ def test_a_picture_that_is_missing_or_another_is_an_error(chat, content):
     path.unlink()
     if content is not None:
         path.write_bytes(content)
-    with pytest.raises(SessionError, match="picture") as caught:
+    with pytest.raises(SessionError, match=r"picture .*red\.png") as caught:
         read_session("seen").resume(chat)
     assert caught.value.hint
 

@@ -208,6 +208,21 @@ def test_a_blind_model_gets_a_note_of_an_earlier_picture_and_no_later_one(prompt
     assert "mmproj" in caught.value.hint
 
 
+def test_an_error_names_a_picture_by_its_file(prompt_of, tmp_path):
+    """A message has a number for programs alone."""
+    (tmp_path / "red.png").write_bytes(RED.png())
+    shown = user(text(WORDS), {"type": "image", "image": tmp_path / "red.png"})
+    with pytest.raises(OptionError, match=r"^red\.png is an image, and .* no projector"):
+        prompt_of(shown)
+
+    class Refusing(Eyes):
+        def cells(self, picture):
+            raise OptionError("it is too dark", "Light it.")
+
+    with pytest.raises(OptionError, match=r"^red\.png is an image: it is too dark"):
+        prompt_of(shown, vision=Refusing())
+
+
 def test_a_conversation_goes_on_after_a_picture_that_cannot_be_read(prompt_of, in_words):
     """In the last message it is an error, later a note."""
     broken = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGVsbG8="}}

@@ -12,7 +12,7 @@ import re
 import shutil
 import unicodedata
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -46,7 +46,7 @@ _JOINERS = "\u200c\u200d"  # belong to words of Persian and of Indian languages
 class Session:
     """A conversation by name, as `Chat.replace` takes it.
 
-    messages: as JSON holds them, their pictures by SHA-256.
+    messages: as JSON holds them, their pictures by SHA-256, with the names of their files.
     """
 
     name: str
@@ -229,6 +229,7 @@ def _session(name: str, path: Path, content: Any) -> Session:
             and all(map(is_count, counts))
             and all(
                 _DIGEST.fullmatch(position["sha256"])  # becomes the name of a file
+                and isinstance(position.get("name", ""), str)
                 and type(position["at"]) is int
                 and 0 <= position["at"] <= len(message["content"])
                 for message in messages
@@ -255,29 +256,39 @@ def _as_json(session: Path, message: Message) -> dict[str, Any]:
         if not path.exists():
             make_private_folder(path.parent)
             write_whole(path, picture.png(), durable=True)
-        positions.append({"at": each.at, "sha256": path.stem})
+        name = {"name": picture.name} if picture.name else {}
+        positions.append({"at": each.at, "sha256": path.stem, **name})
     bare = with_shown(dict(message), ())
     return {**bare, "pictures": positions} if positions else bare
 
 
 def _with_pictures(session: Path, message: Message) -> Message:
     positions = message.get("pictures", ())
-    shown = (Shown(each["at"], _read_picture(session, each["sha256"])) for each in positions)
+    shown = (Shown(each["at"], _read_picture(session, each)) for each in positions)
     return with_shown(dict(message), shown)
 
 
-def _read_picture(session: Path, digest: str) -> Picture:
+def picture_name(position: Mapping[str, Any]) -> str:
+    """The name of a picture's file, or else the beginning of its SHA-256."""
+    return str(position.get("name") or position["sha256"][:8])
+
+
+def _read_picture(session: Path, position: Mapping[str, Any]) -> Picture:
+    digest = position["sha256"]
     path = _pictures_folder(session) / f"{digest}.png"
     try:
         picture = Picture.read(path, most_bytes=_MOST_PICTURE_BYTES)
     except OptionError as error:
         raise SessionError(
-            f"a picture of the session is missing: {error}",
+            f"the picture {picture_name(position)} of the session cannot be read: {error}",
             "Put it back, or start another session.",
         ) from error
     if picture.digest.hex() != digest:
-        raise SessionError(f"{path} is another picture", "Put the right one back.")
-    return picture
+        raise SessionError(
+            f"{path} is another picture than {picture_name(position)}",
+            "Put the right one back.",
+        )
+    return replace(picture, name=position.get("name", ""))  # not that of the file here
 
 
 def _drop_other_pictures(session: Path, messages: Sequence[Mapping[str, Any]]) -> None:

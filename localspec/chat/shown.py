@@ -145,15 +145,24 @@ def pieces_of(message: Message) -> list[str]:
     return [content[begin:end] for begin, end in pairwise(cuts)]
 
 
+def _which(number: int, given: Given) -> str:
+    """The beginning of an error: names the image by its file, or else the message with it."""
+    if isinstance(given, Picture) and given.name:
+        return f"{given.name} is an image"
+    return f"message {number} has an image in it"
+
+
 def for_the_blind(messages: Sequence[Message]) -> list[Message]:
     """The messages with notes in place of pictures; a user may show none in the last one.
 
     Raises OptionError.
     """
     last = len(messages) - 1
-    if messages and not all(each.is_result for each in shown_in(messages[last])):
+    for each in shown_in(messages[last]) if messages else ():
+        if each.is_result:
+            continue
         raise OptionError(
-            f"message {last} has an image in it, and the model has no projector to see it",
+            f"{_which(last, each.given)}, and the model has no projector to see it",
             "Load it with one (mmproj=…), choose a model that sees, or leave the image out.",
         )
     return [noted(each) if shown_in(each) else each for each in messages]
@@ -199,7 +208,7 @@ def for_the_seeing(
             except OptionError as error:
                 if number == last and not each.is_result:
                     raise OptionError(
-                        f"message {number} has an image in it: {error}", error.hint
+                        f"{_which(number, each.given)}: {error}", error.hint
                     ) from error
         if not shown_in(message):
             return message

@@ -18,6 +18,7 @@ from localspec.chat.session import (
     is_open,
     known_name,
     lock_session,
+    picture_name,
     read_session,
     remove_sessions,
     session_bytes,
@@ -209,7 +210,7 @@ def _as_markdown(session: Session) -> str:
 
 def _said(message: Message) -> str:
     """The text of a message, and a note for each picture before it."""
-    notes = [f"[image {each['sha256'][:8]}]" for each in message.get("pictures", ())]
+    notes = [f"[image {picture_name(each)}]" for each in message.get("pictures", ())]
     return "\n".join([*notes, message["content"]])
 
 

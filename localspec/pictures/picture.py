@@ -44,8 +44,9 @@ _decoding = threading.Lock()
 class Picture:
     """Pixels and their digest.
 
-    width, height: in pixels. rgb: height · width · 3 bytes, row by row from the top. digest:
-    SHA-256 of size and pixels: pictures with the same one are the same.
+    width, height: in pixels. rgb: height · width · 3 bytes, row by row from the top. name: of
+    the file that it was read from; empty without one. digest: SHA-256 of size and pixels:
+    pictures with the same one are the same.
 
     Raises OptionError for a size that is out of range, or does not fit the bytes.
     """
@@ -53,6 +54,7 @@ class Picture:
     width: int
     height: int
     rgb: bytes = field(repr=False, compare=False)
+    name: str = field(default="", compare=False)
     digest: bytes = field(init=False)
 
     def __post_init__(self) -> None:
@@ -79,11 +81,9 @@ class Picture:
             return source
         if isinstance(source, str | os.PathLike):
             path = Path(os.path.expanduser(source))
-            return cls._decoded(
-                path.name or str(path), read_bytes(path, most_bytes), most_bytes
-            )
+            return cls._decoded(path.name, read_bytes(path, most_bytes), most_bytes)
         if isinstance(source, bytes | bytearray | memoryview):
-            return cls._decoded("the picture", bytes(source), most_bytes)
+            return cls._decoded("", bytes(source), most_bytes)
         from PIL import Image
 
         if not isinstance(source, Image.Image):
@@ -97,15 +97,16 @@ class Picture:
 
     @classmethod
     def _decoded(cls, name: str, data: bytes, most_bytes: int) -> Picture:
-        """The picture in a file's bytes. name: for errors."""
+        """The picture in a file's bytes. name: of the file, if there is one."""
+        called = name or "the picture"
         if len(data) > most_bytes:
             raise OptionError(
-                f"{name} has {len(data)} bytes; a picture may have {most_bytes}",
+                f"{called} has {len(data)} bytes; a picture may have {most_bytes}",
                 "Save it smaller, or as JPEG.",
             )
         with _decoding:
-            size, bands = _decoded_bands(name, data)
-            return cls(*size, b"".join(bands))
+            size, bands = _decoded_bands(called, data)
+            return cls(*size, b"".join(bands), name)
 
     def png(self) -> bytes:
         """The bytes of a PNG file with exactly these pixels."""
