@@ -75,7 +75,7 @@ _TABLE = (
         ("image", "images"),
         words="chat.send(text, images=[…]) takes them; for engine.generate put them into the "
         "messages.",
-        flags=("--file",),
+        flags=("--image",),
     ),
     _Row(("raw",), words="engine.generate_raw(text) puts no template around it."),
     _Row(

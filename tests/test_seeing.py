@@ -23,6 +23,7 @@ import localspec
 from gguf_maker import add_keys
 from localspec import MemoryLimitError, ModelFileError, OptionError
 from localspec.chat.template import BUILT_IN
+from localspec.cli import exit_codes
 from localspec.errors import PairError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.projector import (
@@ -132,11 +133,32 @@ def test_generate_shows_an_image(pair, tmp_path):
     command = ["generate", "--target", str(target), "--mmproj", str(mmproj), "--temperature",
                "0", "--max-tokens", "4", "--chat-template", "chatml", "--json"]  # fmt: skip
     num_tokens = []
-    for images in ((), ("-f", tmp_path / "fox.png")):
+    fox = tmp_path / "fox.png"
+    for images in ((), ("-f", fox), ("--image", fox), ("--image", fox, "--image", fox)):
         done = run(*command, *images, QUESTION)
         assert done.exit_code == 0, done.output
         num_tokens.append(json.loads(done.stdout)["stats"]["prompt_tokens"])
-    assert num_tokens[1] >= num_tokens[0] + 16  # the picture's cells
+    assert num_tokens[1] == num_tokens[2]
+    assert num_tokens[2] >= num_tokens[0] + 16  # the picture's cells
+    assert num_tokens[3] >= num_tokens[2] + 16
+
+
+@pytest.mark.parametrize("flag", ["-f", "--image"])
+def test_generate_loads_no_model_that_cannot_see_its_image(pair, tmp_path, monkeypatch, flag):
+    """The error names both. A projector beside the model counts, unless it is left out."""
+    target, _ = pair
+    (tmp_path / "fox.png").write_bytes(FOX.png())
+
+    def nothing_is_loaded(*_arguments, **_keywords):
+        raise AssertionError
+
+    monkeypatch.setattr("localspec.engine.loading.load", nothing_is_loaded)
+    images = (flag, tmp_path / "fox.png", QUESTION)
+    for model, called in (((), "demo"), (("-m", target, "--mmproj", "none"), str(target))):
+        refused = run("generate", *model, *images)
+        assert refused.exit_code == exit_codes.USAGE
+        assert f"fox.png is an image, and {called} has no projector" in refused.stderr
+        assert "--mmproj" in refused.stderr
 
 
 @pytest.mark.process

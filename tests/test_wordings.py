@@ -50,7 +50,7 @@ def run(*arguments: object) -> Result:
         ("generate x --max-new-tokens=5", "Use: --max-tokens."),
         ("generate x --response-format json", "Use: --json-schema."),
         ("generate x --do-sample", "Use: --temperature 0."),
-        ("generate x --image a.png", "Use: --file."),
+        ("generate x --images a.png", "Use: --image."),
         ("serve --max-model-len 64", "Use: --ctx."),
         ("run llama3", "No such command 'run'. Use: localspec chat MODEL"),
         ("list", "No such command 'list'. Use: localspec models."),

@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # sessions are listed without the library of templates
 # Replaces a picture that a model cannot see, so that a conversation goes on with this model.
 PICTURE_NOTE = "[An image was here, which this model cannot see.]"
 _LOST_NOTE = "[An image was here, which cannot be read.]"
+HOW_TO_SEE = "Load it with one (mmproj=…), choose a model that sees, or leave the image out."
 MOST_PROMPT_PICTURES = 256
 MOST_PROMPT_PIXELS = 4 * MAX_PICTURE_PIXELS  # of all together: 600 MB
 _DATA_URL = re.compile(r"data:(?P<kind>[\w.+/-]*)(?:;[\w.=+-]+)*?;base64,", re.IGNORECASE)
@@ -163,7 +164,7 @@ def for_the_blind(messages: Sequence[Message]) -> list[Message]:
             continue
         raise OptionError(
             f"{_which(last, each.given)}, and the model has no projector to see it",
-            "Load it with one (mmproj=…), choose a model that sees, or leave the image out.",
+            HOW_TO_SEE,
         )
     return [noted(each) if shown_in(each) else each for each in messages]
 

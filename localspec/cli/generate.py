@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 @click.option(
     "-f",
     "--file",
+    "--image",
     "files",
     multiple=True,
     type=click.Path(path_type=Path),
@@ -91,7 +92,7 @@ def generate(  # noqa: PLR0913  each is an option of the command
         localspec generate -m qwen3-8b "Why is the sky blue?"
         localspec generate --temperature 0 --json "What is 7 times 8?"
         localspec generate -m qwen3-8b -f notes.txt "What have I forgotten?"
-        localspec generate --target T.gguf --mmproj P.gguf -f cat.jpg "A cat?"
+        localspec generate -m gemma-3-4b --image cat.jpg "What is this?"
         localspec generate --choice yes --choice no "Is a whale a fish?"
         echo "Count to ten." | localspec generate
         tail -n 40 server.log | localspec generate -m qwen3-8b "What went wrong?"
@@ -106,7 +107,7 @@ def generate(  # noqa: PLR0913  each is an option of the command
             "--raw takes the prompt alone, without files or a pipe beside it."
         )
     template = options.template()
-    with options.open_engine() as engine:
+    with options.open_engine(shown=pictures_in(attachments)) as engine:
         chosen = options.for_answer(engine, stop=stop, logprobs=logprobs, **fits)
         text = attached(question, attachments)
         if raw:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
+from localspec.chat.shown import HOW_TO_SEE
 from localspec.chat.template import BUILT_IN
 from localspec.cli.completion import complete_model, complete_preset, complete_template
 from localspec.cli.download import offer_download
@@ -36,6 +37,7 @@ from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, ProposerName, Rul
 if TYPE_CHECKING:
     from localspec.engine.base import BaseEngine
     from localspec.engine.sources import LoadKeywords
+    from localspec.pictures.picture import Picture
     from localspec.streaming.options import AnswerOptions
 
 
@@ -289,15 +291,21 @@ class PairOptions:
     max_tokens: int | None
     show_draft: bool
 
-    def open_engine(self, *, memory: bool = True, cache_disk: int = 0) -> BaseEngine:
+    def open_engine(
+        self, *, memory: bool = True, cache_disk: int = 0, shown: Sequence[Picture] = ()
+    ) -> BaseEngine:
         """Load the pair; with RPC servers in a process of its own, since they may crash it.
 
         memory, cache_disk: as for `localspec.load`; a measurement, which repeats its prompts,
-        has no memory. Raises the errors of `localspec.load` and `choose_model`.
+        has no memory. shown: what the target has to see; one that cannot is not loaded.
+
+        Raises the errors of `localspec.load` and `choose_model`, and OptionError for a target
+        that cannot see.
         """
         # Imported here: completion must not load an engine.
         from localspec.engine.loading import load
         from localspec.engine.sources import servers_used
+        from localspec.engine.vision import sees
         from localspec.isolated.isolated_engine import IsolatedEngine
 
         loading = self.loading
@@ -307,6 +315,12 @@ class PairOptions:
             offer_download(first or DEFAULT_PRESET)
         arguments: LoadKeywords = {**loading, "target": self.target, "memory": memory}
         arguments["cache_disk"] = cache_disk
+        if shown and not sees(first, arguments):
+            model = first or self.target or DEFAULT_PRESET
+            raise OptionError(
+                f"{shown[0].name} is an image, and {model} has no projector to see it",
+                HOW_TO_SEE,
+            )
         open_it: Callable[..., BaseEngine] = load
         if servers_used(first, arguments):
             open_it = IsolatedEngine

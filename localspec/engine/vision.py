@@ -7,9 +7,11 @@ import logging
 import os
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
+from localspec.engine.sources import LoadKeywords, named_sources
 from localspec.errors import LocalspecError, OptionError
+from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.content import FileContent
 from localspec.gguf_file.projector import (
     NO_PROJECTOR,
@@ -20,6 +22,7 @@ from localspec.gguf_file.projector import (
 )
 from localspec.preflight.free_memory import free_memory
 from localspec.preflight.memory import projector_memory
+from localspec.presets.presets import Preset, Role
 
 if TYPE_CHECKING:
     from localspec.gguf_file.header import Header
@@ -41,6 +44,17 @@ class Sight(NamedTuple):
 
     is_named: bool
     """Whether it was asked for, not just found."""
+
+
+def sees(model: str | os.PathLike[str] | Preset | None, arguments: LoadKeywords) -> bool:
+    """Whether `load` would open a target with a projector. Raises what naming a model does."""
+    named: dict[Role, Any] = {role: arguments.get(role) for role in get_args(Role)}
+    found, _ = named_sources(model, named)
+    target, projector = found["target"], found.get("mmproj")
+    assert isinstance(target, Path)  # no command has a `Llama`
+    assert projector is None or isinstance(projector, Path)
+    ways = ways_to_see(arguments.get("mmproj"), projector, check_model_file(target))
+    return ways[0] is not None
 
 
 def ways_to_see(
