@@ -12,7 +12,7 @@ import pytest
 
 from localspec.cli.screen import error_lines, note, printable, stats_lines, status_line
 from localspec.errors import LocalspecError
-from localspec.speculative.metrics import Meter
+from localspec.speculative.metrics import Meter, Provenance
 from localspec.speculative.policy_api import DraftOff, PolicyEstimate, ProposerKind, ThreadUse
 
 
@@ -115,6 +115,33 @@ def test_threads_are_named_where_most_steps_had_fewer(steps, use, said):
     stats = Meter(1, 0, 0.0, num_steps=90, steps_per_threads=steps).stats(1.0, None, use)
     for shown in (status_line(stats, 512, 200), "\n".join(stats_lines(stats, 512))):
         assert (said in shown) if said else ("thread" not in shown)
+
+
+@pytest.mark.parametrize(
+    ("slowdown", "said"),
+    [
+        (None, None),
+        (1.0, None),
+        (1.49, None),
+        (1.5, "1.5 times slower than measured before"),
+        (3.02, "3 times slower than measured before"),
+    ],
+)
+def test_an_answer_that_was_clearly_slower_than_others_says_so(slowdown, said):
+    """Also where all threads were used; a narrow window lacks the question behind it."""
+    use = ThreadUse(8, 8, is_busy=False, slowdown=slowdown)
+    meter = Meter(20, 0, 0.0, num_steps=90, steps_per_threads={8: 90}, target_time_s=10.0)
+    meter.tokens[Provenance.PLAIN] = 300
+    stats = meter.stats(1.0, None, use)
+    if said is None:
+        narrow = wide = "context 62% full"
+    else:
+        narrow = said
+        wide = f"{said}: is the machine busy?"
+    assert status_line(stats, 512, 80) == f"300 tokens · 30 tokens/s · {narrow}"
+    assert status_line(stats, 512, 100) == f"300 tokens · 30 tokens/s · {wide}"
+    lines = stats_lines(stats, 512)
+    assert (f"{said}: is the machine busy?" in lines) is (said is not None)
 
 
 def test_a_note_fits_the_terminal_on_stderr_when_stdout_is_a_pipe(monkeypatch):

@@ -52,7 +52,9 @@ def test_a_conversation_from_hello_to_goodbye(chat):
     terminal.wait_for(has_begun(STORY))
     terminal.process.send("/stats\r")
     text = terminal.wait_for_prompt(3)
-    status = r"^\d+ tokens \(\d+ drafted\) · \d+ tokens/s · .*context \d+% full$"
+    # Beside other tests, an answer may be slower than the one before.
+    rest = r"(context \d+% full|\d+(\.\d)? times slower than measured before)"
+    status = rf"^\d+ tokens \(\d+ drafted\) · \d+ tokens/s · {rest}"
     assert re.search(status, text, re.MULTILINE)
     assert "accepted by position" in text
     terminal.say("/set max_tokens none")
@@ -162,6 +164,35 @@ def test_ctrl_c_while_a_long_prompt_is_read(chat, tmp_path):
     assert "message: long.txt" in terminal.say("/file")
     assert terminal.leave() == 0
     assert terminal.has_its_modes()
+
+
+def test_an_answer_that_is_slower_than_measured_before_says_so(tmp_path):
+    """What was measured is kept between runs. Here it is made a thousand times as fast."""
+    options = ("chat", "--ignore-eos", "--max-tokens", "200", "--proposer", "draft")
+    cache = tmp_path / "cache"
+
+    def status() -> str:
+        terminal = Terminal(tmp_path, *options, columns=100, XDG_CACHE_HOME=str(cache))
+        try:
+            terminal.wait_for_prompt(1)
+            text = terminal.say(STORY)
+            assert terminal.leave() == 0
+        finally:
+            terminal.close()
+        (line,) = (line for line in text.split("\n") if "tokens/s" in line)
+        return line
+
+    status()
+    (profile,) = (cache / "localspec" / "profiles").iterdir()
+    kept = json.loads(profile.read_text())
+    fastest = kept["learned"]["threads"]
+    assert fastest
+    kept["learned"]["threads"] = {
+        size: {length: seconds / 1000 for length, seconds in known.items()}
+        for size, known in fastest.items()
+    }
+    profile.write_text(json.dumps(kept))
+    assert re.search(r" · \d+(\.\d)? times slower than measured before", status())
 
 
 def test_a_dumb_terminal_gets_plain_text(chat):

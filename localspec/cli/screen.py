@@ -16,6 +16,9 @@ from localspec.speculative.metrics import Provenance, Stats, why_mostly_off
 from localspec.speculative.policy_api import ProposerKind
 
 _STATUS_COLUMNS = 100  # of the window, at most
+# An answer whose decodes take so many times as long as the fastest ones is said to be slower;
+# below that it may be noise, or a processor that is warm.
+_CLEARLY_SLOWER = 1.5
 # Where a token came from: its colour, its brackets where there are no colours, and in words.
 _MARKS = {
     Provenance.ACCEPTED: ("green", "", "", "drafted and accepted"),
@@ -120,16 +123,18 @@ def show_legend() -> None:
 def status_line(stats: Stats, context_length: int, columns: int) -> str:
     """Summarise an answer in one line: speed, drafting, context.
 
-    It has as many parts as fit into the window, and into 100 columns.
+    It has as many parts as fit into the window, and into 100 columns. A part that does not fit
+    lacks what follows its colon, or it is left out, with those after it.
     """
     drafted = f" ({stats.num_accepted} drafted)" if stats.num_draft_tokens else ""
     used = (stats.prompt_tokens + stats.completion_tokens) / context_length
     reason = (why_mostly_off(stats) or "").partition(":")[0]
     rate = stats.tokens_per_s
     exact = f"exact ({stats.exact_steps})" if stats.exact_steps else "exact"
-    # What matters most comes first: a part that does not fit is left out, with those after it.
+    # What matters most comes first.
     parts = (
         "" if rate is None else f"{rate:.0f} tokens/s",
+        _slowdown_of(stats),
         f"context {used:.0%} full",
         reason,
         _threads_of(stats),
@@ -138,10 +143,21 @@ def status_line(stats: Stats, context_length: int, columns: int) -> str:
     line = f"{stats.completion_tokens} tokens{drafted}"
     width = min(_STATUS_COLUMNS, columns - 1)
     for part in filter(None, parts):
-        if len(longer := f"{line} · {part}") > width:
+        shorter = part.partition(":")[0]
+        if len(f"{line} · {shorter}") > width:
             break
-        line = longer
+        is_whole = len(f"{line} · {part}") <= width
+        line += f" · {part if is_whole else shorter}"
     return line
+
+
+def _slowdown_of(stats: Stats) -> str | None:
+    """By how much the answer was slower than others here, if that is more than noise."""
+    slowdown = None if stats.threads is None else stats.threads.slowdown
+    if slowdown is None or slowdown < _CLEARLY_SLOWER:
+        return None
+    times = f"{slowdown:.1f}".removesuffix(".0")
+    return f"{times} times slower than measured before: is the machine busy?"
 
 
 def _threads_of(stats: Stats) -> str | None:
@@ -187,8 +203,7 @@ def stats_lines(stats: Stats, context_length: int) -> list[str]:
         f"seconds: draft {stats.draft_time_s:.2f}, target {stats.target_time_s:.2f}, "
         f"sampler {stats.sampler_time_s:.2f}, total {stats.total_time_s:.2f}"
     )
-    if (threads := _threads_of(stats)) is not None:
-        lines.append(threads)
+    lines += filter(None, (_slowdown_of(stats), _threads_of(stats)))
     if (outlook := stats.outlook) is not None:
         edge = outlook.break_even
         pays = "never pays" if edge is None else f"pays from {edge:.0%} on"

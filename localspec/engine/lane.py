@@ -175,7 +175,7 @@ class Lane:
         has_shared = self._num_shared < self.clock.num_shared
         if has_shared or not isinstance(policy, AdaptiveDraftPolicy):
             return None
-        return policy.as_dict()
+        return {**policy.as_dict(), "threads": self.decoder.thread_policy.as_dict()}
 
     def interrupt(self) -> None:
         """End what the models do here within one decode. From any thread."""

@@ -11,7 +11,7 @@ from localspec.engine.models import Models
 from localspec.errors import DAMAGES, OptionError
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import Profile
-from localspec.policy.threads import AdaptiveThreads
+from localspec.policy.threads import AdaptiveThreads, counts_to_try
 from localspec.speculative.heads import Blocks, Head
 from localspec.speculative.lookup import Lookup
 from localspec.speculative.policy_api import (
@@ -127,9 +127,11 @@ def choose_policies(
     if kept is not None:
         try:
             policy.restore(kept)
+            threads.restore(kept.get("threads", {}))
         except DAMAGES as error:
             logger.warning("%s is damaged and will be replaced: %s", profile.path, error)
             policy = AdaptiveDraftPolicy(shares, models.target.num_threads)
+            threads = _thread_policy(models, was_alone)
     return (policy, threads), profile
 
 
@@ -161,10 +163,14 @@ def choose_threads(model: LlamaModel) -> None:
 
 
 def _thread_policy(models: Models, was_alone: Callable[[], bool]) -> ThreadPolicy:
-    """A policy that adapts threads to the load, unless the user set the target's number."""
+    """A policy that adapts threads to the load, unless the user set the target's number.
+
+    On GPUs threads matter little, and a decode's time depends on those before it.
+    """
     target, draft, head, _ = models
-    if not target.may_change_threads:
+    if target.gpus:
         return ThreadPolicy(target.num_threads)
+    most = target.num_threads
     most_of_draft = 0 if draft is None else draft.num_threads
 
     def use(count: int) -> None:
@@ -174,4 +180,5 @@ def _thread_policy(models: Models, was_alone: Callable[[], bool]) -> ThreadPolic
         if head is not None:
             head.num_threads = count
 
-    return AdaptiveThreads(target.num_threads, use, was_alone)
+    counts = counts_to_try(most) if target.may_change_threads else [most]
+    return AdaptiveThreads(counts, use, was_alone)

@@ -12,9 +12,11 @@ slow steps lose: so there are many of them on a busy machine, and few on a quiet
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from localspec.policy.cost import LARGEST_STEP, SHORT_READ, fill
+from localspec.policy.fastest import FastestDecodes
 from localspec.speculative.policy_api import StepRecord, ThreadPolicy, ThreadUse
 
 # Steps over which slowdowns are averaged; a tried number that is faster over so many stays
@@ -29,22 +31,24 @@ Shape = tuple[int, int, int, int | None]
 class AdaptiveThreads(ThreadPolicy):
     """Chooses the number of threads with which steps were fastest.
 
-    most: the best number on a quiet machine, with which it begins. use_threads: sets the
-    models' number of threads. was_alone: whether the last step had decodes of its own; others
-    say nothing about threads.
+    counts: the numbers to choose from, as `counts_to_try` has them; a single one is kept. It
+    begins with the first, the best one on a quiet machine. use_threads: sets the models' number
+    of threads. was_alone: whether the last step had decodes of its own; others say nothing
+    about threads.
     """
 
     def __init__(
         self,
-        most: int,
+        counts: Sequence[int],
         use_threads: Callable[[int], None],
         was_alone: Callable[[], bool],
     ) -> None:
-        super().__init__(most)
+        super().__init__(counts[0])
+        self._fastest = FastestDecodes()
         self._use_threads = use_threads
         self._was_alone = was_alone
-        self._counts = counts_to_try(most)
-        self._now = most  # the number outside of trials
+        self._counts = list(counts)
+        self._now = counts[0]  # the number outside of trials
         self._others = self._counts[1:]  # the one that is tried next is the first
         self._trial: list[float] = []  # slowdowns with a number that is tried
         self._mean = self._least = 1.0  # slowdowns with the number outside of trials
@@ -54,13 +58,17 @@ class AdaptiveThreads(ThreadPolicy):
     def use(self) -> ThreadUse:
         # Where the number in use had the fastest steps, more are no faster.
         is_busy = self._now < self._counts[0] and self._least > _NOISE
-        return ThreadUse(self._num_threads, self._counts[0], is_busy)
+        return ThreadUse(self._num_threads, self._counts[0], is_busy, self._fastest.slowdown())
+
+    def begin(self) -> None:
+        self._fastest.begin()
 
     def learn(self, record: StepRecord) -> None:
         is_prompt = record.proposer is None and record.num_target_tokens > 1
         is_long = record.num_target_tokens > LARGEST_STEP or record.num_read > SHORT_READ
         if not self._was_alone() or is_prompt or is_long or record.replay_s > 0.0:
             return  # reading takes its own time, and says nothing about steps
+        self._fastest.learn(record.num_target_tokens, record.num_cached, record.target_time_s)
         seconds = record.draft_time_s + record.target_time_s + record.sampler_time_s
         sizes = record.num_target_tokens, record.num_draft_tokens
         shape = (fill(record.num_cached), *sizes, record.proposer)
@@ -78,6 +86,12 @@ class AdaptiveThreads(ThreadPolicy):
         if self._saved >= 1.0 and self._others:
             self._trial, self._saved = [], 0.0
             self._use(self._others.pop(0))
+
+    def as_dict(self) -> dict[str, Any]:
+        return self._fastest.as_dict()
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        self._fastest.restore(kept)
 
     def _continue_trial(self, slowdown: float) -> None:
         self._trial.append(slowdown)

@@ -129,6 +129,7 @@ class SpeculativeDecoder:
         number = 0
         self._chain = request.chain
         self.draft_policy.begin()
+        self.thread_policy.begin()
         for proposer in self.proposers:
             proposer.begin(request.chain)
         while remaining > 0:

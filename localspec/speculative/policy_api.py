@@ -10,7 +10,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 from localspec.errors import OptionError
 
@@ -318,12 +318,15 @@ class ThreadUse:
     """num_threads: of the target's decodes now; num_usable: the most that it could have.
 
     is_busy: whether it has fewer because other programs run on the machine, and not because
-    more threads are no faster.
+    more threads are no faster. slowdown: the time of the answer's decodes, in times of the
+    fastest such decodes that were measured here, in this process or before; None where nothing
+    was, for a short answer, and on GPUs.
     """
 
     num_threads: int
     num_usable: int
     is_busy: bool
+    slowdown: float | None = None
 
 
 class ThreadPolicy:
@@ -331,6 +334,9 @@ class ThreadPolicy:
 
     def __init__(self, num_threads: int) -> None:
         self._num_threads = num_threads  # now
+
+    def begin(self) -> None:
+        """Another answer begins."""
 
     def choose(self) -> int:
         """The number for the target's decodes in the next step; the models are set to it."""
@@ -342,3 +348,10 @@ class ThreadPolicy:
     def use(self) -> ThreadUse:
         """The present choice."""
         return ThreadUse(self._num_threads, self._num_threads, is_busy=False)
+
+    def as_dict(self) -> dict[str, Any]:
+        """The content to save for the next process, in JSON's types."""
+        return {}
+
+    def restore(self, kept: Mapping[str, Any]) -> None:
+        """Continue from `as_dict`."""
