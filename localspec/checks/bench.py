@@ -149,21 +149,25 @@ class KindSpeed:
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """The results of a benchmark.
-
-    kinds: in the order in which they are asked, also those with too little text. left_out:
-    prompts of each kind that need tools which the model cannot call, or do not fit its context;
-    too_long: only those that do not fit. costs: None if nothing drafts, or timing was interrupted. ended_by: None if all intervals
-    are narrow.
-    """
+    """The results of a benchmark."""
 
     kinds: tuple[KindSpeed, ...]
+    """In the order in which they are asked, also those with too little text."""
+
     left_out: Mapping[KindOfText, int]
+    """Prompts of each kind that need tools which the model cannot call, or are too long."""
+
     too_long: Mapping[KindOfText, int]
+    """Those of them that do not fit the context."""
+
     costs: DecodeCosts | None
+    """None if nothing drafts, or timing was interrupted."""
+
     peak_memory_bytes: int
     time_s: float
+
     ended_by: EndedBy | None
+    """None if all intervals are narrow."""
 
     @property
     def over_all(self) -> RatioEstimate | None:

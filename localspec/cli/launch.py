@@ -170,8 +170,8 @@ def _server(
         stranger = f"{HOST}:{port}"
         port = _free_port()
         click.echo(
-            f"The program listening at {stranger} is not a localspec server of yours, or needs a "
-            f"key. Another server is started at port {port}.",
+            f"The program listening at {stranger} is not a localspec server of yours, or needs "
+            f"a key. Another server is started at port {port}.",
             err=True,
         )
     name = model or usual_name()
