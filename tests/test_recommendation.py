@@ -132,15 +132,15 @@ def test_the_speed_of_memory_is_that_of_a_model_that_ran_here(
     assert measured_bytes_per_s([model], room) is None
     header = check_model_file(model)
     setting = f"{FileContent(header).digest()} · 2 threads"
-    costs = {"2 0": {"plain_s": 0.25}, "1 0": {"plain_s": 9.0}}
-    Profile([setting]).save({"costs": costs})
+    fastest = {"1": {"0": 0.25, "7": 9.0}, "3": {"0": 0.5}}
+    Profile([setting]).save({"threads": fastest})
     embeddings = header.by_name()["token_embd.weight"].size_bytes  # a row of them is read
     expected = (header.weights_bytes - embeddings) / 0.25
     assert measured_bytes_per_s([tmp_path / "gone.gguf", model], room) == expected
     assert measured_bytes_per_s([model], machine(8, 8)) is None
     mixture = write_random_model(tmp_path / "moe.gguf", demo_target, num_experts=4)
     content = FileContent(check_model_file(mixture)).digest()
-    Profile([f"{content} · 2 threads"]).save({"costs": costs})
+    Profile([f"{content} · 2 threads"]).save({"threads": fastest})
     assert measured_bytes_per_s([mixture], room) is None
 
 

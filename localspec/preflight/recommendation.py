@@ -145,13 +145,11 @@ def measured_bytes_per_s(targets: Sequence[Path], free: MemoryRoom) -> float | N
 
 
 def _step_s(learned: dict[str, object]) -> float | None:
-    """Seconds of a target-only step with the most threads, as a profile has them."""
-    costs = learned.get("costs")
-    if not isinstance(costs, dict) or not costs:
+    """Seconds of the fastest target-only steps, as a profile has them; None if it has none."""
+    fastest = learned.get("threads")
+    if not isinstance(fastest, dict) or not fastest.get("1"):
         return None
-    with_most = max(costs, key=lambda key: int(key.split()[0]))
-    step_s = costs[with_most].get("plain_s")
-    return step_s if isinstance(step_s, float) else None
+    return min(map(float, fastest["1"].values()))
 
 
 def _read_bytes(header: Header) -> int:
