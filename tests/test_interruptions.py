@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import signal
@@ -97,18 +98,18 @@ def test_an_interrupted_engine_answers_as_a_fresh_one(loads, kind, wish, monkeyp
     assert struck
 
 
-def call_and_strike(function, strike, number):
-    """Call a function, and a signal's handler before the number-th line that it runs here.
+def call_and_strike(function, event, strike, number):
+    """Call a function, and `strike` at the number-th event that tracing shows of the package.
 
-    Returns whether it ran so many lines of the package.
+    Returns whether there are so many.
     """
     package = str(Path(localspec.__file__).parent)
-    lines = itertools.count()
+    events = itertools.count()
 
-    def trace(frame, event, _argument):
+    def trace(frame, what, _argument):
         if not frame.f_code.co_filename.startswith(package):
             return None
-        if event == "line" and next(lines) == number:
+        if what == event and next(events) == number:
             strike()
         return trace
 
@@ -117,18 +118,23 @@ def call_and_strike(function, strike, number):
         function()
     finally:
         sys.settrace(None)
-    return next(lines) > number
+    return next(events) > number
 
 
-def strike_everywhere(ask, strike):
-    """Ask again and again, with a strike before another line each time; how many those were."""
+def strike_everywhere(ask, event, strike):
+    """Ask again and again, with a strike at another event each time; how many those were."""
     step = 5 // num_examples(5)
     numbers = itertools.count(random.randrange(step), step)
-    return next(each for each in numbers if not call_and_strike(ask, strike, each))
+    return next(each for each in numbers if not call_and_strike(ask, event, strike, each))
 
 
+KINDS = pytest.mark.parametrize(
+    "kind", ["lanes", pytest.param("isolated", marks=pytest.mark.process)]
+)
+
+
+@KINDS
 @pytest.mark.parametrize("cancelled", ["answer", "engine"])
-@pytest.mark.parametrize("kind", ["lanes", pytest.param("isolated", marks=pytest.mark.process)])
 def test_a_signal_handler_may_cancel_between_any_two_lines(loads, kind, cancelled):
     """In the thread that reads, which may hold any lock then."""
     asked = []
@@ -143,7 +149,27 @@ def test_a_signal_handler_may_cancel_between_any_two_lines(loads, kind, cancelle
 
     with loads[kind]() as engine:
         expected = answers(engine)
-        with at_once(lambda: strike_everywhere(ask, strike)) as found:
+        with at_once(lambda: strike_everywhere(ask, "line", strike)) as found:
             pass
         assert found[0] > 100
+        assert answers(engine) == expected
+
+
+@KINDS
+def test_ctrl_c_may_come_at_any_call(loads, kind, monkeypatch):
+    """Between two calls Python serves no signal."""
+    monkeypatch.setattr(sys, "unraisablehook", lambda _: None)  # pytest's keeps answers
+
+    def strike():
+        raise KeyboardInterrupt
+
+    def ask():
+        with contextlib.suppress(KeyboardInterrupt):
+            engine.chat().send(FOX, sampling=GREEDY, max_tokens=1).reply()
+
+    with loads[kind]() as engine:
+        expected = answers(engine)
+        with at_once(lambda: strike_everywhere(ask, "call", strike)) as found:
+            pass
+        assert found[0] > 50
         assert answers(engine) == expected

@@ -6,11 +6,13 @@ a lane.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+Result = TypeVar("Result")
 
 
 @dataclass(eq=False, slots=True)
@@ -82,17 +84,24 @@ class Line:
         Returns:
             False if too many wait. Then it has no place.
         """
-        with self._changed() as admitted:
-            self._waiting.append(place)
-            admitted += self._admit()  # others, too, where `num_at_once` has changed
-            if place not in self._waiting:
-                return True  # it is admitted, or a signal handler has given it up
-            if self._most_waiting is not None and len(self._waiting) > self._most_waiting:
-                self._waiting.remove(place)
-                return False
-            if may_wait is not None:
-                self._check(place, may_wait)
-            return True
+        return self._change(lambda admitted: self._take(place, may_wait, admitted))
+
+    def _take(
+        self,
+        place: Place,
+        may_wait: Callable[[list[Place]], None] | None,
+        admitted: list[Place],
+    ) -> bool:
+        self._waiting.append(place)
+        self._admit(admitted)  # others, too, where `num_at_once` has changed
+        if place not in self._waiting:
+            return True  # it is admitted, or a signal handler has given it up
+        if self._most_waiting is not None and len(self._waiting) > self._most_waiting:
+            self._waiting.remove(place)
+            return False
+        if may_wait is not None:
+            self._check(place, may_wait)
+        return True
 
     def _check(self, place: Place, may_wait: Callable[[list[Place]], None]) -> None:
         try:
@@ -103,12 +112,15 @@ class Line:
 
     def join_if_free(self, place: Place) -> bool:
         """Take a place only if it is admitted at once, and nobody waits."""
-        with self._changed() as admitted:
+
+        def take(admitted: list[Place]) -> bool:
             is_free = not self._waiting and self._may_work(place)
             if is_free:
                 self._begin(place)
                 admitted.append(place)
-        return is_free
+            return is_free
+
+        return self._change(take)
 
     def leave(self, place: Place) -> None:
         """Give up a place, admitted or not, and admit those who may work now. Idempotent."""
@@ -121,24 +133,27 @@ class Line:
         with self._lock:
             if self._is_changing:
                 return  # this thread is amid a change, which sees to it at its end
-        with self._changed() as admitted:
-            admitted += self._admit()
+        self._change(self._admit)
 
-    @contextlib.contextmanager
-    def _changed(self) -> Iterator[list[Place]]:
-        """Hold the line while its places change.
+    def _change(self, change: Callable[[list[Place]], Result]) -> Result:
+        """Change places while no other thread does.
 
-        Places that a signal handler gives up meanwhile go when the block has ended.
+        Places that a signal handler gives up meanwhile go at the end.
 
-        Yields:
-            A list for the places that are admitted, which hear of it after the block.
+        Args:
+            change: does it, and adds the places that it admits to the list that it gets. They
+                hear of it at the end.
+
+        Returns:
+            What `change` does.
         """
         admitted: list[Place] = []
         try:
+            # No context manager of our own: Ctrl-C may strike before it has let go of the lock.
             with self._lock:
                 self._is_changing = True
                 try:
-                    yield admitted
+                    return change(admitted)
                 finally:
                     self._is_changing = False
         finally:
@@ -168,11 +183,10 @@ class Line:
             num_places[place.client] += 1
         return sorted(self._waiting, key=ranks.__getitem__)
 
-    def _admit(self) -> list[Place]:
-        """Take out those who have left, and admit all who may work now. Returns these."""
+    def _admit(self, admitted: list[Place]) -> None:
+        """Take out those who have left, admit all who may work now, and list these."""
         while self._left:
             self._take_out(self._left.popleft())
-        admitted: list[Place] = []
         passed: list[Place] = []  # of conversations that have an answer at work
         for place in self._order():
             if not self._may_work(place):
@@ -184,7 +198,6 @@ class Line:
             self._waiting.remove(place)
             self._begin(place)
             admitted.append(place)
-        return admitted
 
     def _take_out(self, place: Place) -> None:
         for places in (self._working, self._waiting):
