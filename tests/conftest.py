@@ -76,7 +76,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-hypothesis.settings.register_profile("localspec", max_examples=num_examples(100))
+# No test holds a time.
+hypothesis.settings.register_profile("localspec", deadline=None, max_examples=num_examples(100))
 hypothesis.settings.load_profile("localspec")
 
 

@@ -165,7 +165,7 @@ def grammar_for(name, schema):
 
 
 SLOW = settings(
-    max_examples=num_examples(20), deadline=None, suppress_health_check=list(HealthCheck),
+    max_examples=num_examples(20), suppress_health_check=list(HealthCheck),
     derandomize=True,
 )  # fmt: skip
 

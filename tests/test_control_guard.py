@@ -77,7 +77,7 @@ def test_a_message_cannot_speak_with_them(marked, text):
         )
 
 
-@settings(deadline=None, max_examples=num_examples(150))
+@settings(max_examples=num_examples(150))
 @given(
     st.text("<|>im_startend o\n", max_size=40)
     | st.lists(
@@ -91,7 +91,7 @@ def test_any_message_is_said_and_steers_nothing(demo, text):
     assert said(demo, tokens) == f"user\n{text}\nassistant\n"
 
 
-@settings(deadline=None, max_examples=num_examples(100))
+@settings(max_examples=num_examples(100))
 @given(st.text(st.characters(exclude_characters="<>|", exclude_categories=["Cs"])))
 def test_a_message_without_such_text_is_tokenised_with_its_surroundings(demo, text):
     rendered = f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
@@ -138,7 +138,7 @@ def test_a_switch_in_a_message_still_works(cutting, beside):
         assert "/no_think Be" not in said(cutting, tokens)
 
 
-@settings(deadline=None, max_examples=num_examples(100))
+@settings(max_examples=num_examples(100))
 @given(st.lists(st.sampled_from(SWITCHES)).map("".join))
 def test_no_message_steers_through_a_template_that_cuts(cutting, text):
     found = steering(cutting, prompt_of(cutting, text, NEMOTRON))

@@ -269,7 +269,7 @@ FRAGMENTS = (
 )
 
 
-@settings(deadline=None, max_examples=num_examples(400))
+@settings(max_examples=num_examples(400))
 @given(
     st.one_of(
         st.lists(st.sampled_from(FRAGMENTS), max_size=12).map("".join),

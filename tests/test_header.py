@@ -139,7 +139,7 @@ def test_a_header_is_read_without_its_file(tmp_path, num_tokens):
     assert source.num_read <= 32 << 20 < len(source.data)
 
 
-@settings(deadline=None, max_examples=num_examples(300))
+@settings(max_examples=num_examples(300))
 @given(at=st.integers(4, 4000), value=st.integers(0, 255))
 def test_a_flipped_byte_is_read_or_refused(demo_target, tmp_path_factory, at, value):
     """Never anything but a header or a ModelFileError."""
@@ -153,7 +153,7 @@ def test_a_flipped_byte_is_read_or_refused(demo_target, tmp_path_factory, at, va
         assert str(path) in str(error)  # noqa: PT017  both outcomes are right
 
 
-@settings(deadline=None, max_examples=num_examples(60))
+@settings(max_examples=num_examples(60))
 @given(st.integers(0, 200_000))
 def test_a_header_cut_anywhere_is_refused(demo_target, tmp_path_factory, length):
     path = tmp_path_factory.mktemp("cut") / "model.gguf"

@@ -182,7 +182,7 @@ SEEDS = [
 
 
 @pytest.mark.filterwarnings("ignore")  # Pillow warns of what it mends
-@settings(max_examples=num_examples(2000), deadline=None)
+@settings(max_examples=num_examples(2000))
 @given(
     seed=st.sampled_from(SEEDS),
     edits=st.lists(st.tuples(st.floats(0, 1), st.binary(max_size=4)), max_size=6),

@@ -58,7 +58,7 @@ def check(target, draft, k, asked, prompt=PROMPT):
     return text, steps
 
 
-@settings(deadline=None, max_examples=num_examples(150))
+@settings(max_examples=num_examples(150))
 @given(
     seeds=st.tuples(st.integers(0, 10**6), st.integers(0, 10**6)),
     k=st.integers(0, 16),
@@ -143,7 +143,7 @@ def test_the_draft_prefills_once_and_only_when_it_proposes():
     assert draft.decoded[0] == loop.tokens[:4]
 
 
-@settings(deadline=None, max_examples=num_examples(100))
+@settings(max_examples=num_examples(100))
 @given(
     seed=st.integers(0, 10**6),
     k=st.integers(1, 16),
