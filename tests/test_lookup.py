@@ -8,7 +8,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import inside
@@ -68,7 +68,6 @@ def searched(text: list[int], end: list[int]) -> list[list[int]]:
     ]
 
 
-@settings(deadline=None)
 @given(texts=st.lists(st.tuples(TOKENS, st.integers(0, 200), st.booleans()), max_size=5))
 def test_it_finds_the_latest_places_of_a_run_however_the_text_came_about(texts):
     """Read at once or token by token, cut back in between, and read on."""
@@ -306,7 +305,6 @@ def answered(
     return said
 
 
-@settings(deadline=None)
 @given(
     texts=st.lists(st.lists(st.integers(0, 7), max_size=200), max_size=3),
     rule=st.sampled_from(["greedy", "coupled"]),
