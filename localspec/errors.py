@@ -93,10 +93,6 @@ class TemplateError(LocalspecError):
     """A chat template is missing or broken, or writes too long a prompt."""
 
 
-class NoToolsError(TemplateError):
-    """A tool has to be called, and the chat template has no tools."""
-
-
 class TemplateLimitError(TemplateError):
     """A chat template writes too long a prompt: fewer messages may help."""
 

@@ -72,7 +72,8 @@ def _chatml(call: str) -> str:
 FAMILIES = {
     "Qwen": Family(
         _chatml(
-            '\n<tool_call>\n{"name": "{{ c.name }}", "arguments": {{ c.arguments | tojson }}}'
+            '{{ "\\n" }}<tool_call>\n'
+            '{"name": "{{ c.name }}", "arguments": {{ c.arguments | tojson }}}'
             "\n</tool_call>"
         ),
         '<tool_call>\n{"name": "get_weather", "arguments": {"city": "Rome", "days": 3}}\n'
@@ -83,7 +84,8 @@ FAMILIES = {
     ),
     "Qwen3-Coder": Family(
         _chatml(
-            "\n<tool_call>\n<function={{ c.name }}>\n{% for k, v in c.arguments | items %}"
+            "{{ '\\n' }}<tool_call>\n<function={{ c.name }}>\n"
+            "{% for k, v in c.arguments | items %}"
             "<parameter={{ k }}>\n{{ v if v is string else v | tojson }}\n</parameter>\n"
             "{% endfor %}</function>\n</tool_call>"
         ),
@@ -149,13 +151,18 @@ FAMILIES = {
         ("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>"),
     ),
     "Gemma 4": Family(
-        "{% for m in messages %}<|turn>{{ 'model' if m.role == 'assistant' else m.role }}\n"
+        '{% macro w(v) %}{% if v is string %}<|"|>{{ v }}<|"|>{% elif v is mapping %}'
+        "{{ '{' }}{% for k, e in v.items() %}{{ k }}:{{ w(e) }}{{ ',' if not loop.last }}"
+        "{% endfor %}{{ '}' }}{% elif v is iterable %}[{% for e in v %}{{ w(e) }}"
+        "{{ ',' if not loop.last }}{% endfor %}]{% else %}{{ v | tojson }}{% endif %}"
+        "{% endmacro %}{% for m in messages %}<|turn>"
+        "{{ 'model' if m.role == 'assistant' else m.role }}\n"
         "{% if loop.first %}{% for t in tools %}"
         "<|tool>{{ t.function.name }}<tool|>{% endfor %}{% endif %}{% for t in m.tool_calls %}"
         "{{ '<|tool_call>call:' + t.function.name + '{' }}"
-        "{% for k, v in t.function.arguments | dictsort %}{{ k }}:"
-        "{{ '<|\"|>' + v + '<|\"|>' if v is string else v }}{{ ',' if not loop.last }}"
-        "{% endfor %}{{ '}' }}<tool_call|>{% endfor %}{{ m.content }}<turn|>\n{% endfor %}"
+        "{% for k, v in t.function.arguments | dictsort %}{{ k }}:{{ w(v) }}"
+        "{{ ',' if not loop.last }}{% endfor %}{{ '}' }}<tool_call|>{% endfor %}"
+        "{{ m.content }}<turn|>\n{% endfor %}"
         "<|turn>model{{ '\n' }}",
         '<|tool_call>call:get_weather{city:<|"|>Rome<|"|>,days:3}<tool_call|>',
         ("<|tool_call>", "<tool_call|>", '<|"|>'),

@@ -7,11 +7,11 @@ import dataclasses
 import pytest
 from call_families import FAMILIES, TOOLS
 
+from localspec.chat.call_forms import tools_of
 from localspec.chat.prompt import kept_calls
 from localspec.chat.prompt_source import with_form
 from localspec.errors import ConstraintError
 from localspec.streaming.options import AnswerOptions, spec_of
-from localspec.tools.forms import form_of
 from localspec.tools.grammar import call_grammar
 from localspec.tools.tool import tool_use
 
@@ -24,7 +24,7 @@ def grammar_of(name, choice="auto", tools=TOOLS, *, is_parallel=True, answer=Non
     use = tool_use(tools, choice, is_parallel=is_parallel)
     if answer is not None:
         use = dataclasses.replace(use, answer_schema=answer)
-    form = form_of(FAMILIES[name].template)
+    form = tools_of(FAMILIES[name].template).form
     return form, call_grammar(form, use, {}, lambda tool: tool.parameters)
 
 
@@ -54,7 +54,7 @@ def test_another_answer_is_kept_to_as_much_of_its_schema_as_one_without_tools(na
     """What cannot be kept to is passed over there, too, unless that is to be strict."""
     schema = {"type": "array", "items": {"enum": [1]}, "uniqueItems": True, "format": "path"}
     options = AnswerOptions(tools=TOOLS, json_schema=schema)
-    form = form_of(FAMILIES[name].template)
+    form = tools_of(FAMILIES[name].template).form
     assert kept_calls(form, with_form(options.tool_use(()), spec_of(options)), {}) is not None
     strict = dataclasses.replace(options, strict=True)
     with pytest.raises(ConstraintError, match="uniqueItems"):

@@ -12,14 +12,13 @@ import pytest
 from call_families import ARGUMENTS, FAMILIES, TOOLS, written_call
 from prompts import Spelled
 
+from localspec.chat.call_forms import takes_tools, tools_of
 from localspec.chat.messages import checked_messages, fit_to_form
-from localspec.chat.prompt import takes_tools
 from localspec.chat.template import ChatTemplate
 from localspec.streaming.answer_text import AnswerText
 from localspec.streaming.calls import CallStream
 from localspec.streaming.thinking import Part, Thoughts
 from localspec.streaming.thought_families import families_of
-from localspec.tools.forms import FORMS, form_of
 from localspec.tools.grammar import CallGrammar, Calls
 from localspec.tools.tool import tool_use, whole_calls
 
@@ -43,7 +42,7 @@ LATER = [
 
 def answer_text(name, texts, use, stop=(), *, is_kept=True, has_tools=True, has_form=False):
     """Reads the texts, each of which is a token, as an answer of the family."""
-    form = form_of(FAMILIES[name].template)
+    form = tools_of(FAMILIES[name].template).form
     calls = Calls(form, use, grammar=CallGrammar("") if is_kept else None)
     thoughts = Thoughts(families_of(FAMILIES[name].template, ()))
     if form.recipient:
@@ -75,10 +74,10 @@ def read(name, answer, *, use=USE, is_kept=False, sizes=None, stop=(), is_cut=Fa
 
 
 def test_each_template_has_its_form():
-    forms = [form_of(family.template) for family in FAMILIES.values()]
-    assert None not in forms
-    assert len({FORMS.index(form) for form in forms}) == len(FAMILIES)
-    assert form_of("{{ messages }}") is None
+    found = [tools_of(family.template) for family in FAMILIES.values()]
+    assert all(each.is_known and each.are_shown for each in found)
+    assert len({each.form for each in found}) == len(FAMILIES)
+    assert not tools_of("{{ messages }}").is_known
 
 
 @pytest.mark.parametrize("is_kept", [False, True])
@@ -166,7 +165,7 @@ def test_a_call_that_is_cut_is_no_text(name, is_kept):
     call, said = FAMILIES[name].call, "I look.\n\n"
     if name == "gpt-oss":
         call, said = call.removeprefix("<|channel|>commentary"), ""
-    if form_of(FAMILIES[name].template).is_bare:
+    if tools_of(FAMILIES[name].template).form.is_bare:
         said = ""
     for end in range(1, len(call)):
         text, thought, _ = read(name, said + call[:end], is_kept=is_kept, is_cut=True)
@@ -250,13 +249,13 @@ def test_a_call_in_tags_whose_opening_was_forgotten(is_kept):
 def written(source):
     """What a template makes of an answer with a call, without its end, and of all the rest."""
     template = ChatTemplate(source, bos="", eos="</s>")
-    messages = fit_to_form(checked_messages(LATER), form_of(source))
+    messages = fit_to_form(checked_messages(LATER), tools_of(source).form)
     tools = [tool.declared() for tool in USE.tools]
     assert "get_weather" in template.render(messages[:1], tools=tools)
     text = template.render(messages, tools=tools)
     assert "sunny" in text
     before = text[: text.rindex("Rome", 0, text.rindex("sunny"))]
-    form = form_of(source)
+    form = tools_of(source).form
     begins = ["to=functions"] if form.recipient else form.openings
     begin = before.rindex('{"name"') if form.is_bare else max(map(before.rindex, begins))
     found = re.search(r"<\|im_end\|>|<\|eot_id\|>|</s>|<\|call\|>|<turn\|>", text[begin:])
@@ -281,7 +280,7 @@ def test_a_template_writes_a_call_as_its_models_do(file, name):
     if file is not None:
         source = (Path(__file__).parent / f"templates/{file}.jinja").read_text("utf-8")
     assert takes_tools(source)
-    assert form_of(source) is form_of(FAMILIES[name].template)
+    assert tools_of(source).form == tools_of(FAMILIES[name].template).form
     said = written(source)
     _, _, calls = read(name, f" {said}" if name == "gpt-oss" else said)
     assert calls == [("get_weather", ARGUMENTS)]
@@ -332,7 +331,7 @@ def test_an_answer_that_is_nothing_but_objects_of_calls(name, is_kept):
     for number, (answer, expected) in enumerate(UNMARKED):
         if expected is None:
             expected = [("get_weather", {**ARGUMENTS, "city": '```}"\n<'})]
-        if form_of(FAMILIES[name].template).is_single:
+        if tools_of(FAMILIES[name].template).form.is_single:
             expected = expected[:1]
         sizes = random.Random(number) if number else None
         whole = said_in_prefix(name, answer)
@@ -344,7 +343,7 @@ def test_an_answer_that_is_nothing_but_objects_of_calls(name, is_kept):
 @pytest.mark.parametrize("name", FAMILIES)
 def test_fenced_objects_of_calls_in_front_of_a_text(name, is_kept, is_cut):
     """Qwen2.5-Coder explains the call that it has written, and a coding agent stood still."""
-    is_single = form_of(FAMILIES[name].template).is_single
+    is_single = tools_of(FAMILIES[name].template).form.is_single
     for before, behind in (
         ("", "**Explanation:**\n- It asks."),
         ("I call it:", "[1]"),
@@ -374,11 +373,11 @@ def test_a_call_counts_behind_an_object_that_lacks_a_brace(name, is_kept):
     ):
         for seed in range(5):
             how = {"sizes": random.Random(seed) if seed else None, "is_kept": is_kept}
-            if form_of(FAMILIES[name].template).is_bare and begin.startswith("{"):
+            if tools_of(FAMILIES[name].template).form.is_bare and begin.startswith("{"):
                 continue  # there all of the answer is the call
             found = read(name, said_in_prefix(name, begin + fenced(OBJECT)), **how)
             assert found == (said, "", [CALLED]), begin
-    if not form_of(FAMILIES[name].template).is_single:
+    if not tools_of(FAMILIES[name].template).form.is_single:
         whole = said_in_prefix(name, f"{fenced(NOW)}\n{half}\n</tools>\n{fenced(OBJECT)}")
         assert read(name, whole)[2] == [CALLED_NOW, CALLED]
         half_text = OBJECT[: OBJECT.index("Rome")]
@@ -388,7 +387,7 @@ def test_a_call_counts_behind_an_object_that_lacks_a_brace(name, is_kept):
 
 def test_half_a_fenced_call_that_was_let_go_is_text_once():
     """A thought between its halves ends what may be a call."""
-    stream = CallStream(Calls(form_of(FAMILIES["Qwen"].template), USE))
+    stream = CallStream(Calls(tools_of(FAMILIES["Qwen"].template).form, USE))
     begin, end = f"```json\n{NOW[:14]}", f"{NOW[14:]}\n```\nThere."
     texts = [(begin, False), ("Hm.", True), (end, False)]
     parts = [part for text, is_thought in texts for part in stream.push(Part(text, is_thought))]
@@ -429,7 +428,7 @@ def test_what_is_more_or_less_than_objects_of_calls_is_text(name):
 
 
 def test_text_is_held_no_longer_than_it_may_be_a_call():
-    calls = Calls(form_of(FAMILIES["Qwen"].template), USE)
+    calls = Calls(tools_of(FAMILIES["Qwen"].template).form, USE)
     for answer, num_held in (
         ("Hello", 0),
         ("```python\nprint(1)\n```", 3),

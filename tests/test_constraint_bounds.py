@@ -10,11 +10,11 @@ from call_families import FAMILIES
 
 import localspec
 from engines import PLACES
+from localspec.chat.call_forms import tools_of
 from localspec.chat.prompt import kept_calls
 from localspec.constraints.guidance import not_kept, problem_with
 from localspec.constraints.spec import ConstraintSpec, constraint_spec
 from localspec.errors import ConstraintError
-from localspec.tools.forms import form_of
 from localspec.tools.tool import tool_use
 
 pytest.importorskip("llguidance", reason="llguidance is not installed")
@@ -70,7 +70,7 @@ def test_a_tool_with_such_a_schema_is_refused_where_it_has_to_be_kept_to():
     tool = {"name": "look", "parameters": {"type": "object", "properties": {"x": chain(1500)}}}
     tool["parameters"]["$defs"] = chain(1500)["$defs"]
     for family in FAMILIES.values():
-        form = form_of(family.template)
+        form = tools_of(family.template).form
         assert kept_calls(form, tool_use([tool], "auto", is_parallel=False), {}) is not None
         with pytest.raises(ConstraintError, match="64 levels"):
             kept_calls(form, tool_use([tool], "required", is_parallel=False), {})

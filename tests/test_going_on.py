@@ -17,11 +17,11 @@ import localspec
 from engines import PLACES
 from examples import num_examples
 from gguf_maker import with_template, write_scripted_model
+from localspec.chat.call_forms import tools_of
 from localspec.errors import OptionError
 from localspec.streaming.answer_text import AnswerText, Said
 from localspec.streaming.thinking import Thoughts
 from localspec.streaming.thought_families import families_of
-from localspec.tools.forms import form_of
 from localspec.tools.grammar import CallGrammar, Calls
 from localspec.tools.tool import tool_use, whole_calls
 
@@ -287,7 +287,7 @@ def test_whatever_it_says_and_wherever_it_is_cut(answer, name, is_kept, data):
     vocabulary = Spelled([raw[a:b] for a, b in itertools.pairwise([0, *ends])])
     calls, thoughts = None, Thoughts(families_of("</think>", ()))
     if name is not None:
-        form = form_of(FAMILIES[name].template)
+        form = tools_of(FAMILIES[name].template).form
         use = tool_use(TOOLS, "auto", is_parallel=data.draw(st.booleans()))
         calls = Calls(form, use, grammar=CallGrammar("") if is_kept else None)
         thoughts = Thoughts(families_of(FAMILIES[name].template, ()))
@@ -308,7 +308,7 @@ def test_whatever_it_says_and_wherever_it_is_cut(answer, name, is_kept, data):
 
 
 def test_a_call_of_no_tool_is_text_even_where_a_grammar_should_have_kept_it():
-    form = form_of(FAMILIES["Mistral Small"].template)
+    form = tools_of(FAMILIES["Mistral Small"].template).form
     use = tool_use(TOOLS, "auto", is_parallel=False)
     calls = Calls(form, use, grammar=CallGrammar(""))
     thoughts = Thoughts(families_of(FAMILIES["Mistral Small"].template, ()))

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from localspec.chat.call_forms import takes_tools
 from localspec.chat.messages import as_text, checked_messages
-from localspec.chat.prompt import PromptMaker, takes_tools
+from localspec.chat.prompt import PromptMaker
 from localspec.chat.template import BUILT_IN, ChatTemplate
 from localspec.errors import TemplateError, TemplateLimitError
 from localspec.tools.tool import tool_use

@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections import defaultdict, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, groupby, takewhile
 from typing import Any
 
@@ -20,8 +20,9 @@ from localspec.chat.shown import (
     with_shown,
 )
 from localspec.chat.template import Message
+from localspec.chat.tool_words import with_calls_in_words
 from localspec.errors import OptionError
-from localspec.tools.forms import CallForm
+from localspec.tools.forms import IN_WORDS, CallForm
 from localspec.tools.tool import ToolCall, json_text
 
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")  # it goes into the prompt as it is
@@ -322,7 +323,11 @@ def answer_message(text: str, calls: Sequence[ToolCall], thoughts: str) -> Messa
 
 def fit_to_form(messages: Sequence[Message], form: CallForm) -> list[Message]:
     """The messages with calls as templates of the form take them."""
-    fitted = _one_call_each(messages) if form.is_single else messages
+    fitted: Iterable[Message] = _one_call_each(messages) if form.is_single else messages
+    if not form.is_shown:
+        fitted = with_calls_in_words(fitted, form)
+    if form is IN_WORDS:
+        fitted = merged_messages(list(fitted))
     if form.recipient:
         fitted = map(_with_thinking, fitted)
     return [_with_short_ids(message) for message in fitted] if form.has_ids else list(fitted)

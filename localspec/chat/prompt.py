@@ -11,15 +11,16 @@ from __future__ import annotations
 import functools
 import json
 import logging
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from localspec.chat.call_forms import TemplateTools, takes_tools, tools_of
 from localspec.chat.control_guard import ControlGuard, Exposed, Hidden
 from localspec.chat.messages import THOUGHT_KEYS, fit_to_form, merged_messages
 from localspec.chat.shown import for_the_blind, for_the_seeing, in_front
 from localspec.chat.system_role import SystemRole
 from localspec.chat.template import NO_VARIABLES, ChatTemplate, Message
+from localspec.chat.tool_words import with_tools_in_words
 from localspec.constraints.guidance import is_installed, kept_schema, problem_with
 from localspec.constraints.spec import ConstraintSpec, calls_spec
 from localspec.errors import ConstraintError, TemplateError
@@ -28,7 +29,7 @@ from localspec.streaming.answer_text import Prompt
 from localspec.streaming.cancellation import CancelCheck, never
 from localspec.streaming.thinking import Thoughts, said
 from localspec.streaming.thought_families import families_of
-from localspec.tools.forms import KNOWN_FAMILIES, CallForm, form_of
+from localspec.tools.forms import CallForm
 from localspec.tools.grammar import CallGrammar, Calls, call_grammar
 from localspec.tools.tool import Tool, ToolUse
 from localspec.vocabulary import Vocabulary, with_bos
@@ -36,7 +37,6 @@ from localspec.vocabulary import Vocabulary, with_bos
 logger = logging.getLogger(__name__)
 
 _USUAL_ROLES = ("system", "user", "assistant")  # which templates know, or refuse in words
-_TOOLS = re.compile(r"\btools\b")  # the variable, in a template
 _ANY_OBJECT = {"type": "object"}
 # Keywords of a schema that may allow arguments other than its properties.
 _SAYS_MORE = frozenset(
@@ -76,8 +76,6 @@ class PromptMaker:
         variables = {"bos_token": bos, "eos_token": eos}
         self._named = tuple(text for name, text in variables.items() if name in source)
         self._source = source
-        self._form: CallForm | None = form_of(source)
-        self._knows_calls = "tool_calls" in source
         # Where it takes thoughts: elsewhere a message is what it would be without them.
         self._thought_keys = self._template.keys.intersection(THOUGHT_KEYS)
         self._vocabulary = vocabulary
@@ -146,6 +144,11 @@ class PromptMaker:
         bos = self._vocabulary.text(self._vocabulary.bos)
         return text.removeprefix(bos) if self._vocabulary.add_bos else text
 
+    @functools.cached_property
+    def _tools(self) -> TemplateTools:
+        """What the template has of tools; found out where there are any."""
+        return tools_of(self._source)
+
     def _maker_for(self, messages: Sequence[Message], use: ToolUse) -> PromptMaker:
         """The maker whose template is for such messages."""
         has_tools = bool(use.tools) or any(map(_has_call, messages))
@@ -198,10 +201,14 @@ class PromptMaker:
     def _tokenized(self, rendered: _Rendered, use: ToolUse) -> Prompt:
         """The prompt in tokens, and how to read the answer to it."""
         tokens = self._guard.tokenize(rendered.text, rendered.hidden)
+        calls = self._calls(use)
+        thoughts = self._thoughts.after(rendered.text)
+        if calls is not None:
+            thoughts = thoughts.without(calls.form.openings)
         return Prompt(
             with_bos(tokens, self._vocabulary),
-            self._thoughts.after(rendered.text),
-            calls=self._calls(use),
+            thoughts,
+            calls=calls,
             pictures=rendered.pictures,
         )
 
@@ -222,21 +229,29 @@ class PromptMaker:
         is_cancelled: CancelCheck,
     ) -> Exposed:
         """The messages as the template takes them, with all else that it may read."""
-        self._check_tools(messages, use)
-        messages = self._system_role.fitted(self._with_known_roles(messages), is_cancelled)
-        fitted = messages if self._form is None else fit_to_form(messages, self._form)
+        if messages and "tool_calls" in messages[-1]:
+            raise TemplateError(
+                "the last message calls tools, and their results are missing",
+                "Give the results in messages of the role tool.",
+            )
+        messages = self._with_known_roles(messages)
+        tools = [tool.declared() for tool in use.tools]
+        if use.tools and not self._tools.are_shown:
+            messages = with_tools_in_words(messages, use.tools, self._tools.form)
+            tools = []
+        if any(map(_has_call, messages)):
+            messages = fit_to_form(messages, self._tools.form)
+        messages = self._system_role.fitted(messages, is_cancelled)
         read, data = [], set()
-        for number, message in enumerate(fitted):
+        for number, message in enumerate(messages):
             role, content = str(message["role"]), str(message["content"])
-            if role == "tool" and self._knows_calls:
+            if role == "tool":
                 data.add(number)
             if role == "assistant":
                 message = self._with_thoughts(message)
                 content = said(content, self._thoughts.families)
             read.append({**message, "role": role, "content": content})
-        return Exposed(
-            read, [tool.declared() for tool in use.tools], frozenset(data), variables
-        )
+        return Exposed(read, tools, frozenset(data), variables)
 
     def _with_thoughts(self, answer: Message) -> Message:
         """The answer with its thoughts by the keys that the template reads."""
@@ -249,37 +264,14 @@ class PromptMaker:
         return {**bare, **thoughts}
 
     def _calls(self, use: ToolUse) -> Calls | None:
-        if self._form is None or not use.callable:
+        if not use.callable:
             return None
-        ids = {
-            mark: self._vocabulary.tokenize(mark, parse_special=True)
-            for mark in self._form.marks
-        }
+        form = self._tools.form
+        texts = [*form.marks, *filter(form.literals.__contains__, self._guard.texts)]
+        ids = {mark: self._vocabulary.tokenize(mark, parse_special=True) for mark in texts}
         tokens = {mark: found[0] for mark, found in ids.items() if len(found) == 1}
         shown = frozenset(filter(self._vocabulary.is_control, tokens.values()))
-        return Calls(self._form, use, shown, kept_calls(self._form, use, tokens))
-
-    def _check_tools(self, messages: Sequence[Message], use: ToolUse) -> None:
-        """Refuse tools and calls that the template leaves out, or whose form is not known."""
-        known = f"Calls are understood of {KNOWN_FAMILIES}."
-        if use.tools and not _TOOLS.search(self._source):
-            raise TemplateError("the chat template has no tools", known)
-        if use.tools and self._form is None:
-            raise TemplateError(
-                "it is not known how the models of this chat template write calls of tools",
-                known,
-            )
-        has_calls = any("tool_calls" in message for message in messages)
-        if has_calls and not self._knows_calls:
-            raise TemplateError(
-                "the chat template leaves out calls of tools and their results",
-                "Give them as text, in messages of the roles assistant and user.",
-            )
-        if messages and "tool_calls" in messages[-1]:
-            raise TemplateError(
-                "the last message calls tools, and their results are missing",
-                "Give the results in messages of the role tool.",
-            )
+        return Calls(form, use, shown, kept_calls(form, use, tokens))
 
     def _check_roles(self, exposed: Exposed, is_cancelled: CancelCheck) -> None:
         unusual = [
@@ -355,13 +347,6 @@ class PromptMaker:
 def _has_call(message: Message) -> bool:
     """Whether it calls a tool, or is a result."""
     return "tool_calls" in message or message["role"] == "tool"
-
-
-def takes_tools(source: str | None) -> bool:
-    """Whether a template has tools, calls and results, and it is known how its models call."""
-    if source is None or form_of(source) is None:
-        return False
-    return _TOOLS.search(source) is not None and "tool_calls" in source
 
 
 def _thoughts(vocabulary: Vocabulary, source: str, texts: Sequence[str]) -> Thoughts:

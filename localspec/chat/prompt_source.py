@@ -7,13 +7,11 @@ from dataclasses import dataclass, field, replace
 from itertools import takewhile
 from typing import Any
 
-from localspec.chat.messages import as_text
 from localspec.chat.template import Message
 from localspec.chat.turns import Turn, fitting_prompt, messages_of
 from localspec.chat.workshop import PromptWorkshop, known_ids
 from localspec.constraints.guidance import kept_schema
 from localspec.constraints.spec import ConstraintSpec
-from localspec.errors import NoToolsError
 from localspec.streaming.answer_text import Prompt
 from localspec.streaming.cancellation import CancelCheck
 from localspec.streaming.record import MadePrompt
@@ -80,34 +78,25 @@ class MessagesSource:
     form: ConstraintSpec | None = None
     """What an answer is to fit that calls no tool."""
 
-    allows_no_tools: bool = False
-    """Whether tools may be left out where the template has none: earlier calls become text."""
-
     def make(self, workshop: PromptWorkshop, is_cancelled: CancelCheck) -> MadePrompt:
         """See `PromptSource`."""
-        messages, use = self._supported(workshop)
         maker = workshop.maker(self.template, think=self.think)
-        variables = self.variables
-        prompt = maker.prompt(messages, use, is_cancelled, may_merge=True, variables=variables)
+        prompt = maker.prompt(
+            self.messages,
+            with_form(self.use, self.form),
+            is_cancelled,
+            may_merge=True,
+            variables=self.variables,
+        )
         return MadePrompt(prompt)
 
     def text(self, workshop: PromptWorkshop, *, opens_answer: bool) -> str:
         """The prompt as the template writes it: see `PromptMaker.text`."""
-        messages, use = self._supported(workshop)
         maker = workshop.maker(self.template, think=self.think)
-        return maker.text(messages, use, variables=self.variables, opens_answer=opens_answer)
-
-    def _supported(self, workshop: PromptWorkshop) -> tuple[Sequence[Message], ToolUse]:
-        """The messages and tools, as far as the template has tools. Raises TemplateError."""
-        if not self.allows_no_tools or workshop.takes_tools:
-            return self.messages, with_form(self.use, self.form)
-        if self.use.must:
-            raise NoToolsError(
-                "a tool has to be called, but the model's chat template has no tools, or the "
-                "form of its calls is not known here",
-                "Choose another model, or auto; or describe the call in a response_format.",
-            )
-        return [as_text(message) for message in self.messages], ToolUse()
+        use = with_form(self.use, self.form)
+        return maker.text(
+            self.messages, use, variables=self.variables, opens_answer=opens_answer
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ import operator
 from collections import OrderedDict
 from collections.abc import Sequence
 
-from localspec.chat.prompt import PromptMaker, takes_tools
+from localspec.chat.prompt import PromptMaker
 from localspec.chat.template import template_source
 from localspec.errors import OptionError, at_most
 from localspec.pictures.picture import Vision
@@ -46,11 +46,6 @@ class PromptWorkshop:
         self._tool_template = tool_template
         self._vision = vision
         self._makers: OrderedDict[tuple[str, str | None, bool], PromptMaker] = OrderedDict()
-
-    @property
-    def takes_tools(self) -> bool:
-        """Whether the model's own template has tools, and calls of them are understood."""
-        return takes_tools(self._chat_template) or takes_tools(self._tool_template)
 
     def maker(self, template: str | None, *, think: bool) -> PromptMaker:
         """The maker of prompts by a chat template; the last ones are kept.

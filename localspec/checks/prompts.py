@@ -45,7 +45,7 @@ class Task:
 
         template: as for `ask`.
         """
-        from localspec.chat.prompt import takes_tools  # loads NumPy
+        from localspec.chat.call_forms import takes_tools  # loads NumPy
         from localspec.chat.template import BUILT_IN
 
         if "tools" not in self.keywords:

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from localspec.chat.call_forms import takes_tools
 from localspec.chat.chat import Chat
-from localspec.chat.prompt import takes_tools
 from localspec.chat.prompt_source import MessagesSource, RawSource
 from localspec.chat.template import ChatTemplate, Message, template_source
 from localspec.chat.turns import question_message, system_messages, with_system

@@ -108,7 +108,7 @@ def _are_json(calls: Calls) -> bool:
     """Whether all that their grammar is of is JSON, but for the marks around it."""
     form, use = calls.form, calls.use
     is_free = form.is_bare and not use.must and use.answer_schema is None
-    return form.arguments is JsonArguments and not calls.have_frame and not is_free
+    return form.notation is JsonArguments and not calls.have_frame and not is_free
 
 
 def _asked(

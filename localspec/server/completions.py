@@ -456,7 +456,7 @@ def apply_template(fields: Fields) -> Aside:
     variables = template_variables(fields, effort=fields.text("reasoning_effort"))
     use = AnswerOptions.of(**openai_tools(fields)).tool_use(())
     opens_answer = fields.flag("add_generation_prompt") is not False
-    source = MessagesSource(messages, use, variables=dict(variables), allows_no_tools=True)
+    source = MessagesSource(messages, use, variables=dict(variables))
 
     def compute(engine: IsolatedEngine) -> dict[str, Any]:
         return {"prompt": engine._prompt_text(source, opens_answer=opens_answer)}

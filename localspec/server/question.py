@@ -397,7 +397,6 @@ def source_of(question: Question, given: Input, fim: FimTokens | None) -> Prompt
         question.use,
         variables=dict(question.variables),
         form=spec_of(options),
-        allows_no_tools=True,
     )
 
 
@@ -410,5 +409,5 @@ def templated(
     template. Raises OptionError; the function TemplateError.
     """
     use = AnswerOptions.of(**tools).tool_use(())
-    source = MessagesSource(messages, use, variables=dict(variables), allows_no_tools=True)
+    source = MessagesSource(messages, use, variables=dict(variables))
     return lambda engine: engine._made(source).prompt.tokens

@@ -15,7 +15,6 @@ from localspec.errors import (
     ContextError,
     CrashedError,
     LocalspecError,
-    NoToolsError,
     OptionError,
     TemplateError,
 )
@@ -107,11 +106,8 @@ def refusal_of(error: Exception) -> RequestError:
     if isinstance(error, CrashedError):
         logger.error("%s", MODELS_ENDED, exc_info=error)
     code = next((code for kind, code in _CODES if isinstance(error, kind)), "server_error")
-    param = None
-    if isinstance(error, NoToolsError):
-        code, param = "unsupported_value", "tool_choice"
     message = _OWN_FIELD.sub("repeat_last_n", str(error))
-    refusal = RequestError(message, _hint_for_clients(error.hint), code=code, param=param)
+    refusal = RequestError(message, _hint_for_clients(error.hint), code=code)
     refusal.__cause__ = error
     return refusal
 

@@ -46,7 +46,7 @@ class MarkedCalls(CallReader):
         self._state = _MarkedState.NAME if is_kept and calls.is_kept else _MarkedState.CLOSING
         self._text = ""  # that is not a part yet
         self._closing_from = 0  # the first position in it at which a closing may end calls
-        self._name = calls.form.start_pattern()
+        self._name = calls.form.first_pattern(front.strip())
         self._call: CallPiece  # whose arguments come, and
         self._arguments: ArgumentReader  # who reads them
 
@@ -79,7 +79,7 @@ class MarkedCalls(CallReader):
         self._state = _MarkedState.ARGUMENTS
         self._text = self._text[found.end() :]
         self._call = self._calls.begin(tool.name)
-        self._arguments = self._calls.form.arguments(tool, is_kept=True)
+        self._arguments = self._calls.form.reader(tool, is_kept=True)
         return [Part("", is_thought=False, call=self._call), *self._read_arguments()]
 
     def _read_arguments(self) -> list[Part]:
@@ -90,6 +90,7 @@ class MarkedCalls(CallReader):
         self._text = ""
         if arguments.is_over:
             self._state = _MarkedState.NAME
+            self._name = self._calls.form.further_pattern()
             parts += self.push(arguments.rest)
         return parts
 

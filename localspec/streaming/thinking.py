@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import re
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -50,6 +51,14 @@ class Thoughts:
         if after is Following.HEAD or (after is Following.THOUGHT and not rest.strip()):
             return Thoughts((family,), after, rest, self.shown)
         return replace(self, are_over=after is Following.SPEECH and not rest.strip())
+
+    def without(self, texts: Collection[str]) -> Thoughts:
+        """Thoughts that these texts do not begin: they begin calls."""
+        families = [
+            replace(each, marks={m: each.marks[m] for m in each.marks if m not in texts})
+            for each in self.families
+        ]
+        return replace(self, families=tuple(families))
 
     def marks(self, *following: Following) -> tuple[str, ...]:
         """The marks of the families in front of one of these; by default all."""

@@ -6,10 +6,11 @@ A reader gets the text behind a call's name. Text that was returned is final.
 from __future__ import annotations
 
 import abc
+import ast
 import json
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from localspec.tools.partial_text import ObjectEnd, num_unfinished
 from localspec.tools.schemas import branches, choices, fits, properties_of, takes_text
@@ -127,55 +128,120 @@ class GemmaArguments(ArgumentReader):
 
 
 def in_tags(value: object) -> str:
-    """A value as it stands between Qwen3-Coder's tags."""
+    """A value as it stands between tags: a text as it is, anything else as JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
 
 
-_FUNCTION_END = "</function>"
-_ENDS = ("\n</parameter>", "</parameter>")
-_END = re.compile(r"\n?</parameter>")
-# Where no grammar forbids it, a text can hold the tag.
-_LAST_END = re.compile(r"\n?</parameter>(?=\s*(?:<parameter=|\Z))")
+KEY = "KEY"  # stands for an argument's name in `Tags.closing`
+
+
+class Tags(NamedTuple):
+    """How arguments are written one by one, as <parameter=key> or in Python's notation."""
+
+    opening: str
+    """What stands before an argument's name."""
+
+    naming: str
+    """What stands between the name and a value that is a text."""
+
+    naming_other: str
+    """What stands between the name and any other value."""
+
+    closing: str
+    """What stands after the value, with KEY where the name is repeated."""
+
+    between: str
+    """What stands between two arguments, besides that."""
+
+    end: str
+    """How the text after the last argument begins, without blank space."""
+
+    is_quoted: bool
+    """Whether texts are quoted, so that every value is JSON or a literal of Python's."""
+
+    def written(self, arguments: Mapping[str, Any]) -> str:
+        """The arguments in this notation."""
+        return self.between.join(
+            f"{self.opening}{key}{self.naming_of(value)}{self.value(value)}"
+            f"{self.closing.replace(KEY, key)}"
+            for key, value in arguments.items()
+        )
+
+    def naming_of(self, value: object) -> str:
+        """What stands before that value."""
+        return self.naming if isinstance(value, str) else self.naming_other
+
+    def value(self, value: object) -> str:
+        """The text of a value."""
+        return json_text(value) if self.is_quoted else in_tags(value)
+
+
 _WORDS = ("true", "false", "null")
 
 
 class TagArguments(ArgumentReader):
-    """Qwen3-Coder's <parameter=key> for each argument, up to </function>.
+    """Arguments one by one, each between `Tags`.
 
-    Where no grammar keeps them, all of the parameters come at once.
+    Where no grammar keeps them, all of the arguments come at once.
     """
 
+    def __init__(self, tool: Tool, tags: Tags, *, is_kept: bool) -> None:
+        self._tags = tags
+        super().__init__(tool, is_kept=is_kept)
+
     def _parts(self) -> Iterator[str | None]:
+        tags = self._tags
         named, separator = properties_of(self._schema), "{"
         # Known names are looked for first: they may hold what no other name can.
         known = sorted(named, key=len, reverse=True)
-        names = "|".join([*map(re.escape, known), r"[^>\n]+"])
-        opening = re.compile(f"<parameter=({names})>")
+        any_name = r"\w+" if tags.is_quoted else r"[^>\n]+?"
+        names = "|".join([*map(re.escape, known), any_name])
+        naming = flexible(tags.naming.rstrip())
+        other = flexible(tags.naming_other.rstrip())
+        opening = re.compile(
+            f"{re.escape(tags.opening.strip())}({names})(?:({naming})|({other}))"
+        )
+        space = tags.naming[len(tags.naming.rstrip()) :]
         while True:
             self._skip_space()
-            if self.rest.startswith(_FUNCTION_END, self._at):
-                self._at, self.is_over = self._at + len(_FUNCTION_END), True
+            if separator != "{" and self.rest.startswith(tags.between.strip(), self._at):
+                self._at += len(tags.between.strip())
+                self._skip_space()
+            if self.rest.startswith(tags.end, self._at):
+                self.is_over = True
                 yield "{}" if separator == "{" else "}"
             found = opening.match(self.rest, self._at)
-            has_line_end = found is not None and self.rest.startswith("\n", found.end())
-            if found is None or (self._is_kept and not has_line_end):  # the tag may go on
+            has_space = found is not None and self.rest.startswith(space, found.end())
+            if found is None or (self._is_kept and not has_space):  # the tag may go on
                 yield None
                 continue
-            self._at = found.end() + has_line_end
+            self._at = found.end() + len(space) * has_space
             key = found[1] if found[1] in named else found[1].strip()
             yield f"{separator}{json_text(key)}: "
-            yield from self._value(named.get(key))
+            if tags.is_quoted:
+                yield from self._literal()
+            else:
+                is_text = takes_text(named.get(key), self._schema)
+                if tags.naming != tags.naming_other:
+                    is_text = found[2] is not None
+                yield from self._value(key, named.get(key), is_text=is_text)
             separator = ", "
 
-    def _value(self, schema: object) -> Iterator[str | None]:
-        is_text = takes_text(schema, self._schema)
-        end, begun = _END if self._is_kept else _LAST_END, self.rest[self._at :].lstrip()
+    def _value(self, key: str, schema: object, *, is_text: bool | None) -> Iterator[str | None]:
+        closing = self._tags.closing.replace(KEY, key).rstrip()
+        bare = closing.lstrip()
+        ends = (closing, bare)
+        pattern = f"(?:{re.escape(closing[: -len(bare)])})?{re.escape(bare)}"
+        if not self._is_kept:  # a text can hold the tag
+            following = re.escape(self._tags.opening.strip())
+            pattern += rf"(?=\s*(?:{following}|\Z))"
+        end, begun = re.compile(pattern), self.rest[self._at :].lstrip()
         while not is_text and (not begun or any(each.startswith(begun) for each in _WORDS)):
             yield None
             begun = self.rest[self._at :].lstrip()
         may_be_json = begun[:1] in '[{"-0123456789' or begun.startswith(_WORDS)
         if is_text or (is_text is None and not may_be_json):
-            yield from self._string(end, _ENDS)
+            yield from self._string(end, ends)
             return
         if self._is_kept and is_text is False and begun[0] in "[{":  # which no tag in it ends
             yield from self._object()
@@ -196,6 +262,91 @@ class TagArguments(ArgumentReader):
                 return written
         return None
 
+    def _literal(self) -> Iterator[str | None]:
+        """A value of JSON's or Python's notation."""
+        depth = 0
+        while True:
+            self._skip_space()
+            begun = self.rest[self._at : self._at + 1]
+            if not begun:
+                yield None
+                continue
+            if begun in _QUOTES:
+                yield from self._quoted_literal(begun)
+            elif begun in "[{":
+                depth += 1
+                self._at += 1
+                yield begun
+            elif begun in "]},:)":
+                if not depth:  # there is no value
+                    return
+                depth -= begun in "]}"
+                self._at += 1
+                yield f"{begun} " if begun in ",:" else begun
+            else:
+                while (word := _WORD.match(self.rest, self._at)) is None:
+                    yield None
+                self._at = word.end()
+                yield _PYTHON_WORDS.get(word[0], word[0])
+            if not depth:
+                return
+
+    def _quoted_literal(self, quote: str) -> Iterator[str | None]:
+        """A text between quotes, with escapes of JSON's or Python's."""
+        self._at += 1
+        yield '"'
+        while True:
+            begun = self.rest[self._at : self._at + 1]
+            if begun == quote:
+                self._at += 1
+                yield '"'
+                return
+            if begun == "\\":
+                escape = _ESCAPE.match(self.rest, self._at)
+                if escape is None:
+                    yield None
+                    continue
+                self._at = escape.end()
+                yield _in_json(escape[0])
+                continue
+            plain = _PLAIN[quote].match(self.rest, self._at)
+            yield None if plain is None else self._quoted(plain.end())
+
+
+_QUOTES = "'\""
+_WORD = re.compile(r"[^\s,:\[\]{}()'\"]+(?=[\s,:\[\]{}()'\"])")
+_PLAIN = {quote: re.compile(rf"[^\\{quote}]+") for quote in _QUOTES}
+_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|[^ux])", re.DOTALL)
+_PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
+
+
+def _in_json(escape: str) -> str:
+    """An escape of Python's as one of JSON's."""
+    if escape[1] == "x":
+        return f"\\u00{escape[2:]}"
+    if escape[1] == "'":
+        return "'"
+    return escape if escape[1] in '"\\/bfnrtu' else f"\\{escape}"
+
+
+_MARK = re.compile(r"\[[A-Z_]+\]|<[|\uff5c/A-Za-z][^<>]*>")
+
+
+def marks_in(text: str) -> list[str]:
+    """The texts that look like marks of a notation, such as <tool_call>."""
+    return _MARK.findall(text)
+
+
+def to_first_mark(text: str) -> str:
+    """The text up to and with its first mark; all of it without one."""
+    found = _MARK.search(text)
+    return text if found is None else text[: found.end()]
+
+
+def flexible(text: str) -> str:
+    """A regular expression of the text, with any blank space where it has some."""
+    return r"\s*".join(map(re.escape, re.split(r"\s+", text)))
+
 
 def _is_cut(text: str) -> bool:
     """Whether a text is JSON cut inside a string, so that the tag behind it is text, too."""
@@ -208,6 +359,14 @@ def _is_cut(text: str) -> bool:
     return False
 
 
+def _of_python(text: str) -> Any:
+    """The value of a literal of Python's, as some templates write them; else the text."""
+    try:
+        return json.loads(json_text(ast.literal_eval(text)))
+    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
+        return text
+
+
 def _typed(text: str, schema: object, root: Mapping[str, Any], *, is_text: bool | None) -> Any:
     for branch in branches(schema, root):
         for choice in choices(branch) or ():
@@ -218,7 +377,7 @@ def _typed(text: str, schema: object, root: Mapping[str, Any], *, is_text: bool 
     try:
         value = json_value(text)
     except ValueError:
-        return text
+        return text if is_text is None else _of_python(text)
     if is_text is False:
         return value
     # A text stands there without quotes, and may look like another value, as 1e5 does.

@@ -1,36 +1,235 @@
-"""How each family of models writes a call of a tool: one table, found by the template.
+"""How a model writes calls of tools, and how they are read back.
 
 A call is before + start + arguments + end + after; another call follows after `between`. That
-is how a template renders it, and what the grammar lets a model write (`grammar`). A model that
-writes without a grammar may use other blank space, which `read` accepts.
+is how the template renders it, and what the grammar lets a model write (`grammar`). A model
+that writes without a grammar may use other blank space, which `CallForm.read` accepts.
+
+`chat.call_forms` reads most forms off the template. The table below has the others.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from localspec.tools.arguments import (
     ArgumentReader,
-    GemmaArguments,
     JsonArguments,
     TagArguments,
+    Tags,
+    flexible,
 )
 from localspec.tools.schemas import fits
 from localspec.tools.tool import Tool, ToolCall, json_text, json_value
 
 Tools = Mapping[str, Tool]  # by name
 
-# Gets the text between a form's opening and closing, and the tools. Gives the calls in it, with
-# the model's own ids or "". Raises ValueError for a text that is not a call of these tools.
-Reader = Callable[[str, Tools], list[ToolCall]]
+NAME = "NAME"  # stands for the tool's name in `CallForm.start`
+CALL_ID = "CALLID"  # stands for the call's id there, or its number
+_NAME_PATTERN = "(?P<name>[A-Za-z0-9_.:/-]+)"
+_ID_PATTERN = "(?P<id>[A-Za-z0-9_-]+)"
+# An id behind a mark of its own, which not every model of a family writes.
+MARKED_ID = re.compile(rf"(?<={NAME})(\[[A-Z_]+\]|<[^<>\s]+>){CALL_ID}(?=.)")
 
 
-def calls_in(text: str, tools: Tools, read: Reader) -> list[ToolCall] | None:
+@dataclass(frozen=True, slots=True)
+class CallForm:
+    """How a model writes calls."""
+
+    before: str
+    """What stands before the first call."""
+
+    start: str
+    """A call up to its arguments, with NAME and perhaps CALL_ID."""
+
+    after: str = ""
+    """What stands after the last call."""
+
+    end: str = ""
+    """What stands after a call's arguments."""
+
+    between: str = ""
+    """What stands between a call and the next, besides `end`."""
+
+    openings: tuple[str, ...] = ()
+    """Texts with which calls begin. Without a bare form the first is the beginning of `before`
+    and `start` together."""
+
+    closing: str = ""
+    """With which calls end; without one they extend to the end of the answer."""
+
+    notation: type[ArgumentReader] = JsonArguments
+    """The kind of reader of the arguments."""
+
+    tags: Tags | None = None
+    """How arguments are written one by one, for `TagArguments`."""
+
+    marks: tuple[str, ...] = ()
+    """Texts in all of these that may be entries of the vocabulary."""
+
+    is_bare: bool = False
+    """Whether an answer may begin with a call without an opening."""
+
+    recipient: str = ""
+    """Matches the header of a message that is a call: the name, and the space before it."""
+
+    forgets: str = ""
+    """A text with NAME before which models leave out the opening."""
+
+    is_single: bool = False
+    """Whether the template takes one call in a message."""
+
+    has_ids: bool = False
+    """Whether the template only takes ids of nine letters and digits."""
+
+    is_shown: bool = True
+    """Whether the template shows the calls of earlier answers. Else they are its text."""
+
+    @property
+    def literals(self) -> str:
+        """All texts in which there may be entries of the vocabulary."""
+        tags = self.tags or ()
+        texts = [self.before, self.start, self.end, self.between, self.after, *map(str, tags)]
+        return "\n".join(texts)
+
+    @property
+    def sign(self) -> str:
+        """The text of `start` before the name, without blank space."""
+        return "".join(self.start.partition(NAME)[0].split())
+
+    @property
+    def has_objects(self) -> bool:
+        """Whether a call is a JSON object that has the tool's name in it."""
+        return self.start.lstrip().startswith("{")
+
+    def reader(self, tool: Tool, *, is_kept: bool) -> ArgumentReader:
+        """A reader of the arguments of one call."""
+        if self.tags is not None:
+            return TagArguments(tool, self.tags, is_kept=is_kept)
+        return self.notation(tool, is_kept=is_kept)
+
+    def may_begin(self, opening: str, text: str) -> bool:
+        """Whether the text behind an opening may be the beginning of a call."""
+        before = self.start.partition(NAME)[0]
+        if opening:
+            before = (self.before + before).removeprefix(opening)
+        sign = "".join(before.partition('"')[0].split())
+        begun = "".join(text.split())
+        return begun.startswith(sign) or sign.startswith(begun)
+
+    def first_pattern(self, opening: str) -> re.Pattern[str]:
+        """Matches the first call up to its arguments, as a grammar has it behind an opening."""
+        start = self.start
+        if opening:
+            start = (self.before + self.start).removeprefix(opening)
+        return re.compile(_start_regex("", start, re.escape))
+
+    def further_pattern(self) -> re.Pattern[str]:
+        """Matches another call up to its arguments, as a grammar has it."""
+        return re.compile(_start_regex(re.escape(self.between), self.start, re.escape))
+
+    def read(self, text: str, tools: Tools) -> list[ToolCall]:
+        """The calls between an opening and a closing, with the model's own ids or "".
+
+        Raises ValueError for a text that is not a call of these tools.
+        """
+        if self.recipient:
+            name, _, arguments = text.partition("\n")
+            return [_call(name, arguments, tools)]
+        return (
+            read_objects(text, tools) if self.has_objects else self._read_spelled(text, tools)
+        )
+
+    def _read_spelled(self, text: str, tools: Tools) -> list[ToolCall]:
+        """Calls whose names stand outside of JSON."""
+        opening = self.openings[0]
+        before = (self.before + self.start).removeprefix(opening)
+        first = re.compile(_start_regex(r"\s*", before, flexible))
+        between = flexible(self.between.strip())
+        if self.sign:
+            between = f"(?:{between})?"
+        behind = rf"\s*(?:{flexible(self.end.strip())})?\s*{between}\s*"
+        further = re.compile(_start_regex(behind, self.start, flexible))
+        is_raw = self.tags is not None and not self.tags.is_quoted
+        calls: list[ToolCall] = []
+        found = first.match(text) or further.match(text)
+        end = 0
+        while found is not None:
+            tool = tools.get(found["name"].strip())
+            if tool is None:
+                raise ValueError("no call of these tools")
+            reader = self.reader(tool, is_kept=False)
+            if is_raw:
+                # A text without quotes ends where nothing but another call can follow.
+                following = further.search(text, found.end())
+                limit = len(text) if following is None else following.start()
+                arguments, rest = self._read_raw(reader, text[found.end() : limit])
+                end = limit - len(rest)
+            else:
+                arguments = reader.push(text[found.end() :])
+                end = len(text) - len(reader.rest)
+                following = further.match(text, end)
+            own_id = found.groupdict().get("id") or ""
+            calls.append(replace(_call(tool.name, arguments, tools), id=own_id))
+            found = following
+        rest = "".join(text[end:].split())
+        whole = "".join((self.end + self.after).split())
+        if not calls or not (
+            whole.endswith(rest) or whole.removesuffix(self.closing).endswith(rest)
+        ):
+            raise ValueError("more than calls")
+        return calls
+
+    def _read_raw(self, reader: ArgumentReader, text: str) -> tuple[str, str]:
+        """The arguments that a text ends with, and what stands behind them."""
+        assert self.tags is not None
+        body, end, rest = text.rpartition(self.tags.end)
+        if not end:
+            body, rest = text, ""
+        arguments = reader.push(body) + reader.push(self.tags.end)
+        if reader.rest.removeprefix(self.tags.end).strip():
+            raise ValueError("more than arguments")
+        return arguments, rest
+
+    def written(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+        """The text of calls, each a name and its arguments."""
+        each = [
+            f"{self.start.replace(NAME, name)}{self._notated(arguments)}{self.end}"
+            for name, arguments in calls
+        ]
+        return f"{self.before}{self.between.join(each)}{self.after}"
+
+    def _notated(self, arguments: Mapping[str, Any]) -> str:
+        return json_text(arguments) if self.tags is None else self.tags.written(arguments)
+
+
+def _start_regex(before: str, start: str, spelled: Callable[[str], str]) -> str:
+    """A regular expression of the beginning of a call behind that one."""
+    optional = MARKED_ID.search(start)
+    texts = [start]
+    if optional is not None:
+        texts = [start[: optional.start()], start[optional.end() :]]
+    parts = [_of_parts(text, spelled) for text in texts]
+    if optional is not None:
+        parts.insert(1, f"(?:{_of_parts(optional[0], spelled)})?")
+    return before + "".join(parts)
+
+
+def _of_parts(text: str, spelled: Callable[[str], str]) -> str:
+    for_placeholder = {NAME: _NAME_PATTERN, CALL_ID: _ID_PATTERN}
+    parts = re.split(f"({NAME}|{CALL_ID})", text)
+    regex = "".join(for_placeholder.get(part) or spelled(part) for part in parts)
+    if text.endswith(NAME):
+        regex += "(?=[^A-Za-z0-9_.:/-])"  # the name has ended
+    return regex
+
+
+def calls_in(
+    text: str, tools: Tools, read: Callable[[str, Tools], list[ToolCall]]
+) -> list[ToolCall] | None:
     """The calls that a text is, by that reader; None if it is anything else."""
     try:
         return read(text, tools) or None
@@ -39,9 +238,14 @@ def calls_in(text: str, tools: Tools, read: Reader) -> list[ToolCall] | None:
 
 
 def read_objects(text: str, tools: Tools) -> list[ToolCall]:
-    """An object with name and arguments (or parameters), or a list of such."""
-    found = json_value(text)
-    return [_of_object(each, tools) for each in (found if isinstance(found, list) else [found])]
+    """Objects with a name and arguments (or parameters), in a row or in a list."""
+    rest = text.strip()
+    calls: list[ToolCall] = []
+    while rest or not calls:
+        value, rest = _first_value(rest)
+        found = value if isinstance(value, list) else [value]
+        calls += [_of_object(each, tools) for each in found]
+    return calls
 
 
 def _of_object(value: object, tools: Tools) -> ToolCall:
@@ -49,63 +253,23 @@ def _of_object(value: object, tools: Tools) -> ToolCall:
         raise ValueError("no object")
     function = value.get("function")
     given = function if isinstance(function, dict) else value
-    arguments = given.get("arguments") or given.get("parameters") or {}  # some write null
-    return _call(given.get("name"), arguments, tools)
-
-
-def read_named(text: str, tools: Tools) -> list[ToolCall]:
-    """Mistral's name[ARGS]{…}, perhaps with an id; further ones behind [TOOL_CALLS]."""
-    calls: list[ToolCall] = []
-    rest = text
-    while rest.strip() or not calls:
-        named, _, arguments = rest.removeprefix("[TOOL_CALLS]").partition("[ARGS]")
-        name, _, own_id = named.strip().partition("[CALL_ID]")
-        # A mark can also stand inside of a text of the arguments.
-        value, rest = _first_value(arguments)
-        if rest and not rest.startswith("[TOOL_CALLS]"):
-            raise ValueError("more than a call")
-        calls.append(replace(_call(name.strip(), value, tools), id=own_id.strip()))
-    return calls
+    if len(given) == 1 and set(given) <= set(tools):
+        [(name, arguments)] = given.items()
+    else:
+        name = given.get("name", given.get("tool_name"))
+        arguments = given.get("arguments") or given.get("parameters")
+    return _call(name, arguments or {}, tools)  # some write null
 
 
 def read_fitting(text: str, tools: Tools) -> list[ToolCall]:
-    """As `read_objects`, where the arguments fit the tools' schemas."""
+    """As `read_objects` one value, where the arguments fit the tools' schemas."""
+    json_value(text)
     calls = read_objects(text, tools)
     for call in calls:
         schema = tools[call.name].parameters
         if not fits(call.arguments, schema, schema):
             raise ValueError("arguments that do not fit")
     return calls
-
-
-def read_message(text: str, tools: Tools) -> list[ToolCall]:
-    """A recipient, a line's end, and the arguments: as gpt-oss's messages are handed on."""
-    name, _, arguments = text.partition("\n")
-    return [_call(name, arguments, tools)]
-
-
-def _read_notation(
-    kind: type[ArgumentReader], pattern: re.Pattern[str], text: str, tools: Tools
-) -> list[ToolCall]:
-    """Read a call in a notation of its own.
-
-    pattern: its groups are the name, and the parts of the text that `kind` reads.
-    """
-    found = pattern.fullmatch(text)
-    name, *texts = ("",) if found is None else found.groups()
-    tool = tools.get(name.strip())
-    if tool is None:
-        raise ValueError("no call of these tools")
-    reader = kind(tool, is_kept=False)
-    arguments = "".join(map(reader.push, texts))
-    if reader.rest.strip():
-        raise ValueError("more than arguments")
-    return [_call(tool.name, arguments, tools)]
-
-
-# Gemma 4's call:name{key:value,…}, and Qwen3-Coder's tags.
-_GEMMA = re.compile(r"\s*call:([^\s{]+)\s*(\{.*\})\s*", re.DOTALL)
-_TAGS = re.compile(r"\s*<function=([^>\n]+)>\n?(.*?)\n?(</function>)\s*", re.DOTALL)
 
 
 def _call(name: object, arguments: object, tools: Tools) -> ToolCall:
@@ -117,185 +281,96 @@ def _call(name: object, arguments: object, tools: Tools) -> ToolCall:
 
 
 def _first_value(text: str) -> tuple[Any, str]:
-    """The JSON value at the beginning of a text, or None, and the text behind it."""
-    text = text.lstrip()
+    """The JSON value at the beginning of a text, and the text behind it."""
     try:
         _, end = _DECODER.raw_decode(text)
-        return json_value(text[:end]), text[end:].lstrip()
-    except (ValueError, RecursionError):
-        return None, ""
+    except RecursionError as error:
+        raise ValueError("too deep") from error
+    return json_value(text[:end]), text[end:].lstrip()
 
 
 _DECODER = json.JSONDecoder()
 
-
-@dataclass(frozen=True, slots=True)
-class CallForm:
-    """How the models of a family write calls.
-
-    signs: texts that a template of the family has. openings, closing: around a call, or a list
-    of calls; without a closing it extends to the end of the answer. before … after: see the
-    module; NAME stands for the tool's. marks: texts in these that may be entries of the
-    vocabulary. is_bare: an answer may begin with a call without an opening. recipient: matches
-    the header of a message that is a call; its groups are the name, and the space in front of
-    it. arguments: reads them in the form's notation. forgets: a text before which models leave
-    out the opening. is_single: templates take one call per message. has_ids: templates only
-    take ids of nine letters and digits.
-    """
-
-    signs: tuple[str, ...]
-    openings: tuple[str, ...]
-    before: str
-    start: str
-    after: str
-    read: Reader
-    closing: str = ""
-    end: str = ""
-    between: str = ""
-    arguments: type[ArgumentReader] = JsonArguments
-    marks: tuple[str, ...] = ()
-    is_bare: bool = False
-    recipient: str = ""
-    forgets: str = ""
-    is_single: bool = False
-    has_ids: bool = False
-
-    @property
-    def sign(self) -> str:
-        """The text of `start` before the name, without blank space."""
-        return "".join(self.start.partition("NAME")[0].split())
-
-    def may_begin(self, opening: str, text: str) -> bool:
-        """Whether the text behind an opening may be the beginning of a call."""
-        before = self.before.removeprefix(opening) if opening else ""
-        before += self.start.partition("NAME")[0]
-        sign = "".join(before.partition('"')[0].split())
-        begun = "".join(text.split())
-        return begun.startswith(sign) or sign.startswith(begun)
-
-    def start_pattern(self) -> re.Pattern[str]:
-        """Matches `start` with a name, once that has ended."""
-        name = "(?P<name>[A-Za-z0-9_.:/-]+)(?=[^A-Za-z0-9_.:/-])"
-        return re.compile(re.escape(self.start).replace("NAME", name))
-
-
-_OBJECT = '{"name": "NAME", "arguments": '
-
-
-def _list_of_objects(
-    sign: str, opening: str, closing: str, *, has_ids: bool = False
-) -> CallForm:
-    return CallForm(
-        signs=(sign,),
-        openings=(opening,),
-        closing=closing,
-        before=f"{opening}[",
-        start=_OBJECT,
-        end="}",
-        between=", ",
-        after=f"]{closing}",
-        read=read_objects,
-        marks=tuple(filter(None, (opening, closing))),
-        has_ids=has_ids,
-    )
-
-
-# If a template has the signs of several, the first counts.
-FORMS = (
-    # Qwen3-Coder, Qwen3.5 and later, Nemotron 3, Step 3.5
-    CallForm(
-        signs=("<tool_call>", "<function=", "<parameter="),
-        openings=("<tool_call>",),
-        closing="</tool_call>",
-        before="<tool_call>\n",
-        start="<function=NAME>\n",
-        end="</function>\n",
-        between="</tool_call>\n<tool_call>\n",
-        after="</tool_call>",
-        read=partial(_read_notation, TagArguments, _TAGS),
-        arguments=TagArguments,
-        forgets="<function=NAME>",
-        marks=("<tool_call>", "</tool_call>"),
-    ),
-    # Gemma 4
-    CallForm(
-        signs=("<|tool_call>call:",),
-        openings=("<|tool_call>",),
-        closing="<tool_call|>",
-        before="<|tool_call>",
-        start="call:NAME",
-        between="<tool_call|><|tool_call>",
-        after="<tool_call|>",
-        read=partial(_read_notation, GemmaArguments, _GEMMA),
-        arguments=GemmaArguments,
-        marks=("<|tool_call>", "<tool_call|>", '<|"|>'),
-    ),
-    # gpt-oss: a message whose header names the recipient
-    CallForm(
-        signs=("<|channel|>", "<|message|>", '"functions."'),
-        openings=(),
-        before="",
-        start="NAME\n",
-        after="",
-        read=read_message,
-        marks=("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>"),
-        recipient=r" to=(?P<space>functions\.)?(?P<name>[A-Za-z0-9_.:/-]+)",
-        is_single=True,
-    ),
-    # Mistral from Small 3.2 on: Devstral, Ministral
-    CallForm(
-        signs=("[TOOL_CALLS]", "[ARGS]"),
-        openings=("[TOOL_CALLS]",),
-        before="[TOOL_CALLS]",
-        start="NAME[ARGS]",
-        between="[TOOL_CALLS]",
-        after="",
-        read=read_named,
-        marks=("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]"),
-        has_ids=True,
-    ),
-    # Mistral before: Nemo, 7B v0.3
-    _list_of_objects("[TOOL_CALLS]", "[TOOL_CALLS]", "", has_ids=True),
-    # Apriel
-    _list_of_objects("<tool_calls>[", "<tool_calls>", "</tool_calls>"),
-    # Qwen2.5, Qwen3, QwQ, Hermes, Granite 4, MiMo, Reka, Bielik …
-    CallForm(
-        signs=("<tool_call>", '"arguments": '),
-        openings=("<tool_call>",),
-        closing="</tool_call>",
-        before="<tool_call>\n",
-        start=_OBJECT,
-        end="}",
-        between="\n</tool_call>\n<tool_call>\n",
-        after="\n</tool_call>",
-        read=read_objects,
-        marks=("<tool_call>", "</tool_call>"),
-    ),
-    # Nemotron Nano 2
-    _list_of_objects("<TOOLCALL>", "<TOOLCALL>", "</TOOLCALL>"),
-    # Llama 3.1 to 3.3: the answer is the call
-    CallForm(
-        signs=('"parameters": ', "<|start_header_id|>"),
-        openings=("<|python_tag|>",),
-        before="",
-        start='{"name": "NAME", "parameters": ',
-        end="}",
-        after="",
-        read=read_objects,
-        marks=("<|python_tag|>",),
-        is_bare=True,
-        is_single=True,
-    ),
+# gpt-oss: a message whose header names the recipient. Its text is not all of the call.
+_MESSAGES = CallForm(
+    before="",
+    start="NAME\n",
+    marks=("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>"),
+    recipient=r" to=(?P<space>functions\.)?(?P<name>[A-Za-z0-9_.:/-]+)",
+    is_single=True,
+)
+# Llama 3.1 to 3.3: the answer is the call, without a mark; models write one nevertheless.
+_BARE = CallForm(
+    before="",
+    start='{"name": "NAME", "parameters": ',
+    end="}",
+    openings=("<|python_tag|>",),
+    marks=("<|python_tag|>",),
+    is_bare=True,
+    is_single=True,
+)
+# Forms of models whose templates show tools, but not the calls of earlier answers.
+# LFM2, LFM2.5
+_PYTHON = CallForm(
+    before="<|tool_call_start|>[",
+    start="NAME(",
+    end=")",
+    between=", ",
+    after="]<|tool_call_end|>",
+    openings=("<|tool_call_start|>",),
+    closing="<|tool_call_end|>",
+    notation=TagArguments,
+    tags=Tags("", "=", "=", "", ", ", ")", is_quoted=True),
+    marks=("<|tool_call_start|>", "<|tool_call_end|>"),
+    is_shown=False,
+)
+# Granite 3.3
+_LIST = CallForm(
+    before="<|tool_call|>[",
+    start='{"name": "NAME", "arguments": ',
+    end="}",
+    between=", ",
+    after="]",
+    openings=("<|tool_call|>",),
+    marks=("<|tool_call|>",),
+    is_shown=False,
+)
+# Tools in the words of `chat.tool_words`, and what SmolLM3's template says in its own.
+IN_WORDS = CallForm(
+    before="<tool_call>\n",
+    start='{"name": "NAME", "arguments": ',
+    end="}\n</tool_call>",
+    between="\n<tool_call>\n",
+    openings=("<tool_call>",),
+    closing="</tool_call>",
+    marks=("<tool_call>", "</tool_call>"),
+    is_shown=False,
 )
 
-# For people.
-KNOWN_FAMILIES = (
-    "Qwen 2.5 and later, Hermes, Llama 3.1 to 3.3, Mistral, gpt-oss, Gemma 4, Granite 4, "
-    "Nemotron, Apriel"
+# By texts of the template's source. Those that write calls otherwise than they show them:
+_UNLIKE_TEMPLATE = (
+    (("<|channel|>", "<|message|>", '"functions."'), _MESSAGES),
+    (('"parameters": ', "<|start_header_id|>"), _BARE),
+)
+# Those that show none.
+_UNSHOWN = (
+    (("List of tools: ",), _PYTHON),
+    (("respond only with <|tool_call|> followed by a JSON list",), _LIST),
+    (("xml_tools", "<tool_call>"), IN_WORDS),
 )
 
 
-def form_of(template: str) -> CallForm | None:
-    """The form whose signs are in the template's source; None for an unknown form."""
-    unescaped = template.replace('\\"', '"')
-    return next((form for form in FORMS if all(sign in unescaped for sign in form.signs)), None)
+def unlike_template(source: str) -> CallForm | None:
+    """The form of a family that writes calls otherwise than its template shows them."""
+    return _by_signs(source, _UNLIKE_TEMPLATE)
+
+
+def unshown_form(source: str) -> CallForm | None:
+    """The form of a family whose template shows no calls."""
+    return _by_signs(source, _UNSHOWN)
+
+
+def _by_signs(source: str, table: Sequence[tuple[Sequence[str], CallForm]]) -> CallForm | None:
+    unescaped = source.replace('\\"', '"')
+    found = (form for signs, form in table if all(sign in unescaped for sign in signs))
+    return next(found, None)

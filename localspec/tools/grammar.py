@@ -18,8 +18,8 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from localspec.errors import ConstraintError
-from localspec.tools.arguments import QUOTE, GemmaArguments, TagArguments, in_tags
-from localspec.tools.forms import CallForm
+from localspec.tools.arguments import KEY, QUOTE, GemmaArguments, Tags, in_tags
+from localspec.tools.forms import CALL_ID, MARKED_ID, NAME, CallForm
 from localspec.tools.schemas import (
     ONE_LINE,
     Schema,
@@ -85,14 +85,14 @@ def call_grammar(
     spell = GrammarTexts(tokens)
     rules = []
     for number, tool in enumerate(use.callable):
-        opened = "" if form.recipient else spell.of(form.start.replace("NAME", tool.name))
+        opened = "" if form.recipient else spell.start(form.start, tool.name)
         rules.append(f"call_{number}: {opened} args_{number} {spell.of(form.end)}".rstrip())
         name, schema = f"args_{number}", schema_of(tool)
-        if form.arguments is GemmaArguments:
+        if form.notation is GemmaArguments:
             rules += gemma_rules(name, schema, spell)
-        elif form.arguments is TagArguments:
+        elif form.tags is not None:
             named = schema if properties_of(schema) else _kinds(tool.parameters) or schema
-            rules += tag_rules(name, named)
+            rules += tag_rules(name, named, form.tags, spell)
         else:
             rules.append(json_rule(name, schema))
     if form.recipient:
@@ -182,6 +182,9 @@ def _kinds(schema: Schema) -> Schema:
     return {"properties": values} if values else {}
 
 
+_ANY_ID = "/[A-Za-z0-9]{1,9}/"
+
+
 class GrammarTexts:
     """How texts stand in a grammar. tokens: ids of marks that are entries of the vocabulary."""
 
@@ -198,6 +201,17 @@ class GrammarTexts:
             for part in parts
             if part
         )
+
+    def start(self, text: str, name: str) -> str:
+        """How a call begins, with the tool's name, and any id."""
+        optional = MARKED_ID.search(text)
+        if optional is None:
+            parts = text.split(CALL_ID)
+            between = _ANY_ID
+        else:
+            parts = [text[: optional.start()], text[optional.end() :]]
+            between = f"({self.of(optional[1])} {_ANY_ID})?"
+        return f" {between} ".join(self.of(part.replace(NAME, name)) for part in parts)
 
     def until(self, name: str, end: str) -> str:
         """A rule of that name: any text up to and with `end`."""
@@ -220,52 +234,133 @@ def json_rule(name: str, schema: Schema) -> str:
     return f"{name}: %json {json.dumps({**schema, 'x-guidance': ours})}"
 
 
-def tag_rules(name: str, schema: Schema) -> list[str]:
+def tag_rules(name: str, schema: Schema, tags: Tags, spell: GrammarTexts) -> list[str]:
     """Each argument between tags of its own: required ones, then any of the others.
 
     A schema that names none, and does not refuse others, takes any. Raises ConstraintError for
     a required one that cannot be written.
     """
+    writer = _TagWriter(name, schema, tags, spell)
+    between = spell.of(tags.between)
     if not properties_of(schema) and schema.get("additionalProperties") is not False:
-        value = f"{name.upper()}_ANY"
-        any_one = f'("<parameter=" /[^>\\n]+/ ">" {value})*'
-        return [f"{name}: {any_one}", f"{value}: {_TAGGED_TEXT}"]
+        found = writer.any_one()
+        return [f"{name}: {_in_a_row('', name + '_any', between)}", *found]
     rules: list[str] = []
     required: list[str] = []
     others: list[str] = []
     for number, (key, value) in enumerate(properties_of(schema).items()):
         rule = f"{name}_{number}"
-        found = _tagged(rule, resolved(value, schema), schema) if ">\n" not in key else []
+        found = writer.argument(rule, key, resolved(value, schema))
         if found:
-            rules += [f"{rule}: {json.dumps(f'<parameter={key}>')} {rule}_value", *found]
+            rules += found
             (required if key in schema.get("required", ()) else others).append(rule)
         elif key in schema.get("required", ()):
             raise _unwritable(key)
-    any_other = f"({' | '.join(others)})*" if others else ""
-    return [f"{name}: {' '.join([*required, any_other])}".rstrip() or f'{name}: ""', *rules]
+    first = f" {between} ".join(required)
+    written = _in_a_row(first, " | ".join(others), between)
+    return [f"{name}: {written}" if written else f'{name}: ""', *rules]
 
 
-_CLOSING = "\n</parameter>\n"
-# Any text but one that holds the tag by itself, with which it would end.
-_TAGGED_TEXT = r"/\n(.|\n)*\n<\/parameter>\n/ & ~/\n(.|\n)*<\/parameter>(.|\n)(.|\n)+/"
+def _in_a_row(first: str, others: str, between: str) -> str:
+    """The first ones, then any number of the others, with a text between all of them."""
+    if not others:
+        return first
+    if first or not between:
+        return f"{first} ({between} ({others}))*".strip()
+    return f"(({others}) ({between} ({others}))*)?"
 
 
-def _tagged(rule: str, value: object, root: Schema) -> list[str]:
-    """The rules of the text behind an opening tag; none if no value can be written."""
-    found = branches(value, root)
-    free = [each for each in found if choices(each) is None and each is not False]
-    if any(takes_text(each, root) is not False for each in free):
-        return [f"{rule}_value: {rule.upper()}", f"{rule.upper()}: {_TAGGED_TEXT}"]
-    texts = [in_tags(choice) for each in found for choice in choices(each) or ()]
-    written = [
-        json.dumps(f"\n{text}{_CLOSING}") for text in texts if "</parameter>" not in text
-    ]
-    rules = []
-    if free:
-        written.append(f'"\\n" {rule}_json {json.dumps(_CLOSING)}')
-        definitions = {word: root[word] for word in ("$defs", "definitions") if word in root}
-        rules.append(json_rule(f"{rule}_json", {**definitions, "anyOf": free}))
-    return [f"{rule}_value: {' | '.join(written)}", *rules] if written else []
+class _TagWriter:
+    """Writes the rules of one tool's arguments between tags."""
+
+    def __init__(self, name: str, root: Schema, tags: Tags, spell: GrammarTexts) -> None:
+        self._name = name
+        self._root = root
+        self._tags = tags
+        self._spell = spell
+
+    def any_one(self) -> list[str]:
+        """The rules of an argument of any name."""
+        tags = self._tags
+        value = f"{self._name}_any_value"
+        if tags.is_quoted:
+            key, rules = r"/[A-Za-z_]\w*/", [json_rule(value, {})]
+        else:
+            key, rules = '/[^<>"\\n]+/', self._text(value, tags.closing)
+        opened = f"{self._spell.of(tags.opening)} {key} {self._spell.of(tags.naming)}"
+        return [f"{self._name}_any: {opened} {value}", *rules]
+
+    def argument(self, rule: str, key: str, schema: object) -> list[str]:
+        """The rules of an argument; none if it, or no value of it, can be written."""
+        tags = self._tags
+        if tags.naming.strip() in key and tags.naming.strip() != "=":
+            return []
+        if tags.is_quoted and not key.isidentifier():
+            return []
+        opened = self._spell.of(f"{tags.opening}{key}{tags.naming}")
+        value = f"{rule}_value"
+        if tags.is_quoted:
+            return [f"{rule}: {opened} {value}", json_rule(value, self._with_root(schema))]
+        closing = tags.closing.replace(KEY, key)
+        found = branches(schema, self._root)
+        free = [each for each in found if choices(each) is None and each is not False]
+        takes = {takes_text(each, self._root) for each in free}
+        chosen = [choice for each in found for choice in choices(each) or ()]
+        written: list[str] = []
+        rules: list[str] = []
+        if takes - {False}:
+            rules += self._text(value, closing)
+            written.append(f"{opened} {value}")
+            if tags.naming == tags.naming_other:  # a text may look like any other value
+                return [f"{rule}: {written[0]}", *rules]
+        written += [
+            f"{self._opened(key, choice)} {self._spell.of(f'{in_tags(choice)}{closing}')}"
+            for choice in chosen
+            if closing.strip() not in in_tags(choice)
+        ]
+        no_texts = [each for each in free if takes_text(each, self._root) is not True]
+        if no_texts:
+            found_json = self._with_root({"anyOf": no_texts})
+            if None in takes:
+                found_json = {"allOf": [found_json, {"type": _NO_TEXTS}]}
+            rules.append(json_rule(f"{rule}_json", found_json))
+            other = self._spell.of(f"{tags.opening}{key}{tags.naming_other}")
+            written.append(f"{other} {rule}_json {self._spell.of(closing)}")
+        return [f"{rule}: {' | '.join(written)}", *rules] if written else []
+
+    def _opened(self, key: str, value: object) -> str:
+        return self._spell.of(f"{self._tags.opening}{key}{self._tags.naming_of(value)}")
+
+    def _with_root(self, schema: object) -> Schema:
+        """A schema by itself, which may refer to what its root defines."""
+        definitions = {
+            word: self._root[word] for word in ("$defs", "definitions") if word in self._root
+        }
+        own = schema if isinstance(schema, Mapping) else {"anyOf": [schema]}
+        return {**definitions, **own}
+
+    def _text(self, rule: str, closing: str) -> list[str]:
+        """The rules of a text with its closing, which it does not hold by itself."""
+        bare = closing.strip()
+        text = rule.upper()
+        if any(mark in bare for mark in self._spell.tokens):
+            behind = closing[closing.index(bare) :]
+            holding = f"~/(.|\\n)*{_in_regex(bare)}(.|\\n)*/"
+            return [
+                f"{rule}: {text}? {self._spell.of(behind)}",
+                f"{text}: /(.|\\n)+/ & {holding}",
+            ]
+        more = r"(.|\n)" * (len(closing) - closing.index(bare) - len(bare))
+        whole = f"/(.|\\n)*{_in_regex(closing)}/"
+        return [
+            f"{rule}: {text}",
+            f"{text}: {whole} & ~/(.|\\n)*{_in_regex(bare)}{more}(.|\\n)+/",
+        ]
+
+
+def _in_regex(text: str) -> str:
+    """A text in a regular expression of Lark's."""
+    return re.escape(text).replace("/", "\\/").replace("\\\n", "\\n").replace("\n", "\\n")
 
 
 def _unwritable(name: str) -> ConstraintError:

@@ -1,0 +1,416 @@
+"""How a template writes calls of tools, read off what it makes of made-up ones.
+
+The template is rendered with one call and with two, whose names and values occur nowhere else.
+What stands between these is the form. It counts only if the template's own calls are read back
+by it, with values of all kinds. llama.cpp does likewise (docs/autoparser.md there).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from localspec.chat.template import ChatTemplate, Message
+from localspec.errors import TemplateError
+from localspec.streaming.calls import CallStream
+from localspec.streaming.thinking import Part
+from localspec.streaming.thought_families import Following, families_of
+from localspec.tools.arguments import (
+    KEY,
+    QUOTE,
+    ArgumentReader,
+    GemmaArguments,
+    JsonArguments,
+    TagArguments,
+    Tags,
+    marks_in,
+    to_first_mark,
+)
+from localspec.tools.forms import (
+    CALL_ID,
+    IN_WORDS,
+    NAME,
+    CallForm,
+    unlike_template,
+    unshown_form,
+)
+from localspec.tools.grammar import Calls
+from localspec.tools.tool import tool_use, whole_calls
+
+_FIRST, _SECOND = "firsttool", "othertool"
+_KEY_A, _KEY_B = "firstkey", "otherkey"
+_VALUE_A, _VALUE_B = "firstvalue", 8642
+_QUESTION, _SAID, _RESULT = "somequestion", "somewords", "someresult"
+_IDS = ("callid001", "callid002")
+_PLAIN: Mapping[str, Any] = {_KEY_A: _VALUE_A, _KEY_B: _VALUE_B}
+# Values that a form has to bear.
+_HARD: Mapping[str, Any] = {
+    _KEY_A: 'a "quoted" <b> 中\nand a line',
+    _KEY_B: 3,
+    "a_list": [1, "two"],
+    "an_object": {"a": {"b": [True]}},
+    "a_number": -1.5,
+    "a_flag": False,
+}
+_TYPES: Mapping[type, Mapping[str, Any]] = {
+    str: {"type": "string"},
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    bool: {"type": "boolean"},
+    list: {"type": "array", "items": {}},
+    dict: {"type": "object", "additionalProperties": {"type": "string"}},
+}
+_PARAMETERS = {
+    "type": "object",
+    "properties": {
+        key: {"description": "d", **_TYPES[type(value)]} for key, value in _HARD.items()
+    },
+    "required": [_KEY_A, _KEY_B],
+}
+_USE = tool_use(
+    [
+        {"name": name, "description": "d", "parameters": _PARAMETERS}
+        for name in (_FIRST, _SECOND)
+    ],
+    None,
+    is_parallel=True,
+)
+_TOOLS = _USE.tools
+
+
+class _UnreadError(Exception):
+    """The form cannot be told from what the template makes of the calls."""
+
+
+class TemplateTools(NamedTuple):
+    """What a template has of tools."""
+
+    form: CallForm
+    """How calls are written."""
+
+    are_shown: bool
+    """Whether the template shows a model its tools. Else words have to."""
+
+    is_known: bool
+    """Whether the template, or its family, has that form. Else words have to say it."""
+
+
+@functools.lru_cache(maxsize=16)
+def tools_of(source: str) -> TemplateTools:
+    """What a template has of tools. It is rendered for that once."""
+    try:
+        template = ChatTemplate(source, bos="<s>", eos="</s>")
+        form = unlike_template(source) or _read_form(template, source) or unshown_form(source)
+        are_shown = form is not None and _shows_tools(template)
+    except TemplateError:
+        form, are_shown = None, False
+    return TemplateTools(form or IN_WORDS, are_shown, is_known=form is not None)
+
+
+def takes_tools(source: str | None) -> bool:
+    """Whether a template shows tools, and it is known how its models call them."""
+    return source is not None and tools_of(source).are_shown
+
+
+def _shows_tools(template: ChatTemplate) -> bool:
+    tools = [tool.declared() for tool in _TOOLS]
+    question: Message = {"role": "user", "content": _QUESTION}
+    try:
+        return _SECOND in template.render([question], tools=tools)
+    except TemplateError:
+        return False
+
+
+def _read_form(template: ChatTemplate, source: str) -> CallForm | None:
+    for said in (_SAID, ""):  # some refuse words beside calls
+        try:
+            return _FormReader(template, source, said).form()
+        except (TemplateError, _UnreadError):
+            continue
+    return None
+
+
+class _Parted(NamedTuple):
+    """The text behind a call's name."""
+
+    middle: str
+    """What stands before the arguments."""
+
+    tags: Tags | None
+    """How they are written one by one, but for the end; None for an object."""
+
+    notation: type[ArgumentReader]
+    """The kind of reader for an object."""
+
+    rest: str
+    """What stands behind them."""
+
+
+class _FormReader:
+    """Reads the form off a template. said: the words in front of the calls."""
+
+    def __init__(self, template: ChatTemplate, source: str, said: str) -> None:
+        self._template = template
+        self._said = said
+        self._speech_marks = [
+            mark
+            for family in families_of(source, ())
+            for mark, following in family.marks.items()
+            if following is Following.SPEECH
+        ]
+        question: Message = {"role": "user", "content": _QUESTION}
+        self._asked = [question]
+
+    def form(self) -> CallForm:
+        """The form. Raises _UnreadError or TemplateError."""
+        answer: Message = {"role": "assistant", "content": _SAID}
+        more: Message = {"role": "user", "content": _RESULT}
+        head, _, tail = self._turn([answer, more]).partition(_SAID)
+        turn_end = next(iter(marks_in(tail)), "")
+        calls = self._turn_of_calls(_PLAIN)
+        prefix, _, rest = calls.partition(_FIRST)
+        prefix = self._without_head(prefix, head)
+        first = _parted(rest)
+        try:
+            link, _, rest = _parted(
+                self._turn_of_calls(_PLAIN, _PLAIN).partition(_FIRST)[2]
+            ).rest.partition(_SECOND)
+            second = _parted(rest)
+        except (TemplateError, _UnreadError):
+            form = _of_single(prefix, first, turn_end)
+        else:
+            prefix, link = _with_numbers(prefix, link)
+            middle, other = _with_numbers(first.middle, second.middle)
+            if middle != other:
+                raise _UnreadError("names end in several ways")
+            form = _of_several(prefix, first._replace(middle=middle), link, turn_end)
+        form = self._with_ids(form)
+        self._check(form, turn_end)
+        return form
+
+    def _rendered(self, messages: Sequence[Message]) -> str:
+        tools = [tool.declared() for tool in _TOOLS]
+        return self._template.render(messages, tools=tools, opens_answer=False)
+
+    def _turn(self, messages: Sequence[Message]) -> str:
+        """What is made of an answer, up to what follows it."""
+        text = self._rendered([*self._asked, *messages])
+        turn = text.rpartition(_QUESTION)[2].partition(_RESULT)[0]
+        for each in _IDS:
+            turn = turn.replace(each, CALL_ID)
+        return turn
+
+    def _turn_of_calls(self, *arguments: Mapping[str, Any], ids: Sequence[str] = _IDS) -> str:
+        """What is made of an answer with such calls."""
+        names = (_FIRST, _SECOND)[: len(arguments)]
+        calls = [
+            {
+                "id": call_id,
+                "type": "function",
+                "function": {"name": name, "arguments": dict(given)},
+            }
+            for call_id, name, given in zip(ids, names, arguments, strict=False)
+        ]
+        results: list[Message] = [
+            {"role": "tool", "tool_call_id": call_id, "name": name, "content": _RESULT}
+            for call_id, name in zip(ids, names, strict=False)
+        ]
+        answer: Message = {"role": "assistant", "content": self._said, "tool_calls": calls}
+        turn = self._turn([answer, *results])
+        if not all(name in turn for name in names):
+            raise _UnreadError("calls are not shown")
+        return turn
+
+    def _without_head(self, prefix: str, head: str) -> str:
+        """What stands in front of the name, without what begins an answer, and thoughts."""
+        if self._said and self._said in prefix:
+            prefix = prefix.rpartition(self._said)[2]
+        else:
+            prefix = prefix[len(_common_prefix(prefix, head)) :]
+        for mark in self._speech_marks:
+            prefix = prefix.rpartition(mark)[2]
+        return prefix.lstrip()
+
+    def _with_ids(self, form: CallForm) -> CallForm:
+        """The form, as the template takes ids."""
+        try:
+            self._turn_of_calls(_PLAIN, ids=("call-1",))
+        except TemplateError:
+            return replace(form, has_ids=True)
+        return form
+
+    def _check(self, form: CallForm, turn_end: str) -> None:
+        """Refuse a form by which the template's own calls are not read as they were."""
+        several = [_HARD] if form.is_single else [_HARD, _PLAIN]
+        for arguments in ([_HARD], several):
+            turn = self._turn_of_calls(*arguments)
+            _, opening, written = turn.partition(form.openings[0])
+            if turn_end:
+                written = written.partition(turn_end)[0]
+            stream = CallStream(Calls(form, _USE))
+            parts = stream.push(Part(f"{opening}{written}", is_thought=False))
+            parts += stream.finish(is_cut=False)
+            calls = whole_calls(part.call for part in parts)
+            if [call.arguments for call in calls] != arguments:
+                raise _UnreadError("calls are not read as they are written")
+
+
+def _of_single(prefix: str, call: _Parted, turn_end: str) -> CallForm:
+    """The form of a template that takes one call in a message."""
+    opening = _opening(prefix, turn_end)
+    form = CallForm(
+        before=opening,
+        start=f"{prefix.removeprefix(opening)}{NAME}{call.middle}",
+        end=_up_to_mark(_without_ids(call.rest), turn_end),
+        openings=(opening,),
+        is_single=True,
+    )
+    return _with_arguments(form, call)
+
+
+def _of_several(prefix: str, call: _Parted, link: str, turn_end: str) -> CallForm:
+    """The form, by what stands before the first call, behind it, and before the second."""
+    opening = _opening(prefix, turn_end)
+    rest = _without_ids(call.rest)
+    link = _without_ids(link)
+    start = _common_suffix(prefix.removeprefix(opening), link)
+    link = link[: len(link) - len(start)]
+    end = _common_prefix(link, rest)
+    form = CallForm(
+        before=prefix[: len(prefix) - len(start)],
+        start=f"{start}{NAME}{call.middle}",
+        end=end,
+        between=link[len(end) :],
+        after="" if opening in link else _up_to_mark(rest[len(end) :], turn_end),
+        openings=(opening,),
+    )
+    return _with_arguments(form, call)
+
+
+def _with_arguments(form: CallForm, call: _Parted) -> CallForm:
+    """The form, with what follows from its parts and from how arguments are written."""
+    tags = call.tags
+    if tags is not None:
+        tags = tags._replace(end=to_first_mark(form.end.strip() or form.after.strip()))
+        if not tags.end:
+            raise _UnreadError("arguments have no end")
+    last = (form.end + form.after).rstrip()
+    ends = marks_in(last)
+    closing = ends[-1] if ends and last.endswith(ends[-1]) else ""
+    form = replace(form, notation=call.notation, tags=tags, closing=closing)
+    marks = dict.fromkeys(marks_in(form.literals))
+    if call.notation is GemmaArguments:
+        marks[QUOTE] = None
+    return replace(form, forgets=_forgotten(form), marks=tuple(marks))
+
+
+def _forgotten(form: CallForm) -> str:
+    """The tag with the name before which models may leave out the opening; "" for none."""
+    before, _, behind = form.start.lstrip().partition(NAME)
+    if not before.startswith("<") or ">" not in behind or CALL_ID in form.start:
+        return ""
+    return f"{before}{NAME}{behind.partition('>')[0]}>"
+
+
+def _opening(prefix: str, turn_end: str) -> str:
+    """The text with which calls begin."""
+    opening = to_first_mark(prefix)
+    if not opening.strip() or "{" in opening or opening == turn_end:
+        raise _UnreadError("calls have no mark of their own")
+    return opening
+
+
+def _up_to_mark(text: str, turn_end: str) -> str:
+    """The text with its first mark, or without it if that ends the turn."""
+    mark = next(iter(marks_in(text)), "")
+    if not mark:
+        return ""
+    found = text.partition(mark)[0]
+    return found if mark == turn_end else found + mark
+
+
+def _without_ids(text: str) -> str:
+    """The text without an object's id, which models need not write."""
+    text = _ID_FIELD.sub("", text)
+    if CALL_ID in text.partition(_SECOND)[0] and _ID_FIELD.search(text):
+        raise _UnreadError("ids stand behind the arguments")
+    return text
+
+
+_ID_FIELD = re.compile(rf',\s*"\w+":\s*"{CALL_ID}"')
+# A call's number, as "0" or :0<
+_NUMBER = re.compile(r"""(?<=["':])\d(?=["'<])""")
+
+
+def _with_numbers(text: str, other: str) -> tuple[str, str]:
+    """Two texts in which the number of a call may stand as its id."""
+    numbered = _NUMBER.sub(CALL_ID, text)
+    other_numbered = _NUMBER.sub(CALL_ID, other)
+    if len(_common_suffix(numbered, other_numbered)) > len(_common_suffix(text, other)):
+        return numbered, other_numbered
+    return text, other
+
+
+def _parted(text: str) -> _Parted:
+    """The parts of the text behind a call's name. Raises _UnreadError."""
+    middle, found, rest = text.partition(_KEY_A)
+    if not found:
+        raise _UnreadError("arguments are not shown")
+    brace = middle.rfind("{")
+    if brace >= 0 and middle[brace + 1 :].strip() == '"':
+        try:
+            value, end = _DECODER.raw_decode(text, brace)
+        except ValueError as error:
+            raise _UnreadError("arguments are no object") from error
+        if value != _PLAIN:
+            raise _UnreadError("arguments are others")
+        return _Parted(text[:brace], None, JsonArguments, text[end:])
+    found_all = _ONE_BY_ONE.match(rest)
+    if found_all is None:
+        raise _UnreadError("arguments are written in an unknown way")
+    naming, link, naming_other, rest = found_all.groups()
+    if naming.endswith(QUOTE) and link.startswith(QUOTE) and middle.endswith("{"):
+        return _Parted(middle[:-1], None, GemmaArguments, rest.removeprefix("}"))
+    link = link.replace(_KEY_A, KEY)
+    rest = rest.replace(_KEY_B, KEY, 1) if KEY in link else rest
+    is_quoted = naming[-1:] in ("'", '"') and link.startswith(naming[-1:])
+    if is_quoted:
+        naming, link = naming[:-1], link[1:]
+    opening = _common_suffix(middle, link).lstrip()
+    middle = middle[: len(middle) - len(opening)]
+    link = link[: len(link) - len(opening)]
+    closing = _common_prefix(link, rest)
+    between = link[len(closing) :]
+    if not is_quoted and not closing.strip():
+        raise _UnreadError("arguments have no end")
+    tags = Tags(opening, naming, naming_other, closing, between, "", is_quoted)
+    return _Parted(middle, tags, TagArguments, rest[len(closing) :])
+
+
+_DECODER = json.JSONDecoder()
+_ONE_BY_ONE = re.compile(f"(.*?){_VALUE_A}(.*?){_KEY_B}(.*?){_VALUE_B}(.*)", re.DOTALL)
+
+
+def _common_prefix(text: str, other: str) -> str:
+    """The text with which both begin, up to a mark that only one of them has whole."""
+    found = text[: _num_common(text, other)]
+    at = found.rfind("<")
+    return found[:at] if at > found.rfind(">") else found
+
+
+def _num_common(text: str, other: str) -> int:
+    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, other, strict=False))
+    return sum(1 for _ in pairs)
+
+
+def _common_suffix(text: str, other: str) -> str:
+    """The text with which both end, from behind a mark that only one of them has whole."""
+    found = text[len(text) - _num_common(text[::-1], other[::-1]) :]
+    at = found.find(">")
+    is_within = at >= 0 and "<" not in found[:at]
+    return found[at + 1 :] if is_within else found
