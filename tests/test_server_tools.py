@@ -194,3 +194,20 @@ def test_the_prompt_has_tools_calls_and_results(server):
         assert response["usage"]["input_tokens"] == num_tokens
     plain = server.ask("/apply-template", **{**chat, "model": "demo"}).json()["prompt"]
     assert "<tool_response>\nsunny\n</tool_response>" in plain  # it has no tools
+
+
+@pytest.mark.parametrize("name", ["tooled", "demo"])
+def test_a_template_without_tools_gets_them_in_words(server, name):
+    """Its call is a call, and the header and Ollama's facts say so."""
+    asked = {"model": name, "messages": [QUESTION], "tools": CHAT_TOOLS[:1]}
+    response = server.ask("/v1/chat/completions", tool_choice="required", **asked)
+    (call,) = response.json()["choices"][0]["message"]["tool_calls"]
+    jsonschema.validate(json.loads(call["function"]["arguments"]), FEW)
+    is_in_words = name == "demo"
+    assert response.headers.get("x-localspec-tools") == ("in words" if is_in_words else None)
+    shown = server.ask("/api/show", model=name).json()
+    assert "tools" in shown["capabilities"]
+    known = "in words" if is_in_words else "in the template"
+    assert shown["model_info"]["localspec.tools"] == known
+    prompt = server.ask("/apply-template", **asked).json()["prompt"]
+    assert "get_weather" in prompt

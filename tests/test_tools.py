@@ -15,6 +15,7 @@ import inside
 import localspec
 from gguf_maker import with_template, write_scripted_model
 from localspec.chat.messages import checked_messages
+from localspec.chat.prompt import PromptMaker
 from localspec.errors import ConstraintError, OptionError, TemplateError
 from localspec.tools.tool import tool_use
 
@@ -265,11 +266,45 @@ def test_a_chat_changes_to_it_with_its_first_tools(two_templates):
 def test_what_has_no_tools(engine, demo_target):
     with localspec.load(target=demo_target) as plain:
         assert not plain.takes_tools
-        called = {"role": "assistant", "tool_calls": [{"name": "now", "arguments": "{}"}]}
+    called = {"role": "assistant", "tool_calls": [{"name": "now", "arguments": "{}"}]}
     with pytest.raises(OptionError, match="raw prompt"):
         engine.generate_raw("Once", tools=TOOLS).reply()
     with pytest.raises(TemplateError, match="their results are missing"):
         engine.generate([QUESTION, called]).reply()
+
+
+UNKNOWN = (
+    "{{ tools }}{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}[assistant]"
+)
+
+
+@needs_grammar
+@pytest.mark.parametrize("template", [None, SECOND, UNKNOWN])
+def test_tools_are_described_in_words_where_the_template_has_none(
+    demo_target, template, caplog
+):
+    """Or has them in a form that is not known. The log says so once."""
+    tools = [{"name": "get_weather", "description": "The weather.", "parameters": FEW}]
+    with localspec.load(target=demo_target) as plain:
+        asked = {"tools": tools, "template": template, **STEADY}
+        reply = plain.generate([QUESTION], tool_choice="required", **asked).reply()
+        (call,) = reply.tool_calls
+        assert call.name == "get_weather"
+        assert call.arguments.keys() == {"city", "days"}
+        said = {"role": "assistant", "content": "", "tool_calls": [call]}
+        result = {"role": "tool", "tool_call_id": call.id, "content": "sunny"}
+        use = tool_use(tools, None, is_parallel=None)
+        messages = checked_messages([QUESTION, said, result])
+        maker = PromptMaker(plain.vocabulary, template or plain.chat_template, think=True)
+        prompt = maker.prompt(messages, use)
+        text = plain.detokenize(prompt.tokens, special=True)
+    assert prompt.has_tool_words
+    for word in ('"name": "get_weather", "description": "The weather."', "sunny"):
+        assert word in text
+    written = {"name": "get_weather", "arguments": call.arguments}
+    assert f"<tool_call>\n{json.dumps(written)}\n</tool_call>" in text
+    words = [each for each in caplog.messages if "described in a message of the system" in each]
+    assert len(words) == 2  # the engine's maker, and this test's
 
 
 @pytest.mark.parametrize(

@@ -44,6 +44,12 @@ _SAYS_MORE = frozenset(
 )
 
 
+TOOLS_IN_WORDS = (
+    "the chat template has no tools, or a form of calls that is not known: tools are described "
+    "in a message of the system"
+)
+
+
 class _Rendered(NamedTuple):
     """The text of a prompt, what is hidden in it, and the pictures among that."""
 
@@ -147,7 +153,10 @@ class PromptMaker:
     @functools.cached_property
     def _tools(self) -> TemplateTools:
         """What the template has of tools; found out where there are any."""
-        return tools_of(self._source)
+        found = tools_of(self._source)
+        if not found.are_shown:
+            logger.warning("%s", TOOLS_IN_WORDS)
+        return found
 
     def _maker_for(self, messages: Sequence[Message], use: ToolUse) -> PromptMaker:
         """The maker whose template is for such messages."""
@@ -210,6 +219,7 @@ class PromptMaker:
             thoughts,
             calls=calls,
             pictures=rendered.pictures,
+            has_tool_words=bool(use.tools) and not self._tools.are_shown,
         )
 
     def _with_known_roles(self, messages: Sequence[Message]) -> list[Message]:

@@ -252,7 +252,8 @@ class Engine(BaseEngine):
         parts = self._models.show(prompt)
         request = self._request(prompt, record)
         self._models.require_unwritten()
-        facts = PromptFacts(made, len(prompt.tokens), not_kept(spec_of(record.options)))
+        passed_over = not_kept(spec_of(record.options))
+        facts = PromptFacts(made, len(prompt.tokens), passed_over, prompt.has_tool_words)
         return _Work(record, facts, request, self._reference(prompt, record.options), parts)
 
     def _begin(self, work: _Work) -> None:

@@ -242,6 +242,7 @@ class Answering:
         self.stats: list[Stats] = []
         self.is_complete = False
         self.not_kept: tuple[str, ...] = ()  # of the JSON schema, once an answer has begun
+        self.has_tool_words = False  # whether tools are in words, once an answer has begun
         self._events: Outbox[Event | Echo | None] = Outbox()  # None: all answers have ended
         self._has_begun = asyncio.Event()  # the first piece has come, or its answer has ended
         self._work = asyncio.create_task(self._answer_in_turn())
@@ -478,6 +479,7 @@ class ServerRecord(AnswerRecord):
         """Pass on how far the prompt is read, and learn what a token takes."""
         if self.facts is not None:
             self._answering.not_kept = self.facts.not_kept
+            self._answering.has_tool_words = self.facts.has_tool_words
         if reading.is_first:
             self.num_cached = reading.num_decoded
             self._begun_s = time.monotonic()

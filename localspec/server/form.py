@@ -195,10 +195,10 @@ class PostEndpoint:
                     silent_s = time.monotonic() - writer.written_s
                     if not text and silent_s > self._service.patience_s:
                         text = form.text_for(Waiting(0))  # what happens is not shown yet
-                    headers.update(_not_kept_header(answering.not_kept))
+                    headers.update(_notes(answering))
                     await writer.write(text)
             if not form.question.streams:
-                headers.update(_not_kept_header(answering.not_kept))
+                headers.update(_notes(answering))
                 return json_response(form.body(finished), headers=headers)
             last = form.end(finished)
         except Exception as error:
@@ -211,15 +211,19 @@ class PostEndpoint:
         return None
 
 
-def _not_kept_header(not_kept: Sequence[str]) -> dict[str, str]:
-    """The header that names what of a JSON schema the answer is not held to, in ASCII.
+def _notes(answering: Answering) -> dict[str, str]:
+    """The headers that say what is special of an answer, in ASCII.
 
-    A stream whose client was told that it waits has begun without it.
+    They name what of a JSON schema it is not held to, and say whether tools are in words. A
+    stream whose client was told that it waits has begun without them.
     """
-    if not not_kept:
-        return {}
-    text = json.dumps(", ".join(not_kept))[1:-1]
-    return {"x-localspec-not-kept": text[:_MOST_OF_HEADER]}
+    headers: dict[str, str] = {}
+    if answering.not_kept:
+        text = json.dumps(", ".join(answering.not_kept))[1:-1]
+        headers["x-localspec-not-kept"] = text[:_MOST_OF_HEADER]
+    if answering.has_tool_words:
+        headers["x-localspec-tools"] = "in words"
+    return headers
 
 
 class _StreamWriter:

@@ -8,8 +8,10 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
+from functools import partial
 from typing import Any, ClassVar
 
+from localspec.chat.call_forms import takes_tools
 from localspec.chat.messages import checked_messages
 from localspec.chat.prompt_source import RawSource
 from localspec.sampling.logprobs import TokenLogprobs
@@ -17,7 +19,7 @@ from localspec.server.answering import Event, Finished, NewPiece, Service
 from localspec.server.completions import logprob_object
 from localspec.server.encoding import compact_json, sent_bytes
 from localspec.server.fields import Fields
-from localspec.server.form import Aside, Form, own_fields
+from localspec.server.form import Aside, Form, in_thread, own_fields
 from localspec.server.question import (
     FimPrompt,
     Input,
@@ -50,6 +52,8 @@ def show(fields: Fields) -> Aside:
 
     async def result(service: Service) -> dict[str, Any]:
         model = service.models.listed_named(name)
+        # A template is foreign code, and can take long.
+        tools = await in_thread(partial(_tools_of, model))
         return {
             "modelfile": "",
             "parameters": "",
@@ -61,6 +65,7 @@ def show(fields: Fields) -> Aside:
                 "general.parameter_count": model.num_weights,
                 f"{model.architecture}.context_length": model.context_length,
                 f"{model.architecture}.embedding_length": model.width,
+                **tools,
             },
             "capabilities": _capabilities(model),
             "modified_at": _utc(model.created),
@@ -113,9 +118,17 @@ def _capabilities(model: ServedModel | ServedEmbedder) -> list[str]:
         return [] if model.ranks else ["embedding"]
     template = model.chat_template
     thinks = any(all(sign in template for sign in family.signs) for family in FAMILIES)
-    # Editors do not list a model without "tools"; one that has none answers in text.
+    # Every model: where the template has no tools they are described in words.
     more = {"thinking": thinks, "insert": model.fim is not None, "vision": model.sees}
     return ["completion", "tools", *(name for name, has in more.items() if has)]
+
+
+def _tools_of(model: ServedModel | ServedEmbedder) -> dict[str, str]:
+    """Where a model reads of tools: in a template of its own, or in a message in words."""
+    if isinstance(model, ServedEmbedder):
+        return {}
+    has_tools = any(map(takes_tools, (model.tool_template, model.chat_template)))
+    return {"localspec.tools": "in the template" if has_tools else "in words"}
 
 
 def _model_details(model: ServedFile[Any]) -> dict[str, Any]:

@@ -47,7 +47,8 @@ class Prompt(NamedTuple):
     thoughts: how to tell them from speech in the answer; by default all of it is speech.
     num_said: the last tokens that belong to the answer, which continues behind them. calls: the
     calls of tools that the answer can have; None for none. pictures: whose cells are among the
-    tokens, in order.
+    tokens, in order. has_tool_words: whether tools are described in words, since the chat
+    template shows none, or has a form of calls that is not known.
     """
 
     tokens: list[int]
@@ -55,6 +56,7 @@ class Prompt(NamedTuple):
     num_said: int = 0
     calls: Calls | None = None
     pictures: tuple[Picture, ...] = ()
+    has_tool_words: bool = False
 
 
 class AnswerText:

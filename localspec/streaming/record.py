@@ -123,6 +123,9 @@ class PromptFacts:
     not_kept: tuple[str, ...] = ()
     """The parts of the JSON schema that the answer is not held to."""
 
+    has_tool_words: bool = False
+    """Whether tools are described in words: see `Prompt`."""
+
 
 # What the reader of an answer gets: pieces; how far its prompt is read; what ended it,
 # StopIteration at its own end; and at last, once it is over, its ending.

@@ -117,7 +117,7 @@ class GemmaArguments(ArgumentReader):
                     yield None
                     continue
                 text, size = self.rest[self._at : end.start()].strip(), end.start() - self._at
-                found, is_key = json_text(text if is_key else json_value(text)), False
+                found, is_key = json_text(text if is_key else _value_of(text)), False
             else:
                 found = {":": ": ", ",": ""}.get(mark, mark)
                 brackets += mark if mark in "{[" else ""
@@ -177,6 +177,12 @@ class Tags(NamedTuple):
 
 
 _WORDS = ("true", "false", "null")
+_PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
+
+
+def _value_of(text: str) -> Any:
+    """The value of JSON, or of one of Python's words, as templates write them for others."""
+    return json_value(_PYTHON_WORDS.get(text, text))
 
 
 class TagArguments(ArgumentReader):
@@ -317,7 +323,6 @@ _QUOTES = "'\""
 _WORD = re.compile(r"[^\s,:\[\]{}()'\"]+(?=[\s,:\[\]{}()'\"])")
 _PLAIN = {quote: re.compile(rf"[^\\{quote}]+") for quote in _QUOTES}
 _ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|[^ux])", re.DOTALL)
-_PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
 def _in_json(escape: str) -> str:

@@ -1,0 +1,319 @@
+"""The form of calls as it is read off templates: made-up ones, and llama.cpp's."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from localspec.chat.call_forms import tools_of
+from localspec.chat.messages import checked_messages
+from localspec.chat.prompt import PromptMaker, kept_calls
+from localspec.chat.template import ChatTemplate
+from localspec.streaming.calls import CallStream
+from localspec.streaming.thinking import Part
+from localspec.tools.grammar import CallGrammar, Calls
+from localspec.tools.tool import tool_use, whole_calls
+
+llguidance = pytest.importorskip("llguidance", reason="llguidance is not installed")
+BYTES = llguidance.LLTokenizer("byte")
+
+LLAMA_TEMPLATES = os.environ.get(
+    "LOCALSPEC_LLAMA_TEMPLATES", ""
+)  # models/templates of llama.cpp
+
+
+def template_of(calls: str) -> str:
+    """A template of turns that writes the calls `m.tool_calls` like this."""
+    return (
+        "{% if tools %}[tools]{{ tools | tojson }}[/tools]{% endif %}{% for m in messages %}"
+        "<|turn|>{{ m.role }}{{ '\n' }}{{ m.content }}{% if m.tool_calls %}"
+        f"{calls}{{% endif %}}<|end|>{{{{ '\n' }}}}{{% endfor %}}"
+        "{% if add_generation_prompt %}<|turn|>assistant{{ '\n' }}{% endif %}"
+    )
+
+
+def each_call(call: str) -> str:
+    return f"{{% for t in m.tool_calls %}}{{% set c = t.function %}}{call}{{% endfor %}}"
+
+
+def each_argument(argument: str) -> str:
+    return f"{{% for k, v in c.arguments | items %}}{argument}{{% endfor %}}"
+
+
+VALUE = "{{ v if v is string else v | tojson }}"
+JSON = "{{ c.arguments | tojson }}"
+MADE_UP = {
+    "an object in marks": template_of(
+        each_call('{{ "\\n" }}<call>{"name": "{{ c.name }}", "arguments": ' + JSON + "}</call>")
+    ),
+    "a list of objects": template_of(
+        "<calls>["
+        + each_call(
+            '{"name": "{{ c.name }}", "arguments": ' + JSON + ', "id": "{{ t.id }}"}'
+            "{{ ', ' if not loop.last }}"
+        )
+        + "]</calls>"
+    ),
+    "objects with numbers and other keys": template_of(
+        "<|START|>["
+        + each_call(
+            '{{ "\\n" }}{"tool_call_id": "{{ loop.index0 }}", "tool_name": "{{ c.name }}", '
+            '"parameters": ' + JSON + "}{{ ',' if not loop.last }}"
+        )
+        + "]<|STOP|>"
+    ),
+    "names as keys": template_of(
+        "<|tools|>["
+        + each_call('{"{{ c.name }}": ' + JSON + "}{{ ', ' if not loop.last }}")
+        + "]<|/tools|>"
+    ),
+    "names between marks": template_of(
+        "<|calls|>"
+        + each_call("<|call|>function<|sep|>{{ c.name }}\n```json\n" + JSON + "\n```<|/call|>")
+        + "<|/calls|>"
+    ),
+    "names with ids": template_of(
+        "<|calls|>"
+        + each_call("<|call|>{{ t.id }}<|name|>{{ c.name }}<|args|>" + JSON + "<|/call|>")
+        + "<|/calls|>"
+    ),
+    "numbered names": template_of(
+        "<|calls|>"
+        + each_call(
+            "<|call|>functions.{{ c.name }}:{{ loop.index0 }}<|args|>" + JSON + "<|/call|>"
+        )
+        + "<|/calls|>"
+    ),
+    "names in tags": template_of(each_call("<function={{ c.name }}>" + JSON + "</function>")),
+    "tags": template_of(
+        each_call(
+            "{{ '\\n' }}<seed:call>\n<function={{ c.name }}>\n"
+            + each_argument("<parameter={{ k }}>" + VALUE + "</parameter>\n")
+            + "</function>\n</seed:call>"
+        )
+    ),
+    "pairs of tags": template_of(
+        each_call(
+            "<tool_call>{{ c.name }}"
+            + each_argument("<arg_key>{{ k }}</arg_key><arg_value>" + VALUE + "</arg_value>")
+            + "</tool_call>"
+        )
+    ),
+    "pairs of tags on lines": template_of(
+        each_call(
+            "{{ '\\n' }}<tool_call>{{ c.name }}\n"
+            + each_argument(
+                "<arg_key>{{ k }}</arg_key>\n<arg_value>" + VALUE + "</arg_value>\n"
+            )
+            + "</tool_call>"
+        )
+    ),
+    "attributes": template_of(
+        "<x:calls>"
+        + each_call(
+            '{{ "\\n" }}<invoke name="{{ c.name }}">\n'
+            + each_argument('<parameter name="{{ k }}">' + VALUE + "</parameter>\n")
+            + "</invoke>"
+        )
+        + "{{ '\\n' }}</x:calls>"
+    ),
+    "attributes of texts": template_of(
+        "<x:calls>"
+        + each_call(
+            '{{ "\\n" }}<invoke name="{{ c.name }}">\n'
+            + each_argument(
+                '<parameter name="{{ k }}" '
+                "string=\"{{ 'true' if v is string else 'false' }}\">"
+                + VALUE
+                + "</parameter>\n"
+            )
+            + "</invoke>"
+        )
+        + "{{ '\\n' }}</x:calls>"
+    ),
+    "Python": template_of(
+        "<|start|>["
+        + each_call(
+            "{{ c.name }}("
+            + each_argument(
+                '{{ k }}={{ "\'" + v + "\'" if v is string else v }}'
+                "{{ ', ' if not loop.last }}"
+            )
+            + "){{ ', ' if not loop.last }}"
+        )
+        + "]<|stop|>"
+    ),
+}
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "text": {"type": "string", "description": "t"},
+        "count": {"type": "integer", "description": "c"},
+        "items": {"type": "array", "items": {"type": "string"}, "description": "i"},
+        "tree": {"type": "object", "description": "o"},
+        "flag": {"type": "boolean", "description": "f"},
+    },
+    "required": ["text"],
+}
+USE = tool_use(
+    [{"name": name, "description": "d", "parameters": SCHEMA} for name in ("look", "write")],
+    "auto",
+    is_parallel=True,
+)
+MANY = {"text": 'a "b" <c> 中\nline', "count": -3, "items": ["x", "<y>"], "flag": True}
+TREE = {"text": "", "tree": {"a": {"b": [1, None]}}}
+CALLS = [
+    [("look", {"text": "Rome"})],
+    [("look", MANY)],
+    [("look", {"text": "a"}), ("write", MANY)],
+    [("write", {"text": "1e5"}), ("write", {"text": "true"})],
+]
+QUESTION = {"role": "user", "content": "The question?"}
+
+
+def turn_of(source, calls, said):
+    """What the template makes of an answer with those calls, up to the end of its turn."""
+    template = ChatTemplate(source, bos="<s>", eos="</s>")
+    tools = [tool.declared() for tool in USE.tools]
+    given = [
+        {"id": f"callid00{at}", "type": "function", "function": {"name": n, "arguments": a}}
+        for at, (n, a) in enumerate(calls)
+    ]
+    answer = {"role": "assistant", "content": said, "tool_calls": given}
+    results = [
+        {"role": "tool", "content": "RESULT", "tool_call_id": each["id"], "name": name}
+        for each, (name, _) in zip(given, calls, strict=True)
+    ]
+    text = template.render([QUESTION, answer, *results], tools=tools, opens_answer=False)
+    form = tools_of(source).form
+    text = text.rpartition("The question?")[2].partition("RESULT")[0]
+    return text[text.index(form.openings[0]) :]
+
+
+def ended(form, text):
+    """The calls at the beginning of a text, without what follows them."""
+    last = (form.end + form.after).strip()
+    return text[: text.rindex(last) + len(last)] if last else text.partition("</s>")[0]
+
+
+def read(form, text, *, size, is_kept):
+    stream = CallStream(Calls(form, USE, grammar=CallGrammar("") if is_kept else None))
+    parts = []
+    for at in range(0, len(text), size):
+        parts += stream.push(Part(text[at : at + size], is_thought=False))
+    parts += stream.finish(is_cut=False)
+    said = "".join(part.text for part in parts)
+    return said, [(each.name, each.arguments) for each in whole_calls(p.call for p in parts)]
+
+
+def fits(grammar, text):
+    matcher = llguidance.LLMatcher(
+        BYTES, llguidance.LLMatcher.grammar_from_lark(grammar.lark), log_level=0
+    )
+    assert not matcher.is_error(), matcher.get_error()
+    for trigger in grammar.triggers:
+        text = text.removeprefix(trigger)
+    text = re.sub(r', "id": "callid00\d"', "", text)  # models need not write it
+    tokens = BYTES.tokenize_str(text)
+    return matcher.validate_tokens(tokens) == len(tokens)
+
+
+def check_read(source):
+    """The template's own calls are read as they were, in whatever parts they come."""
+    form = tools_of(source).form
+    for calls in [*CALLS, [("look", TREE)]]:
+        if form.is_single and len(calls) > 1:
+            continue
+        text = ended(form, turn_of(source, calls, ""))
+        for said in ("", "I look: 1 < 2."):
+            for size in (1, 7, len(text)):
+                found = read(form, said + text, size=size, is_kept=False)
+                assert found == (said, calls), (text, size)
+
+
+def check_kept(source, some_calls):
+    """The template's own calls fit the grammar, by which they are read while they come."""
+    form = tools_of(source).form
+    grammar = kept_calls(form, USE, {})
+    for calls in some_calls:
+        text = ended(form, turn_of(source, calls, ""))
+        for size in (1, 7, len(text)):
+            found = read(form, text, size=size, is_kept=True)
+            assert found == ("", calls), (text, size)
+        if "'" not in text:  # the grammar has JSON's quotes
+            assert fits(grammar, text), (text, grammar.lark)
+
+
+@pytest.mark.parametrize("name", MADE_UP)
+def test_the_calls_of_a_template_are_read_by_its_own_form(name):
+    found = tools_of(MADE_UP[name])
+    assert found.is_known
+    assert found.are_shown
+    check_read(MADE_UP[name])
+    check_kept(MADE_UP[name], CALLS if name == "Python" else [*CALLS, [("look", TREE)]])
+
+
+@pytest.mark.parametrize("name", MADE_UP)
+def test_a_call_that_does_not_fit_its_schema_does_not_fit_the_grammar(name):
+    form = tools_of(MADE_UP[name]).form
+    grammar = kept_calls(form, USE, {})
+    text = ended(form, turn_of(MADE_UP[name], [("look", {"text": "a", "count": 12})], ""))
+    if name == "Python":
+        text = text.replace("'", '"')
+    assert fits(grammar, text)
+    assert not fits(grammar, text.replace("12", "many"))
+    assert not fits(grammar, text.replace("look", "rm"))
+    assert not fits(grammar, text.replace("count", "number"))
+
+
+PUBLISHED = sorted(Path(LLAMA_TEMPLATES).glob("*.jinja")) if LLAMA_TEMPLATES else []
+
+
+@pytest.mark.skipif(not PUBLISHED, reason="LOCALSPEC_LLAMA_TEMPLATES names no folder")
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
+def test_the_calls_of_a_published_template(path):
+    """Some write Python's words, or letters as escapes, or sort arguments: the grammar not."""
+    source = path.read_text("utf-8")
+    found = tools_of(source)
+    form = found.form
+    if found.is_known and form.is_shown and not (form.recipient or form.is_bare):
+        check_read(source)
+        check_kept(source, CALLS[:1])
+
+
+@pytest.mark.skipif(not PUBLISHED, reason="LOCALSPEC_LLAMA_TEMPLATES names no folder")
+def test_most_published_templates_have_a_form():
+    found = {path.stem: tools_of(path.read_text("utf-8")) for path in PUBLISHED}
+    assert len(found) >= 70
+    assert sum(each.is_known for each in found.values()) >= 54
+    for name in ("GLM-4.6", "deepseek-ai-DeepSeek-V3.2", "LFM2.5-8B-A1B", "ByteDance-Seed-OSS"):
+        assert found[name].are_shown
+
+
+@pytest.mark.skipif(not PUBLISHED, reason="LOCALSPEC_LLAMA_TEMPLATES names no folder")
+@pytest.mark.parametrize("path", PUBLISHED, ids=lambda path: path.stem)
+def test_every_published_template_shows_tools_calls_and_results(path, demo_vocabulary):
+    """By itself or in words: none is dropped."""
+    if "firefunction" in path.stem:
+        pytest.skip("this template wants variables of its own, whatever it is asked")
+    maker = PromptMaker(demo_vocabulary, path.read_text("utf-8"), think=True)
+    call = {"id": "callid001", "function": {"name": "look", "arguments": {"text": "Rome"}}}
+    messages = checked_messages(
+        [
+            {"role": "system", "content": "Be brief."},
+            QUESTION,
+            {"role": "assistant", "content": "", "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "callid001", "content": "sunny"},
+        ]
+    )
+    prompt = maker.prompt(messages, USE, may_merge=True)
+    text = demo_vocabulary.detokenize(prompt.tokens, special=True)
+    # Mistral Nemo's shows the system only in a last question.
+    assert "Be brief." in text or "Nemo" in path.stem
+    for word in ("The question?", "write", "look", "Rome", "sunny"):
+        assert word in text, word
+    assert prompt.calls is not None
