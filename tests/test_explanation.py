@@ -7,12 +7,13 @@ import re
 
 import gguf
 import pytest
+from call_families import FAMILIES
 from click.testing import CliRunner
 from head_maker import write_head_model
 from test_speedup import STAIRS
 
 import inside
-from gguf_maker import write_random_model
+from gguf_maker import with_template, write_random_model
 from localspec.cli import main
 from localspec.cli.explain import explanation_text
 from localspec.engine.loading import load
@@ -66,6 +67,14 @@ def test_weights_are_counted_as_they_are_stored(tmp_path, demo_target):
     )
     assert explain().target.num_output_weights == 0
     assert re.search(r"^ +llama, 22 million weights stored$", run("demo"), re.M)
+
+
+def test_it_says_whether_the_template_has_tools(tmp_path, demo_target):
+    path = with_template(demo_target, tmp_path / "tooled.gguf", FAMILIES["Qwen"].template)
+    assert explain(target=path).target.has_tools
+    assert "Tools      its chat template has them" in run("--target", path)
+    assert not explain().target.has_tools
+    assert "Tools      described in words" in run("demo")
 
 
 def test_the_facts_are_those_of_the_loaded_pair(demo_target, demo_draft):

@@ -160,6 +160,7 @@ def explanation_text(found: Explanation, commands: Sequence[tuple[str, str]]) ->
         facts.append(("Head", [_head(found.head)]))
     if found.projector is not None:
         facts.append(("Images", [_projector(found.projector)]))
+    facts.append(("Tools", [_tools(found.target)]))
     if not found.is_pair:
         return titled([*facts, ("NO PAIR", _no_pair(found))])
     if found.draft is None and found.head is None:
@@ -194,6 +195,15 @@ def _model_lines(model: ModelFacts) -> list[str]:
         f"{model.vocab_size} tokens, context up to {model.trained_context}{window}",
         f"weights: {', '.join(types)}",
     ]
+
+
+def _tools(target: ModelFacts) -> str:
+    """Where the target reads of tools that it may call."""
+    if target.has_tools:
+        return "its chat template has them, in a form of calls that is known"
+    return (
+        "described in words: its chat template has none, or calls in a form that is not known"
+    )
 
 
 def _in_words(count: int) -> str:

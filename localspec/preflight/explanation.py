@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from localspec.chat.call_forms import takes_tools
 from localspec.errors import DAMAGES, LocalspecError, ModelFileError, PairError
 from localspec.exactness import Exactness
 from localspec.gguf_file.content import FileContent
@@ -117,6 +118,9 @@ class ModelFacts:
     type_bytes: dict[str, int]
     exact_settings: tuple[str, ...]
     exactness: Exactness | None
+
+    has_tools: bool
+    """Whether its template has tools, and a form of calls that is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -420,6 +424,9 @@ def _variants(chosen: Preset) -> dict[str, str]:
     }
 
 
+_TEMPLATES = ("tokenizer.chat_template", "tokenizer.chat_template.tool_use")
+
+
 def _facts(found: FoundHeader, *, has_room: bool = True) -> ModelFacts:
     """has_room: whether there is memory for a hybrid's snapshots."""
     header, shape = found.header, ModelShape(found.header)
@@ -446,6 +453,7 @@ def _facts(found: FoundHeader, *, has_room: bool = True) -> ModelFacts:
         type_bytes=dict(type_bytes.most_common()),
         exact_settings=_exact_settings(header),
         exactness=_found_exactness(header) if found.is_here else None,
+        has_tools=any(takes_tools(str(header.metadata.get(key, ""))) for key in _TEMPLATES),
     )
 
 
