@@ -31,11 +31,9 @@ from localspec.tools.arguments import (
     marks_in,
     to_first_mark,
 )
+from localspec.tools.call_form import CALL_ID, NAME, CallForm
 from localspec.tools.forms import (
-    CALL_ID,
     IN_WORDS,
-    NAME,
-    CallForm,
     unlike_template,
     unshown_form,
 )

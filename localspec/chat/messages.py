@@ -22,7 +22,8 @@ from localspec.chat.shown import (
 from localspec.chat.template import Message
 from localspec.chat.tool_words import with_calls_in_words
 from localspec.errors import OptionError
-from localspec.tools.forms import IN_WORDS, CallForm
+from localspec.tools.call_form import CallForm
+from localspec.tools.forms import IN_WORDS
 from localspec.tools.tool import ToolCall, json_text
 
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")  # it goes into the prompt as it is

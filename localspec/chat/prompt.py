@@ -29,7 +29,7 @@ from localspec.streaming.answer_text import Prompt
 from localspec.streaming.cancellation import CancelCheck, never
 from localspec.streaming.thinking import Thoughts, said
 from localspec.streaming.thought_families import families_of
-from localspec.tools.forms import CallForm
+from localspec.tools.call_form import CallForm
 from localspec.tools.grammar import CallGrammar, Calls, call_grammar
 from localspec.tools.tool import Tool, ToolUse
 from localspec.vocabulary import Vocabulary, with_bos

@@ -10,7 +10,8 @@ from typing import Any
 
 from localspec.chat.shown import joined
 from localspec.chat.template import Message
-from localspec.tools.forms import IN_WORDS, CallForm
+from localspec.tools.call_form import CallForm
+from localspec.tools.forms import IN_WORDS
 from localspec.tools.tool import Tool, json_text
 
 _EXAMPLE = ("name_of_the_tool", {"name_of_an_argument": "its value"})

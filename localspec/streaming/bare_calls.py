@@ -7,7 +7,7 @@ import re
 
 from localspec.streaming.call_reader import AnswerCalls, CallReader
 from localspec.streaming.thinking import Part
-from localspec.tools.forms import calls_in, read_fitting
+from localspec.tools.call_form import calls_in, read_fitting
 from localspec.tools.partial_text import ObjectEnd
 from localspec.tools.tool import ToolCall
 

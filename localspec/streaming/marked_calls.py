@@ -7,7 +7,7 @@ import enum
 from localspec.streaming.call_reader import AnswerCalls, CallReader
 from localspec.streaming.thinking import Part
 from localspec.tools.arguments import ArgumentReader
-from localspec.tools.forms import calls_in
+from localspec.tools.call_form import calls_in
 from localspec.tools.tool import CallPiece
 
 

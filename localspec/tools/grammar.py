@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 
 from localspec.errors import ConstraintError
 from localspec.tools.arguments import KEY, QUOTE, GemmaArguments, Tags, in_tags
-from localspec.tools.forms import CALL_ID, MARKED_ID, NAME, CallForm
+from localspec.tools.call_form import CALL_ID, MARKED_ID, NAME, CallForm
 from localspec.tools.schemas import (
     ONE_LINE,
     Schema,
