@@ -155,12 +155,13 @@ class _FormReader:
     def __init__(self, template: ChatTemplate, source: str, said: str) -> None:
         self._template = template
         self._said = said
-        self._speech_marks = [
-            mark
-            for family in families_of(source, ())
-            for mark, following in family.marks.items()
-            if following is Following.SPEECH
-        ]
+        self._speech_marks: list[str] = []
+        self._message_marks: list[str] = []  # in answers that are messages with heads
+        for family in families_of(source, ()):
+            marks = family.marks
+            self._speech_marks += [m for m in marks if marks[m] is Following.SPEECH]
+            if Following.HEAD in marks.values():
+                self._message_marks += marks
         question: Message = {"role": "user", "content": _QUESTION}
         self._asked = [question]
 
@@ -187,6 +188,8 @@ class _FormReader:
             if middle != other:
                 raise _UnreadError("names end in several ways")
             form = _of_several(prefix, first._replace(middle=middle), link, turn_end)
+        if form.openings[0] in self._message_marks:
+            raise _UnreadError("calls are messages")
         form = self._with_ids(form)
         self._check(form, turn_end)
         return form
