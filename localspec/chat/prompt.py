@@ -113,9 +113,12 @@ class PromptMaker:
         what the template refuses is tried once more as `merged_messages`. variables: as for
         `ChatTemplate.render`.
 
-        Raises TemplateError if the template refuses the messages, leaves some out, or fails,
-        or has no tools where some are to be used; OptionError for a picture that cannot be
-        read, or seen; Interrupted soon after it has become cancelled.
+        Where it shows no tools, or its form of calls is not known, they are in words: see
+        `tool_words`.
+
+        Raises TemplateError if the template refuses the messages, leaves some out, or fails;
+        OptionError for a picture that cannot be read, or seen; Interrupted soon after it has
+        become cancelled.
         """
         maker = self._maker_for(messages, use)
         rendered = maker._rendered_for(

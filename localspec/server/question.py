@@ -378,8 +378,6 @@ def _constraint(fields: Fields, name: str, keyword: str) -> Any:
 def source_of(question: Question, given: Input, fim: FimTokens | None) -> PromptSource:
     """What the prompt of an input is made of, where the model is.
 
-    A template that has no tools gets none, and earlier calls as text.
-
     Args:
         question: the input's.
         given: the input.

@@ -53,8 +53,7 @@ class CallForm:
     """What stands between a call and the next, besides `end`."""
 
     openings: tuple[str, ...] = ()
-    """Texts with which calls begin. Without a bare form the first is the beginning of `before`
-    and `start` together."""
+    """Texts with which calls begin. `before` begins with the first, unless the form is bare."""
 
     closing: str = ""
     """With which calls end; without one they extend to the end of the answer."""
