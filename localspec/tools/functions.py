@@ -8,6 +8,7 @@ import textwrap
 from collections.abc import Callable, Collection
 from typing import Any
 
+from localspec.errors import OptionError
 from localspec.tools.python_types import FunctionArguments, json_of
 
 # Headings in a docstring of Google's style.
@@ -27,6 +28,10 @@ def described(function: Callable[..., Any]) -> tuple[dict[str, Any], Callable[..
     Raises:
         OptionError: the function cannot be described.
     """
+    if function.__name__ == "<lambda>":
+        raise OptionError(
+            "a lambda is not a tool, since it has no name", "Write it as a function: def …"
+        )
     arguments = FunctionArguments(function)
     parameters = arguments.schema
     description, notes = read_docstring(inspect.getdoc(function) or "", arguments.names)
