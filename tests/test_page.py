@@ -214,7 +214,7 @@ def test_an_answer_goes_on_after_its_server_was_killed(browser):
             page.wait_for_selector("#banner:has-text('The server is back.')")
             assert page.input_value("#question") == "typed meanwhile"
             set_option(page, "max_tokens", "8")
-            page.click("text=Go on")
+            page.click("text=Continue")
             ended(page)
             assert last_text(page).startswith(before)
             assert len(last_text(page)) > len(before) > 0

@@ -131,7 +131,7 @@ def test_a_picture_that_another_tab_sent_is_shown_and_sent_here(page):
 def test_what_cannot_be_shown_is_refused_in_words(page):
     page.set_input_files("#attach-files", [file("x.svg", b"<svg/>", "image/svg+xml")])
     page.wait_for_selector("#banner:not([hidden])")
-    assert "x.svg is no PNG, JPEG, WebP or GIF" in page.inner_text("#banner")
+    assert "x.svg is not a PNG, JPEG, WebP or GIF" in page.inner_text("#banner")
     page.select_option("#model", "demo")
     page.set_input_files("#attach-files", [file("red.png", png("red"))])
     page.wait_for_selector("#banner:has-text('demo')")

@@ -25,7 +25,7 @@ def test_what_goes_on_is_drawn_as_one_answer(page, came, rest, tag, whole):
     played(page, {"content": came}, reason="length")
     ask(page, "Write.")
     played(page, {"content": rest})
-    page.click("text=Go on")
+    page.click("text=Continue")
     ended(page)
     drawn = page.locator(f"{ANSWER} {tag}")
     assert [each.strip() for each in drawn.all_inner_texts()] == [whole]
@@ -177,7 +177,7 @@ def test_calls_of_tools_are_shown_and_their_results_sent(page):
     )
     ask(page, "Rain?")
     assert '"city": "Ulm"' in page.inner_text(".call")
-    page.click("text=Give the result")
+    page.click("text=Enter the result")
     page.fill(".results textarea", "dry")
     with page.expect_request("**/v1/chat/completions") as asked:
         page.click(".results button")

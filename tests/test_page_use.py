@@ -114,7 +114,7 @@ def test_results_of_tools_are_not_lost_where_the_settings_are_wrong(page):
     played(page, {"tool_calls": [{"index": 0, "id": "c1", "function": function}]})
     begin(page, "Rain?")
     ended(page)
-    page.click("text=Give the result")
+    page.click("text=Enter the result")
     page.fill(".results textarea", "dry")
     set_option(page, "tools", "[")
     page.click(".results button")

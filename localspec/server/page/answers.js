@@ -130,7 +130,7 @@ async function answer({ path = shown(state.open), continued = null, sent = null 
   running.set(conversation.id, run);
   drawState();
   progressOf(run, "Waiting for the model.");
-  say("The answer is coming.");
+  say("The answer has started.");
   noteEdition(message);
   const isKept = await keep(conversation, sent);
   try {
@@ -144,7 +144,7 @@ async function answer({ path = shown(state.open), continued = null, sent = null 
     if (error.status === 413) {
       message.tooLong = true;
       message.error +=
-        " Pictures and files of a conversation are sent with each question: begin a new chat, or edit a question and leave some out.";
+        " Pictures and files of a conversation are sent with each question: start a new chat, or edit a question and leave some out.";
     }
     if (error instanceof ApiError && error.status === 0) waitForServer();
   }

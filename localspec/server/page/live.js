@@ -113,7 +113,8 @@ function reason(message, pace) {
   }
   if (!last) return null;
   return (
-    last.draft_off ?? (last.drafted ? `drafts ${last.drafted} at once, ${last.accepted} kept` : "no draft in this step")
+    last.draft_off ??
+    (last.drafted ? `last step: ${last.drafted} drafted, ${last.accepted} kept` : "last step: no draft")
   );
 }
 
@@ -173,12 +174,12 @@ function costs(told) {
   if (!told) return [];
   const measured = Object.entries(told.step_ratios ?? {});
   const times = [
-    ["A decode alone", `${(1000 * told.plain_step_s).toFixed(1)} ms`],
-    ["A draft token", `${(1000 * told.draft_token_s).toFixed(1)} ms`],
+    ["Decode of one token", `${(1000 * told.plain_step_s).toFixed(1)} ms`],
+    ["Drafting one token", `${(1000 * told.draft_token_s).toFixed(1)} ms`],
   ];
-  const title = "Cost of n tokens at once: v(n)";
+  const title = "Cost of a decode of n tokens: v(n)";
   return [
-    element("h3", {}, "What decodes cost here"),
+    element("h3", {}, "Cost of a decode here"),
     facts(times),
     ...bars(title, measured, (ratio) => ratio.toFixed(2)),
   ];
@@ -188,7 +189,7 @@ function proposers(told) {
   const found = Object.entries(told ?? {});
   if (!found.length) return [];
   return [
-    element("h3", {}, "Who drafted"),
+    element("h3", {}, "Drafted by"),
     facts(found.map(([name, { accepted, drafted }]) => [name, `${accepted} of ${drafted} kept`])),
   ];
 }

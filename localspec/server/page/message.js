@@ -100,10 +100,10 @@ export class MessageView {
       ...this.arrows(),
       copy,
       this.mayFit() && button("Retry", () => actions.retry(message)),
-      this.isLast && isCut && message.content && button("Go on", () => actions.goOn(message)),
+      this.isLast && isCut && message.content && button("Continue", () => actions.goOn(message)),
       message.tokens?.length &&
         button("Tokens", () => this.toggleTokens(), { "aria-pressed": String(this.showsTokens) }),
-      this.isLast && message.calls?.length && button("Give the result", () => actions.result(message)),
+      this.isLast && message.calls?.length && button("Enter the result", () => actions.result(message)),
     ].filter(Boolean);
   }
 

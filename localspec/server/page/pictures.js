@@ -11,14 +11,14 @@ export const isImage = (url) => typeof url === "string" && KINDS.test(url);
 // A file as it is attached to a question. Raises Error with why it cannot be.
 export async function pictureOf(file) {
   if (file.size > MOST_MB * 1e6)
-    throw new Error(`${file.name} has ${(file.size / 1e6).toFixed(1)} MB; at most ${MOST_MB} MB can be shown.`);
+    throw new Error(`${file.name} has ${(file.size / 1e6).toFixed(1)} MB; the limit is ${MOST_MB} MB.`);
   const image = await new Promise((resolve, reject) => {
     const reader = new FileReader();
     reader.onload = () => resolve(reader.result);
     reader.onerror = () => reject(new Error(`${file.name} cannot be read: ${reader.error.message}`));
     reader.readAsDataURL(file);
   });
-  if (!isImage(image)) throw new Error(`${file.name} is no PNG, JPEG, WebP or GIF.`);
+  if (!isImage(image)) throw new Error(`${file.name} is not a PNG, JPEG, WebP or GIF image.`);
   return { name: file.name, image };
 }
 

@@ -5,8 +5,8 @@ import { element } from "./dom.js";
 
 export const SOURCES = {
   accepted: "drafted and kept",
-  recovered: "put in place of a refused one",
-  bonus: "added after a kept draft",
+  recovered: "in place of a rejected one",
+  bonus: "added after a fully kept draft",
   plain: "by the model alone",
 };
 
