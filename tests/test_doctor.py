@@ -114,9 +114,9 @@ def test_a_full_gpu_and_a_full_or_closed_disk_are_problems(sound):
     found = replace(sound, devices=(*sound.devices[:1], *gpus), cache=cache)
     closed, on_gpu, disk = found.problems
     assert "cannot be written" in closed.what
-    assert "0.3 GB of memory are free on CUDA0" in on_gpu.what
+    assert "0.3 GB of memory is free on CUDA0" in on_gpu.what
     assert "num_gpu_layers=N" in on_gpu.remedy
-    assert "1.0 GB of disk are free" in disk.what
+    assert "1.0 GB of disk space is free" in disk.what
 
 
 def test_unfinished_downloads_are_found_with_the_way_on(hub: StandinHub, tmp_path):

@@ -167,7 +167,7 @@ def test_what_a_head_weighs_is_what_lies_in_its_file(pair):
 @pytest.mark.parametrize("name", [*ALL, *EAGLE, *BLOCKS, "medusa"])
 def test_a_head_alone_is_no_target(pair, name):
     target, head = pair(name)
-    with pytest.raises(ModelFileError, match=r"head alone") as raised:
+    with pytest.raises(ModelFileError, match=r"only a head") as raised:
         check_target(head)
     assert "head=" in raised.value.hint
     check_target(target)
@@ -230,7 +230,7 @@ def test_layers_that_libllama_does_not_compute_are_of_no_use(pair):
         ("gemma4", {"embedding_length": 128}, {}, "rows of width 64, the target has 128"),
         ("qwen3", {}, {"target_hidden_size": 128}, "model of width 128, the target's is 64"),
         ("qwen3", {}, {"target_layers": (1, 2, 5)}, "reads layers (1, 2, 5), the target has 4"),
-        ("qwen3", {}, {"target_layers": (1, 2, 4)}, "nothing of the last layer of 'qwen3'"),
+        ("qwen3", {}, {"target_layers": (1, 2, 4)}, "no access to the last layer of 'qwen3'"),
         ("qwen3", {}, {"embedding_length": 32}, "lacks token_embd.weight, and the target's"),
         ("dflash", {}, {"embedding_length": 32}, "model of width 32, the target's is 64"),
         ("dflash", {}, {"target_layers": (1, 2, 5)}, "reads layers (1, 2, 5), the target has"),
@@ -251,7 +251,7 @@ def test_heads_of_other_architectures(pair, demo_target):
     assert other == "it is of 'gemma4-assistant', the target of 'step35'"
     target, head = pair("qwen3")
     for name in ("qwen2", "gemma3", "granite", "smollm3", "mistral3"):
-        words = f"libllama gives nothing of the layers of {name!r}"
+        words = f"libllama gives no access to the layers of {name!r}"
         assert head_misfit(renamed(target, name), head) == words
     for name in ("llama", "qwen3moe", "gpt-oss", "gemma4"):
         assert head_misfit(renamed(target, name), head) == ""

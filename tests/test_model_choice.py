@@ -115,7 +115,7 @@ def test_a_server_of_an_aliass_file_is_found_by_the_alias(model):
     found = [{"id": "first", **length}, {"id": "other", **length}]
     assert inside.chosen_to_launch(found, "o").model == "other"
     assert inside.chosen_to_launch(found, "first").model == "first"
-    with pytest.raises(OptionError, match="has first, other, not absent"):
+    with pytest.raises(OptionError, match="serves first, other, not absent"):
         inside.chosen_to_launch(found, "absent")
 
 
@@ -146,7 +146,7 @@ def test_an_alias_stands_for_a_preset_wherever_one_is_named(model):
         (["q", "demo", "--clear"], "SHORT and NAME"),
         (["q", __file__], "not a GGUF file"),
         (["q", "absent.gguf"], "does not exist"),
-        (["q", "hf:o/m"], "names no file"),
+        (["q", "hf:o/m"], "does not name a file"),
     ],
 )
 def test_what_is_no_alias(arguments, words):
@@ -226,7 +226,12 @@ def test_a_preset_and_an_alias_of_either_are_names(model, tmp_path, monkeypatch)
         ("a/b/c", localspec.ModelNotFoundError, "a/b/c does not exist", "a/b holds no"),
         (".", localspec.ModelFileError, "is a directory", "other.gguf"),
         ("nothing", localspec.UnknownPresetError, "no preset", "a file is named by its path"),
-        ("own/repo-GGUF", localspec.OptionError, "names no file", "own/repo-GGUF:Q4_K_M"),
+        (
+            "own/repo-GGUF",
+            localspec.OptionError,
+            "does not say which file",
+            "own/repo-GGUF:Q4_K_M",
+        ),
         ("o/m:Q4_0", localspec.PresetError, "is not on this machine", "download o/m:Q4_0"),
         ("hf:o/m/x.gguf", localspec.PresetError, "x.gguf is not on", "download hf:o/m/x.gguf"),
     ],

@@ -208,12 +208,15 @@ PLAIN = '[a]\ndescription = "d"\ncontext_length = 5\n'
     [
         ("[a\n", "Expected.*line 1"),
         ("a = " + "9" * 10_000, ""),
-        ("x = 1\n" + PLAIN, r"\[x\] stands outside of any preset"),
+        ("x = 1\n" + PLAIN, r"\[x\] is outside any preset"),
         (PLAIN.replace("5", '"5"') + TARGET, r"\[a\] context_length: is '5', not of type int"),
         (PLAIN + "colour = 3\n" + TARGET, r"\[a\] colour: is not a key here"),
-        (PLAIN + 'extends = "b"\n' + TARGET, "extends: names no preset further up"),
+        (PLAIN + 'extends = "b"\n' + TARGET, "extends: does not name a preset further up"),
         (PLAIN + TARGET + 'path = "p"\n', r"\[a.target\] needs one of: repo, path, packaged"),
-        (PLAIN + TARGET.replace("x.gguf", "../x.gguf"), "'../x.gguf' is no GGUF file's name"),
+        (
+            PLAIN + TARGET.replace("x.gguf", "../x.gguf"),
+            "'../x.gguf' is not the name of a GGUF file",
+        ),
         (PLAIN + TARGET + '[a.head]\npath = "h"\nsise = 3\n', r"\[a.head\] sise: is not a key"),
         (PLAIN + '[a.target]\nrepo = "o/m"\nparts = []\n', "has no files"),
         ('["../x"]\n' + PLAIN.removeprefix("[a]\n"), "is not a valid name for a preset"),

@@ -261,9 +261,9 @@ def test_another_file_is_refused_before_it_is_loaded(tmp_path, demo_target):
     writer.add_tensor("mm.weight", np.ones((32, 8), dtype=np.float32))
     writer.finish()
     for path, said in (
-        (demo_target, r"is no projector \(its architecture is 'llama'"),
-        (deaf, "hears and does not see"),
-        (ultravox, "hears and does not see"),
+        (demo_target, r"is not a projector \(its architecture is 'llama'"),
+        (deaf, "is a projector for audio only"),
+        (ultravox, "is a projector for audio only"),
     ):
         with pytest.raises(ModelFileError, match=said) as caught:
             checked_projector(path)
@@ -324,4 +324,4 @@ def test_one_that_fits_is_counted_by_explain(tmp_path, demo_target, target, widt
     told = run("explain", "--target", demo_target, "--mmproj", path)
     assert told.exit_code == 0, told.output
     assert "mmproj.gguf, gemma3" in told.output
-    assert "of that, up to 217.1 MB of images that were shown last" in told.output
+    assert "of that, up to 217.1 MB for the images that were shown last" in told.output

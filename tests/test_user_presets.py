@@ -48,7 +48,7 @@ def test_a_head_of_another_model_is_refused(tmp_path, demo_target, users_file):
         assert result.exit_code == 1
         assert f"{head} cannot draft for the target" in result.stderr
     result = run("models", "add", "x", "--target", head)
-    assert "holds a head alone" in result.stderr
+    assert "holds only a head" in result.stderr
     assert not users_file.exists()
     assert run("models", "add", "mine", "--target", target, "--head", head).exit_code == 0
 
@@ -117,7 +117,7 @@ def test_the_list_has_a_header_and_says_what_fits(users_file, tmp_path):
     assert (fits["demo"], fits["large"], fits["unknown"]) == ("yes", "no", "-")
     assert "qwen2-7b*" in fits
     assert "*: some details are unconfirmed" in shown.stderr
-    assert "FITS: into the memory" in shown.stderr
+    assert "FITS: whether it fits into the memory" in shown.stderr
 
 
 @pytest.mark.parametrize(

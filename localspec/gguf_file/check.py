@@ -51,7 +51,7 @@ def check_embedder_file(path: Path) -> Header:
     header = check_model_file(path, embeds=True)
     if not _pools(header):
         raise ModelFileError(
-            f"{path} is no embedding model: it does not say how a text becomes one vector",
+            f"{path} is not an embedding model: it does not say how a text becomes one vector",
             "Choose an embedding model, whose file has a pooling_type.",
         )
     return header
@@ -89,8 +89,8 @@ def check_parts(parts: Sequence[Header], *, embeds: bool = False) -> Header:
     if encoders:
         kind = "an audio" if all(name.startswith("a.") for name in encoders) else "an image"
         raise ModelFileError(
-            f"{path} holds {kind} encoder beside its language model, as Ollama's do",
-            "llama.cpp has them in two files: localspec download owner/repo:Q4_K_M.",
+            f"{path} holds {kind} encoder beside its language model, as Ollama's files do",
+            "llama.cpp needs them in two files: localspec download owner/repo:Q4_K_M.",
         )
     looks_ahead = header.metadata.get(f"{architecture}.attention.causal") is False
     shape = ModelShape(header)

@@ -83,7 +83,8 @@ def require_unwritten(states: FileStates) -> None:
         if now != before and now is not None and before is not None and now[:2] == before[:2]:
             raise ModelFileError(
                 f"{path} was written to after it was loaded, which changes the model in use",
-                "Load it again. Another time give the new file another name, and rename it.",
+                "Load it again. Next time, write the new file under another name, then rename "
+                "it.",
             )
 
 

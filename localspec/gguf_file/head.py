@@ -132,7 +132,7 @@ def check_target(header: Header) -> None:
     """Raise ModelFileError if a file has nothing but a head, which ends libllama's process."""
     if has_only_head(header):
         raise ModelFileError(
-            f"{header.path} holds a head alone, none of the layers of its model",
+            f"{header.path} holds only a head, without its model's layers",
             "Give it as head=…, and the model that it was made for as target=….",
         )
 
@@ -276,13 +276,13 @@ def _layers_misfits(target: Header, head: Header) -> Iterator[str]:
     is_eagle = theirs.architecture.head_graph is HeadGraph.LAYERS
     wanted = theirs.stated("target_hidden_size") if is_eagle else theirs.width
     if not known.gives_layers or ours.row_width != ours.width:
-        yield f"libllama gives nothing of the layers of {target.architecture!r}"
+        yield f"libllama gives no access to the layers of {target.architecture!r}"
     if wanted != ours.width:
         yield f"it was made for a model of width {wanted}, the target's is {ours.width}"
     if min(layers, default=0) < 0 or max(layers, default=0) > ours.num_layers:
         yield f"it reads layers {layers}, the target has {ours.num_layers}"
     if ours.num_layers in layers and not known.gives_last:
-        yield f"libllama gives nothing of the last layer of {target.architecture!r}"
+        yield f"libllama gives no access to the last layer of {target.architecture!r}"
     tensors = head.by_name()
     lacking = [name for name in (_TABLE, _OUTPUT) if name not in tensors]
     if lacking and theirs.width != ours.width:

@@ -140,7 +140,7 @@ def read_header(path: Path) -> Header:
         raise ModelNotFoundError(f"{path} does not exist", hint) from None
     except OSError as error:
         raise ModelFileError(
-            f"{path} cannot be read: {error.strerror}", "Check the path and who may read it."
+            f"{path} cannot be read: {error.strerror}", "Check the path and its permissions."
         ) from error
     except ValueError as error:  # a NUL character
         raise ModelFileError(f"{str(path)!r} is not a path: {error}", "Check it.") from None
@@ -318,8 +318,8 @@ def _not_gguf(path: Path, start: bytes) -> ModelFileError:
     if text.startswith((b"<!doctype", b"<html", b"<?xml")):
         return ModelFileError(
             f"{path} is a web page, not a model",
-            "The address was that of a page: on the hub a file's has /resolve/ where the "
-            "page's has /blob/.",
+            "The address was that of a page: on the hub, a file's address has /resolve/ in "
+            "place of /blob/.",
         )
     return ModelFileError(
         f"{path} is not a GGUF file (it does not begin with 'GGUF')",

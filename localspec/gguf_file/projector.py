@@ -42,14 +42,16 @@ def check_projector(header: Header) -> None:
     if header.architecture != "clip":
         what = header.architecture or "without an architecture"
         raise ModelFileError(
-            f"{path} is no projector (its architecture is {what!r}, not 'clip')",
+            f"{path} is not a projector (its architecture is {what!r}, not 'clip')",
             "Choose the model's projector; its file name usually begins with mmproj.",
         )
     kind = projector_facts(header).kind
     if header.metadata.get("clip.has_vision_encoder") is False or (
         not kind and header.metadata.get("clip.audio.projector_type")
     ):
-        raise ModelFileError(f"{path} hears and does not see", "Choose a projector for images.")
+        raise ModelFileError(
+            f"{path} is a projector for audio only", "Choose a projector for images."
+        )
 
 
 def projector_facts(header: Header) -> ProjectorFacts:

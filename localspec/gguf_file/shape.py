@@ -120,7 +120,7 @@ def context_to_open(wanted: int | None, trained: int, name: str) -> int:
     """
     if wanted is not None and wanted > trained:
         raise OptionError(
-            f"a context of {wanted} tokens is asked for; {name} was trained for {trained}",
+            f"a context of {wanted} tokens was requested; {name} was trained for {trained}",
             f"Choose context_length={trained} or less.",
         )
     return wanted or min(trained, DEFAULT_CONTEXT_LENGTH)

@@ -89,13 +89,14 @@ def remote_file(file: HubFile, on_wait: OnWait = lambda: None) -> RemoteFile:
         etag = file.sha256  # a mirror has etags of its own, and the pin says what is right
     if not COMMIT.fullmatch(commit) or not _ETAG.fullmatch(etag) or size < 1:
         raise DownloadError(
-            f"{_endpoint()} sends an invalid commit, hash or size of {file.name}, or none",
+            f"{_endpoint()} sends a missing or invalid commit, hash or size for {file.name}",
             "Check HF_ENDPOINT: a mirror has to send the hub's headers.",
         )
     is_other = len(etag) == 64 and file.sha256 not in (None, etag)
     if is_other or file.size_bytes not in (None, size):
         raise DownloadError(
-            f"the hub has another {file.name} than pinned: {size} bytes with the hash {etag}",
+            f"{file.name} on the hub differs from the pinned file: {size} bytes with the hash "
+            f"{etag}",
             f"{file.repo} was changed, or the pin is wrong; nothing was downloaded.",
         )
     return RemoteFile(file=file, commit=commit, etag=etag, size_bytes=size)
@@ -177,7 +178,7 @@ def _facts_of(repo: str) -> dict[str, Any]:
             content += piece
             if len(content) > _MOST_JSON_BYTES:
                 raise DownloadError(
-                    f"{_endpoint()} says more than {_MOST_JSON_BYTES} bytes about {repo}",
+                    f"{_endpoint()} sends more than {_MOST_JSON_BYTES} bytes about {repo}",
                     "Check HF_ENDPOINT; name a file of the repository: hf:OWNER/REPO/FILE.",
                 )
     facts = json.loads(bytes(content))
@@ -330,9 +331,9 @@ def _as_download_error(
         return _refusal(repo, status, response)
     what = without_secrets(f"{type(error).__name__}: {error}")
     if type(error).__name__ in may_pass:
-        return HubBusyError(f"{endpoint} gives no answer about {repo}: {what}", None)
+        return HubBusyError(f"{endpoint} does not answer about {repo}: {what}", None)
     return DownloadError(
-        f"{endpoint} cannot be asked about {repo}: {what}",
+        f"{endpoint} cannot be reached for {repo}: {what}",
         "Check the connection, the proxy and HF_ENDPOINT.",
     )
 
@@ -342,7 +343,7 @@ def _refusal(repo: str, status: int, response: Any) -> DownloadError:
     answer = f"{_endpoint()} answers {status}"
     is_elsewhere = urlsplit(str(response.url)).netloc != urlsplit(_address()).netloc
     if is_elsewhere:
-        answer = f"the storage that the hub leads to for {repo} answers {status}"
+        answer = f"the storage that the hub redirects to for {repo} answers {status}"
     # A signed address that has expired gives 403; the next request gets a new one.
     if status in _TRANSIENT or (is_elsewhere and status == 403):
         seconds = response.headers.get("Retry-After", "")

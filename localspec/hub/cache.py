@@ -215,8 +215,9 @@ def check_disk(num_bytes: int, folder: Path) -> None:
     free = free_bytes(folder)
     if num_bytes > free:
         raise DownloadError(
-            f"{num_bytes} bytes are to be downloaded, {free} are free at {folder}",
-            "Make room, or choose another place: local_dir=DIR, or HF_HUB_CACHE=DIR.",
+            f"{num_bytes} bytes have to be downloaded, but only {free} are free at {folder}",
+            "Free some disk space, or choose another place: local_dir=DIR, or "
+            "HF_HUB_CACHE=DIR.",
         )
 
 
@@ -225,7 +226,7 @@ def disk_error(error: OSError, path: Path) -> DownloadError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DownloadError(
             f"the disk of {path.parent} is full",
-            "Make room and run the command again; received bytes are kept.",
+            "Free some disk space and run the command again; received bytes are kept.",
         )
     return DownloadError(
         f"{path} cannot be read or written: {error.strerror or error}",

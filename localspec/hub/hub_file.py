@@ -43,7 +43,9 @@ class HubFile:
         parts = self.file.split("/")
         is_name = all(map(_FILE_PART.fullmatch, parts)) and not any(map(names_device, parts))
         if not is_name or not self.file.endswith(".gguf"):
-            raise OptionError(f"{self.file!r} is no GGUF file's name", "Write name.gguf.")
+            raise OptionError(
+                f"{self.file!r} is not the name of a GGUF file", "Write name.gguf."
+            )
         part = _PART_NUMBER.search(self.file)
         if part is not None and not _is_part(part):
             raise OptionError(

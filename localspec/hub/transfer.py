@@ -121,7 +121,7 @@ class DownloadJob(threading.Thread):
         if not slot.content.exists():
             if not slot.content.is_symlink():
                 return False
-            fault = "it is a symbolic link to nothing"
+            fault = "it is a broken symbolic link"
         elif (size := slot.content.stat().st_size) != self.remote.size_bytes:
             fault = f"it has {size} bytes instead of {self.remote.size_bytes}"
         elif not self._store.is_checked and not self._has_content(slot.content):
@@ -197,8 +197,9 @@ class DownloadJob(threading.Thread):
                     return
                 file.truncate(0)
         raise DownloadError(
-            f"{self.remote.file.name} arrived with wrong content, not {self.remote.checksum}",
-            "Try again; if it stays so, the hub or a proxy sends wrong bytes.",
+            f"{self.remote.file.name} was received with wrong content, which does not match "
+            f"{self.remote.checksum}",
+            "Try again; if it happens again, the hub or a proxy sends wrong bytes.",
         )
 
     def _fetch_missing(self, file: BinaryIO) -> None:
@@ -236,7 +237,7 @@ class DownloadJob(threading.Thread):
             file.flush()
             self._tell("downloading", received)
         if received < self.remote.size_bytes:
-            raise HubBusyError("the answer ended early", None)
+            raise HubBusyError("the response ended early", None)
 
 
 class RemoteSource:
@@ -263,7 +264,7 @@ class RemoteSource:
             data += piece
             if len(data) >= size:
                 return bytes(data[:size])
-        raise HubBusyError(f"the answer ended after {len(data)} of {size} bytes", None)
+        raise HubBusyError(f"the response ended after {len(data)} of {size} bytes", None)
 
 
 def has_checksum(

@@ -229,23 +229,27 @@ def _limits(found: Installation) -> Iterator[Problem]:
         )
     if memory.available_bytes < _LITTLE_MEMORY_BYTES:
         yield Problem(
-            f"{memory.available_bytes / 1e9:.1f} GB of memory are free", "Close other programs."
+            f"{memory.available_bytes / 1e9:.1f} GB of memory is free", "Close other programs."
         )
     for gpu in usable_gpus(found.devices):
         if gpu.total_bytes > 0 and gpu.free_bytes <= MARGIN_BYTES:
             yield Problem(
-                f"{gpu.free_bytes / 1e9:.1f} GB of memory are free on {gpu.name}, of which "
-                f"{MARGIN_BYTES / 1e9:.1f} GB stay free: no layers go there by default",
-                "Close what uses it, or fix the number of layers: num_gpu_layers=N.",
+                f"{gpu.free_bytes / 1e9:.1f} GB of memory is free on {gpu.name}, and "
+                f"{MARGIN_BYTES / 1e9:.1f} GB is always left free: no layers go there by "
+                "default",
+                "Close the programs that use it, or set the number of layers: "
+                "num_gpu_layers=N.",
             )
     if found.cache.free_bytes < _LITTLE_DISK_BYTES:
         yield Problem(
-            f"{found.cache.free_bytes / 1e9:.1f} GB of disk are free at {found.cache.path}",
-            "Make room (localspec models remove PRESET), or choose another place: "
+            f"{found.cache.free_bytes / 1e9:.1f} GB of disk space is free at "
+            f"{found.cache.path}",
+            "Free some space (localspec models remove PRESET), or choose another place: "
             "HF_HUB_CACHE=DIR.",
         )
     for path, size in found.cache.unfinished.items():
         yield Problem(
             f"a download stopped after {size / 1e6:.1f} MB: {path}",
-            "Repeat the download to continue it, or delete the file if no program fetches it.",
+            "Repeat the download to continue it, or delete the file if no program is "
+            "downloading it.",
         )

@@ -44,9 +44,9 @@ def locate(preset: Preset) -> dict[Role, Path]:
         is_known = load_presets().get(preset.name) == preset
         raise PresetError(
             f"preset {preset.name!r} needs files that are not on this machine: {names}",
-            f"Fetch with: localspec download {preset.name}"
+            f"Download them: localspec download {preset.name}"
             if is_known
-            else "Fetch with localspec.download(preset).",
+            else "Download them: localspec.download(preset).",
         )
     paths = {role: path_of(model) for role, model in used_models(preset).items()}
     for path in paths.values():
@@ -78,7 +78,7 @@ def locate_model(name: str | os.PathLike[str], role: Role = "target") -> Path:
         # With the prefix of a head or a projector.
         name = found.model.name if isinstance(found.model, Quantized) else found.name
         raise PresetError(
-            f"{name} is not on this machine", f"Fetch with: localspec download {name}"
+            f"{name} is not on this machine", f"Download it: localspec download {name}"
         )
     return path_of(model)
 

@@ -116,7 +116,7 @@ class Preset:
     mmproj: the projector with which the target sees pictures. context_length: tokens it is
     opened with. max_context_length: tokens that all models were trained for, None if no source
     says. rpc: addresses of llama.cpp's RPC servers that hold layers of the target, too, each
-    "host:port". embeds: whether the target turns texts into vectors, and answers nothing.
+    "host:port". embeds: whether the target is an embedding model and cannot answer questions.
     unconfirmed: facts that only one source states, or none; empty if all are confirmed. Raises
     OptionError for an invalid model, context length or address.
     """
@@ -427,14 +427,14 @@ class _PresetReader:
     def preset(self, table: Any, known: Mapping[str, Preset]) -> Preset:
         """The preset that the table describes or changes."""
         if not isinstance(table, dict):
-            raise self._error("", "stands outside of any preset")
+            raise self._error("", "is outside any preset")
         if not PRESET_NAME.fullmatch(self._preset):
             raise self._error("", "is not a valid name for a preset")
         self._check(table, _PRESET, "")
         values: dict[str, Any] = {**table, "name": self._preset}
         if (extended := values.pop("extends", None)) is not None:
             if extended not in known:
-                raise self._error("", "extends: names no preset further up")
+                raise self._error("", "extends: does not name a preset further up")
             base = known[extended]
             values = {f.name: getattr(base, f.name) for f in dataclasses.fields(base)} | values
         for role in get_args(Role):
@@ -479,7 +479,7 @@ class _PresetReader:
             if key not in allowed:
                 near = (
                     perhaps(ours_for(key), allowed).strip()
-                    or f"Known are {', '.join(allowed)}."
+                    or f"Known keys: {', '.join(allowed)}."
                 )
                 raise self._error(where, f"{key}: is not a key here", near)
             if not isinstance(value, allowed[key]) or (

@@ -133,7 +133,8 @@ def _on_hub(name: str, role: Role) -> HubModel | Quantized | None:
     named = _HUB_FILE.fullmatch(name)
     if named is None:
         raise OptionError(
-            f"{name!r} names no file", "Write hf:owner/repo/file.gguf or owner/repo:Q4_K_M."
+            f"{name!r} does not name a file",
+            "Write hf:owner/repo/file.gguf or owner/repo:Q4_K_M.",
         )
     repo, revision, file = named.groups()
     parts = (HubFile(repo=repo, file=part, revision=revision) for part in all_parts(file))
@@ -148,7 +149,7 @@ def _require_path(name: str) -> None:
         raise no_such_preset(name)
     if is_repo(name):
         raise OptionError(
-            f"there is no path {name!r}, and as a repository it names no file",
+            f"there is no path {name!r}, and if it is a repository, it does not say which file",
             f"Add the quantisation, as in {name}:Q4_K_M.",
         )
 
@@ -158,7 +159,7 @@ def resolve_answering(name: str) -> Resolved:
     found = resolve(name)
     if found.preset is not None and found.preset.embeds:
         raise OptionError(
-            f"{found.name} turns texts into vectors, and answers nothing",
+            f"{found.name} is an embedding model and cannot answer questions",
             "Open it with load_embedder, or give it to a server for embeddings.",
         )
     return found
@@ -278,7 +279,7 @@ def drop_alias(alias: str) -> None:
     def without(names: Names) -> Names:
         if alias not in names.aliases:
             known = ", ".join(names.aliases) or "none"
-            raise OptionError(f"there is no alias {alias!r}", f"There are: {known}.")
+            raise OptionError(f"there is no alias {alias!r}", f"Known aliases: {known}.")
         left = {name: meant for name, meant in names.aliases.items() if name != alias}
         is_default = names.default == alias
         return Names(names.aliases[alias] if is_default else names.default, left)

@@ -89,7 +89,8 @@ def drop_preset(name: str) -> None:
                 is_out = parse_toml(left) == expected
         if not is_out:
             raise PresetError(
-                f"{name!r} is not in {path} under a header of its own", "Use an editor."
+                f"{name!r} is not in {path} under a header of its own",
+                "Edit that file by hand.",
             )
         write_whole(path, left.encode(), durable=True)
 
