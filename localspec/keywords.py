@@ -80,7 +80,8 @@ _TABLE = (
     _Row(("raw",), words="engine.generate_raw(text) puts no template around it."),
     _Row(
         ("pad_token_id", "eos_token_id", "bos_token_id", "skip_special_tokens"),
-        words="Leave it out: the model's file names these tokens, and they are in no text.",
+        words="Leave it out: the model's file names these tokens, and they never appear in the "
+        "text.",
     ),
     _Row(
         ("return_full_text", "echo"),
@@ -292,7 +293,7 @@ def _instead_of(name: str, known: Sequence[str]) -> str:
 def _listed(names: Sequence[str]) -> str:
     """The keywords that there are, in a sentence: the most usual, and how many others."""
     if len(names) <= _MOST_LISTED + 1:
-        return f"Known are {', '.join(names)}."
+        return f"Known options: {', '.join(names)}."
     usual = [name for name in _USUAL if name in names][:_MOST_LISTED]
     num_others = len(names) - len(usual)
-    return f"Known are {', '.join(usual)} and {num_others} others: see docs/options.md."
+    return f"Known options: {', '.join(usual)}, and {num_others} others: see docs/options.md."

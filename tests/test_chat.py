@@ -195,7 +195,7 @@ def test_a_copy_goes_on_by_itself(engine):
         next(running)
         branch = chat.copy()
         assert len(branch.messages) == 3
-    assert repr(branch) == "<Chat of 1 turns>"
+    assert repr(branch) == "<Chat of 1 turn>"
     before = chat.messages
     one = branch.send("What is 7 times 8?", **options).reply()
     branch.system = None

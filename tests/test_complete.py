@@ -301,6 +301,8 @@ def test_an_answer_and_its_reply_are_shown_as_their_text(any_engine):
     num_tokens = len(expected.token_ids)
     assert repr(expected) == f"<Reply {expected.text!r}, {num_tokens} tokens, stop>"
     assert repr(answer) == f"<Answer, {expected!r}>"
+    one = any_engine.generate("What is 7 times 8?", temperature=0, max_tokens=1).reply()
+    assert repr(one) == f"<Reply {one.text!r}, 1 token, length>"
     half = any_engine.generate("What is 7 times 8?", **options)
     next(half)
     assert str(half) == expected.text

@@ -180,7 +180,7 @@ A: /(.*a.{40}b.*)/ & /(.*c.{41}d.*)/ & ~/(.*e.{42}f.*)/"""
 )
 def test_a_grammar_joins_and_negates_no_expressions(grammar):
     """The first would take 10 GB, and minutes."""
-    with pytest.raises(ConstraintError, match="joins or negates expressions") as caught:
+    with pytest.raises(ConstraintError, match="intersects or negates expressions") as caught:
         raise problem(grammar)
     assert caught.value.hint
 

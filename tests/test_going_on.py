@@ -120,7 +120,7 @@ def parts_of(chat, cuts, **options):
         streams.append((pieces, reply))
         if reply.finish_reason in ("stop", "tool_calls"):
             assert not chat.can_continue
-            with pytest.raises(OptionError, match="no answer here that was cut"):
+            with pytest.raises(OptionError, match="the last answer is complete"):
                 chat.continue_answer()
             return streams
         assert reply.finish_reason == ("cancelled" if is_ended_here else "length")

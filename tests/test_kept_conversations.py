@@ -105,7 +105,7 @@ def test_the_system_message_is_given_in_one_way(engine):
         engine.chat(messages=[], system="S"),
     ):
         assert chat.system == "S"
-    with pytest.raises(OptionError, match="begin with one, too"):
+    with pytest.raises(OptionError, match="begin with a system message, too"):
         engine.chat(messages=[system, USER, ASSISTANT], system="T")
 
 
@@ -113,12 +113,28 @@ def test_the_system_message_is_given_in_one_way(engine):
     ("messages", "what", "hint"),
     [
         ("Hi", "the messages are 'Hi'", "Give a list such as"),
-        ([USER], "the last message is of 'user', and is not answered", "chat.send"),
-        ([USER, CALLING, TOOL], "the last message is of 'tool'", "engine.generate(messages)"),
-        ([ASSISTANT, USER], "'Hello!' is of 'assistant', where one of 'user'", "whole turns"),
-        ([USER, USER, ASSISTANT], "'Hi' is of 'user', where one of 'assistant'", "whole turns"),
-        ([USER, ASSISTANT, ASSISTANT], "where one of 'user' has to be", "whole turns"),
-        ([USER, ASSISTANT, {"role": "system", "content": "S"}], "is of 'system'", "the first"),
+        ([USER], "the last message has the role 'user' and no answer", "chat.send"),
+        (
+            [USER, CALLING, TOOL],
+            "the last message has the role 'tool'",
+            "engine.generate(messages)",
+        ),
+        (
+            [ASSISTANT, USER],
+            "'Hello!' has the role 'assistant'; it has to be 'user'",
+            "whole turns",
+        ),
+        (
+            [USER, USER, ASSISTANT],
+            "'Hi' has the role 'user'; it has to be 'assistant'",
+            "whole turns",
+        ),
+        ([USER, ASSISTANT, ASSISTANT], "it has to be 'user'", "whole turns"),
+        (
+            [USER, ASSISTANT, {"role": "system", "content": "S"}],
+            "has the role 'system'",
+            "comes first",
+        ),
     ],
 )
 def test_other_messages_are_refused_with_what_is_wrong(engine, messages, what, hint):

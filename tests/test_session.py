@@ -154,11 +154,11 @@ def shown_at(position, sha256):
         *((content, "cannot be read") for content in (b"{", b"\xff", b"[" * 100_000, b"3")),
         ({"version": 2}, "version 2 of the format; this localspec reads version 1"),
         ({"format": "other"}, "not a localspec session"),
-        ({"messages": [{"role": "user", "content": 1}]}, "not what they should be"),
-        ({"messages": [{"role": "user", "content": "x"}]}, "is not answered"),
-        ({"num_asked": -1}, "not what they should be"),
-        ({"messages": shown_at(True, "0" * 64)}, "not what they should be"),
-        ({"messages": shown_at(0, "../../etc/passwd")}, "not what they should be"),
+        ({"messages": [{"role": "user", "content": 1}]}, "messages or counts are invalid"),
+        ({"messages": [{"role": "user", "content": "x"}]}, "no answer"),
+        ({"num_asked": -1}, "messages or counts are invalid"),
+        ({"messages": shown_at(True, "0" * 64)}, "messages or counts are invalid"),
+        ({"messages": shown_at(0, "../../etc/passwd")}, "messages or counts are invalid"),
     ],
 )
 def test_what_is_no_session_is_refused(engine, change, words):

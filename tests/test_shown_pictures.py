@@ -257,14 +257,14 @@ def test_pictures_of_a_prompt_have_a_bound_together(prompt_of, in_words, monkeyp
     ("part", "said"),
     [
         ({"type": "image_url"}, "it has no data"),
-        ({"type": "image_url", "image_url": {"url": "data:image/png,abc"}}, "not read here"),
-        ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, "not read here"),
-        ({"type": "image", "image": "x.png"}, "not read here"),
+        ({"type": "image_url", "image_url": {"url": "data:image/png,abc"}}, "not supported"),
+        ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, "not supported"),
+        ({"type": "image", "image": "x.png"}, "not supported"),
         ({"type": "image", "source": {}}, "it has no data"),
         ({"type": "image", "source": {"type": "base64", "data": "!!"}}, "not base64"),
         ({"type": "input_image", "file_id": "x"}, "it has no data"),
         ({"type": "image", "image": 3}, "the picture is 3"),
-        ({"type": "image", "image": "https://a.b/c.png"}, "addresses are not fetched"),
+        ({"type": "image", "image": "https://a.b/c.png"}, "images are not downloaded"),
     ],
 )
 def test_a_part_without_a_picture_is_refused_by_its_message(part, said):
@@ -288,7 +288,7 @@ def test_what_a_tool_showed_last_becomes_a_note(part):
 
 def test_json_cannot_place_pictures_by_itself():
     content = {"role": "user", "content": "x", "pictures": [[0, "/etc/passwd"]]}
-    with pytest.raises(OptionError, match="pictures in a form that is not read"):
+    with pytest.raises(OptionError, match="pictures in a form that cannot be read"):
         checked_messages([content])
 
 

@@ -113,9 +113,9 @@ def test_a_model_that_calls_by_itself(script):
         with pytest.raises(OptionError, match="their results are missing"):
             chat.send("and").reply()
         (call,) = reply.tool_calls
-        with pytest.raises(OptionError, match="results are given of none"):
+        with pytest.raises(OptionError, match="results are given for none"):
             chat.send_tool_results({}).reply()
-        with pytest.raises(OptionError, match=r"results are given of .*, x"):
+        with pytest.raises(OptionError, match=r"results are given for .*, x"):
             chat.send_tool_results({call.id: "", "x": ""}).reply()
         answer = chat.send_tool_results({call.id: {"degrees": 21}}, temperature=0).reply()
         assert (answer.text, answer.finish_reason) == ("Done.", "stop")

@@ -107,5 +107,5 @@ def test_an_answer_s_cancellation_reaches_its_constraint(demo_target):
 
 
 def test_triggers_are_bounded():
-    with pytest.raises(OptionError, match="65 triggers are given; 64 are the most"):
+    with pytest.raises(OptionError, match="65 triggers are given; the limit is 64"):
         AnswerOptions(regex="a", trigger=[f"t{number}" for number in range(65)])

@@ -180,7 +180,11 @@ def preset(**wrong: object) -> None:
         (localspec.load, "num_predict", "Write engine.generate(…, max_tokens=…)."),
         (localspec.load, "flash_attn", "LlamaOptions(…, flash_attention=…)."),
         (localspec.load, "verbose", 'The logger "localspec"'),
-        (localspec.load, "zzz", "Known are draft, context_length, num_threads, num_gpu_layers"),
+        (
+            localspec.load,
+            "zzz",
+            "Known options: draft, context_length, num_threads, num_gpu_layers",
+        ),
         (localspec.IsolatedEngine, "n_ctx", "It is context_length here."),
         (localspec.explain, "ctx", "It is context_length here."),
         (localspec.SamplingParams, "repeat_penalty", "It is repetition_penalty here."),
@@ -209,7 +213,9 @@ def test_an_unknown_keyword_is_told_with_the_one_that_may_be_meant(ask, wrong, h
     assert hint in caught.value.hint
     assert isinstance(caught.value, TypeError) == (ask is not preset)
     assert len(caught.value.hint) < 240
-    listed = caught.value.hint.partition("Known are ")[2].partition(" and ")[0].split(", ")
+    listed = (
+        caught.value.hint.partition("Known options: ")[2].partition(", and ")[0].split(", ")
+    )
     assert len(set(listed)) == len(listed) <= 9
 
 

@@ -118,7 +118,7 @@ class Chat(ForeignNames):
     def last_question(self) -> str:
         """The question of the last turn. Raises OptionError if there is no turn."""
         if not self._turns:
-            raise OptionError("there is no question yet", "Ask one.")
+            raise OptionError("there is no question yet", "Ask a question first.")
         return str(self._turns[-1][0]["content"])
 
     @explained('Give the question first: chat.send("Hi").')
@@ -227,9 +227,12 @@ class Chat(ForeignNames):
         is no free context.
         """
         chosen = AnswerOptions.of(options, **keywords)
+        if not self._turns:
+            raise OptionError("there is no answer yet", "Ask a question first.")
         if self._unfinished is None or not self.can_continue:
             raise OptionError(
-                "there is no answer here that was cut", "Ask the model to go on instead."
+                "the last answer is complete, or can no longer be continued",
+                "Ask the model for more instead.",
             )
         *turns, (*asked, _) = self._turns
         record = ChatRecord(self, tuple(asked), turns, chosen, self._unfinished)
@@ -277,7 +280,8 @@ class Chat(ForeignNames):
         return copy.copy(self)
 
     def __repr__(self) -> str:
-        return f"<Chat of {len(self._forgotten + self._turns)} turns>"
+        num_turns = len(self._forgotten + self._turns)
+        return f"<Chat of {num_turns} {'turn' if num_turns == 1 else 'turns'}>"
 
     def clear(self) -> None:
         """Forget every turn; the system message stays."""
@@ -287,7 +291,7 @@ class Chat(ForeignNames):
     def undo(self) -> str:
         """Remove the last turn and return its question. Raises OptionError if there is none."""
         if not self._turns:
-            raise OptionError("there is no turn to take back", "Ask something first.")
+            raise OptionError("there is no turn to remove", "Ask something first.")
         question = self._turns[-1][0]
         self._turns = self._turns[:-1]
         self._revision += 1
@@ -371,7 +375,9 @@ class ChatRecord(AnswerRecord):
         chat = self.owner
         if chat._revision != self._revision:
             raise EngineError(
-                "the conversation has changed, or another answer of it came first", "Ask again."
+                "the conversation has changed since this question, or another of its "
+                "questions was answered first",
+                "Ask again.",
             )
         self._made = made
         chat._revision += 1

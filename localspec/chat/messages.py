@@ -133,9 +133,9 @@ def _checked(number: int, message: object, count: int) -> Message:
         checked = with_shown(checked, pictures)
     elif pictures is not None:
         raise OptionError(
-            f"message {number} has pictures in a form that is not read: {pictures!r:.80}",
-            'Put each into the content, as {"type": "image_url", …}. JSON cannot hold those of '
-            "a transcript: keep it with pickle.",
+            f"message {number} has pictures in a form that cannot be read: {pictures!r:.80}",
+            'Put each into the content, as {"type": "image_url", …}. JSON cannot hold the '
+            "pictures of a transcript: save it with pickle.",
         )
     if is_tool:
         call_id, name = message.get("tool_call_id"), message.get("name")

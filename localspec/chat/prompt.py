@@ -206,7 +206,7 @@ class PromptMaker:
         if not hidden.shows_pictures(text):
             raise TemplateError(
                 "the chat template leaves out a picture, or shows it twice",
-                "Give another, as template=chatml.",
+                "Choose another template, such as template=chatml.",
             )
         return text, hidden
 
@@ -351,7 +351,7 @@ class PromptMaker:
         opened, found, _ = text.rpartition(hidden.end)
         if not found:
             raise TemplateError(
-                "the chat template leaves out the answer that is to be continued",
+                "the chat template leaves out the answer to continue",
                 "Leave out the last message, whose role is assistant.",
             )
         return opened
@@ -382,8 +382,9 @@ def kept_calls(form: CallForm, use: ToolUse, tokens: Mapping[str, int]) -> CallG
     if not is_installed():
         if use.must:
             raise ConstraintError(
-                "a call that has to be made needs llguidance, which is not installed",
-                "Install it: pip install 'localspec[grammar]'. Tools to choose from need none.",
+                "a required tool call needs llguidance, which is not installed",
+                "Install it: pip install 'localspec[grammar]'. Optional tool calls do not "
+                "need it.",
             )
         return None
     try:
@@ -393,7 +394,7 @@ def kept_calls(form: CallForm, use: ToolUse, tokens: Mapping[str, int]) -> CallG
     except ConstraintError as error:
         if has_to or any(tool.is_strict for tool in use.callable):
             raise ConstraintError(f"the tools: {error}", error.hint) from error
-        logger.debug("calls are not kept to the tools' schemas: %s", error)
+        logger.debug("tool calls are not constrained to the tools' schemas: %s", error)
         return None
     return grammar
 
@@ -411,5 +412,7 @@ def _schema(use: ToolUse, tool: Tool) -> Mapping[str, Any]:
             f"the parameters of the tool {tool.name}: {problem}",
             "Leave that out of the schema, and check the arguments for it.",
         )
-    logger.debug("calls of the tool %s are not kept to its schema: %s", tool.name, problem)
+    logger.debug(
+        "calls of the tool %s are not constrained to its schema: %s", tool.name, problem
+    )
     return _ANY_OBJECT

@@ -200,8 +200,8 @@ def lock_session(name: str) -> FileLock:
         lock.acquire(timeout=0)
     except Timeout as error:
         raise SessionError(
-            f"the session {name!r} is open in another localspec",
-            "Leave that one first, or use another name.",
+            f"the session {name!r} is open in another localspec process",
+            "Close it there first, or use another name.",
         ) from error
     except OSError as error:
         raise _unwritable(path, error) from error
@@ -239,7 +239,7 @@ def _session(name: str, path: Path, content: Any) -> Session:
     except DAMAGES:
         is_right = False
     if not is_right:
-        raise _unreadable(path, "its messages or counts are not what they should be")
+        raise _unreadable(path, "its messages or counts are invalid")
     return Session(name, messages, *counts)
 
 
@@ -285,8 +285,8 @@ def _read_picture(session: Path, position: Mapping[str, Any]) -> Picture:
         ) from error
     if picture.digest.hex() != digest:
         raise SessionError(
-            f"{path} is another picture than {picture_name(position)}",
-            "Put the right one back.",
+            f"{path} is not the picture that was saved as {picture_name(position)}",
+            "Put the saved file back, or start another session.",
         )
     return replace(picture, name=position.get("name", ""))  # not that of the file here
 
@@ -309,8 +309,8 @@ def _checked(name: str) -> str:
     if not _is_name(name):
         raise OptionError(
             f"{name!r} cannot be the name of a session",
-            'Use letters, digits, blanks and signs, but none of / \\ : * ? " < > |; begin with '
-            "a letter or digit.",
+            'Use letters, digits, spaces and punctuation, but none of / \\ : * ? " < > |; '
+            "begin with a letter or digit.",
         )
     return name
 
@@ -342,7 +342,7 @@ def _folder() -> Path:
 def _unwritable(path: Path, error: OSError) -> SessionError:
     return SessionError(
         f"the session cannot be written to {path}: {error.strerror}",
-        "Make room or check the folder's permissions.",
+        "Free some disk space, or check the folder's permissions.",
     )
 
 

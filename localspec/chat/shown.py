@@ -20,7 +20,9 @@ if TYPE_CHECKING:  # sessions are listed without the library of templates
 # Replaces a picture that a model cannot see, so that a conversation goes on with this model.
 PICTURE_NOTE = "[An image was here, which this model cannot see.]"
 _LOST_NOTE = "[An image was here, which cannot be read.]"
-HOW_TO_SEE = "Load it with one (mmproj=…), choose a model that sees, or leave the image out."
+HOW_TO_SEE = (
+    "Load it with one (mmproj=…), choose a model that sees images, or leave the image out."
+)
 MOST_PROMPT_PICTURES = 256
 MOST_PROMPT_PIXELS = 4 * MAX_PICTURE_PIXELS  # of all together: 600 MB
 _DATA_URL = re.compile(r"data:(?P<kind>[\w.+/-]*)(?:;[\w.=+-]+)*?;base64,", re.IGNORECASE)
@@ -95,7 +97,7 @@ def of_base64(text: object) -> bytes:
         raise OptionError("it has no data", _FORMS)
     if len(text) > MAX_PICTURE_BYTES * 3 // 2:
         raise OptionError(
-            f"it has {len(text)} characters; a picture may have {MAX_PICTURE_BYTES} bytes",
+            f"it has {len(text)} characters; the limit is {MAX_PICTURE_BYTES} bytes",
             "Send a smaller one.",
         )
     try:
@@ -112,11 +114,12 @@ def _of_url(url: object) -> Given:
         raise OptionError("it has no data", _FORMS)
     if _WEB_URL.match(url):
         raise OptionError(
-            f"it is at {url!r:.80}, and addresses are not fetched", "Send its data."
+            f"it is at {url!r:.80}, and images are not downloaded",
+            "Send the image's data instead.",
         )
     begin = _DATA_URL.match(url)
     if begin is None:
-        raise OptionError(f"its address is {url!r:.60}, which is not read here", _FORMS)
+        raise OptionError(f"its address is {url!r:.60}, which is not supported", _FORMS)
     return of_base64(url[begin.end() :])
 
 

@@ -257,7 +257,7 @@ def _functions(chat: Chat, chosen: AnswerOptions) -> dict[str, Callable[..., Any
     for tool in chosen.tool_use(chat._tools).tools:
         if tool.function is None:
             raise OptionError(
-                f"the tool {tool.name} has no function that could be run",
+                f"the tool {tool.name} has no function to run",
                 "Give the function itself, or a localspec.Tool with its function=. Or run the "
                 "calls yourself: see Chat.send_tool_results.",
             )

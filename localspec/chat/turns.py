@@ -65,14 +65,17 @@ def result_messages(turns: Sequence[Turn], results: Mapping[str, object]) -> Tur
     """
     calls = pending_calls(turns)
     if not calls:
-        raise OptionError("the last answer calls no tool", "Ask, with tools.")
+        raise OptionError("the last answer calls no tool", "Ask a question with tools first.")
     if not isinstance(results, Mapping):
-        raise OptionError(f"the results are {results!r:.80}", "Give a dict, by ids of calls.")
+        raise OptionError(
+            f"the results are {results!r:.80}",
+            "Give a dict of results by the ids of the calls.",
+        )
     ids = [str(call["id"]) for call in calls]
     if results.keys() != set(ids):
         given = ", ".join(map(str, results)) or "none"
         raise OptionError(
-            f"the last answer's calls are {', '.join(ids)}; results are given of {given}",
+            f"the last answer's calls are {', '.join(ids)}; results are given for {given}",
             "Give one result for each call, by its id.",
         )
     return tuple(
@@ -99,7 +102,7 @@ def require_no_calls(turns: Sequence[Turn]) -> None:
     if pending_calls(turns):
         raise OptionError(
             "the last answer calls tools, and their results are missing",
-            "Give their results with send_tool_results, or take the turn back with undo().",
+            "Give their results with send_tool_results, or remove the turn with undo().",
         )
 
 
@@ -127,7 +130,8 @@ def with_system(system: str | None, messages: object) -> list[Message]:
     checked, first = checked_messages(messages), system_messages(system)
     if first and checked[0]["role"] == "system":
         raise OptionError(
-            "system is given, and the messages begin with one, too", "Give one of them."
+            "system is given, and the messages begin with a system message, too",
+            "Give one of them.",
         )
     return [*first, *checked]
 
@@ -153,10 +157,10 @@ def turns_of(messages: object, system: str | None) -> tuple[list[Message], list[
         allowed = _FOLLOWING[before]
         if role not in allowed:
             raise OptionError(
-                f"the message {message['content']!r:.60} is of {role!r}, where one of "
-                f"{' or '.join(map(repr, allowed))} has to be",
-                "Give whole turns: user and assistant in turn, the results of tools behind the "
-                "calls, and at most one system message, which is the first.",
+                f"the message {message['content']!r:.60} has the role {role!r}; it has to be "
+                f"{' or '.join(map(repr, allowed))} here",
+                "Give whole turns: user and assistant alternate, the results of tools follow "
+                "their calls, and a system message comes first, if there is one.",
             )
         if role == "user":
             turns.append(())
@@ -164,8 +168,8 @@ def turns_of(messages: object, system: str | None) -> tuple[list[Message], list[
         before = "calls" if "tool_calls" in message else role
     if turns and turns[-1][-1]["role"] != "assistant":
         raise OptionError(
-            f"the last message is of {before!r}, and is not answered",
-            "Leave a question out and ask it with chat.send(…), or ask with all messages: "
+            f"the last message has the role {before!r} and no answer",
+            "Leave that question out and ask it with chat.send(…), or ask with all messages: "
             "engine.generate(messages).",
         )
     return opening, turns
@@ -179,7 +183,8 @@ def result_text(result: object) -> str:
         return json.dumps(result, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise OptionError(
-            f"a result is {result!r:.80}: {error}", "Give a text, or what JSON can hold."
+            f"a result is {result!r:.80}: {error}",
+            "Give a text, or a value that JSON can hold.",
         ) from error
 
 

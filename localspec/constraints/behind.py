@@ -266,7 +266,7 @@ class Behind:
             if self._stage is _Stage.ENDED:
                 return
             if not self._may_come(token):
-                raise gone_wrong(f"token {token} is not what the answer may go on with")
+                raise gone_wrong(f"token {token} is not allowed at this point of the answer")
             self._go_on(token)
 
     def forced(self) -> list[int]:

@@ -48,7 +48,7 @@ def check_schema_depth(root: Schema) -> None:
         raise ConstraintError(
             "the JSON schema is nested too deeply: its parts, with what they refer to, have "
             f"more than {MAX_DEPTH} levels",
-            "Make it flatter: leave out parts that only lead to another.",
+            "Make it flatter: leave out parts that only refer to another.",
         )
 
 
@@ -161,7 +161,7 @@ def _json_at(decoder: json.JSONDecoder, text: str, position: int) -> tuple[Any, 
         raise ConstraintError(
             f"the Lark grammar is refused: what follows %json, %regex or %llguidance is not "
             f"JSON: {error}",
-            "Compare its braces, commas and quotes.",
+            "Check its braces, commas and quotes.",
         ) from error
 
 
@@ -178,9 +178,9 @@ def check_lark_depth(mentions: Mapping[str, set[str]]) -> None:
     depth = max(max(depths.values()), _depth_of_tokens(mentions, depths))
     if depth > MAX_DEPTH:
         raise ConstraintError(
-            f"the grammar is nested too deeply: its rules have {depth} levels; {MAX_DEPTH} are "
-            "the most",
-            "Make it flatter: put rules that only lead to another together.",
+            f"the grammar is nested too deeply: its rules have {depth} levels; the limit is "
+            f"{MAX_DEPTH}",
+            "Make it flatter: merge rules that only refer to another.",
         )
 
 
@@ -224,7 +224,7 @@ def check_operators(operators: list[str]) -> None:
     """
     if operators:
         raise ConstraintError(
-            f"the Lark grammar is refused: it joins or negates expressions ({operators[0]}), "
-            "which can take all memory",
+            "the Lark grammar is refused: it intersects or negates expressions "
+            f"({operators[0]}), which can take all memory",
             "Write one expression that says it all, or several rules.",
         )

@@ -36,8 +36,8 @@ _NAMES: dict[Kind, str] = {
     "gbnf": "GBNF grammar",
 }  # fmt: skip
 _GBNF_HINT = (
-    "Correct it, or write it in Lark. Not supported of GBNF: tokens (<…>), a repeated "
-    "repetition and {0}, and rules named start, with a digit in front, or alike but for "
+    "Correct it, or write it in Lark. GBNF that is not supported: tokens (<…>), a repeated "
+    "repetition and {0}, and rules named start, with a digit in front, or that differ only in "
     "capitals and hyphens."
 )
 _MOST_SHOWN = 400  # characters of a message of llguidance
@@ -254,8 +254,8 @@ def _refused(spec: ConstraintSpec, message: str) -> ConstraintError:
     keywords = _KEYWORDS.search(message)
     if keywords:
         return ConstraintError(
-            f"the JSON schema uses what cannot be enforced: {keywords[1]}",
-            "Leave those keywords out, or strict, and check the answer for them.",
+            f"the JSON schema has parts that cannot be enforced: {keywords[1]}",
+            "Leave out those keywords, or leave out strict and check the answer for them.",
         )
     return ConstraintError(
         f"the {_NAMES[spec.kind]} is refused: {message.strip()[:_MOST_SHOWN]}",
@@ -313,7 +313,7 @@ class Guidance:
                 return
             if token in self._guide.spelling.ends:
                 if not self._matcher.is_accepting():
-                    raise gone_wrong("the answer ends where the constraint goes on")
+                    raise gone_wrong("the answer ends before the constraint is complete")
                 self._has_ended = True
                 return
             self._matcher.consume_token(token)
@@ -340,7 +340,7 @@ class Guidance:
         if self._matcher.is_error():
             message = self._matcher.get_error().strip()[:_MOST_SHOWN]
             raise ConstraintError(
-                f"the answer can no longer be kept to the constraint: {message}",
+                f"the answer can no longer be held to the constraint: {message}",
                 "Make the schema or grammar simpler.",
             )
 

@@ -105,9 +105,9 @@ class _Reader:
             return
         if self._is_strict:
             raise ConstraintError(
-                f"the JSON schema uses what cannot be enforced: multipleOf {divisor}",
-                f"Give a number of at most {_MAX_REMAINDERS} and {_MAX_DECIMALS} decimals, "
-                "zeros at its end not counted, or leave out strict.",
+                f"the JSON schema has parts that cannot be enforced: multipleOf {divisor}",
+                f"Give a number of at most {_MAX_REMAINDERS} and {_MAX_DECIMALS} decimals "
+                "(trailing zeros do not count), or leave out strict.",
             )
         del node["multipleOf"]
         self.passed_over.add(f"multipleOf {divisor}")
@@ -122,8 +122,8 @@ class _Reader:
         words = [word for word in ("minLength", "maxLength") if word in node]
         if self._is_strict:
             raise ConstraintError(
-                f"the JSON schema uses what cannot be enforced: {' and '.join(words)} beside "
-                f"the pattern {pattern:.80}",
+                f"the JSON schema has parts that cannot be enforced: {' and '.join(words)} "
+                f"together with the pattern {pattern:.80}",
                 "Leave out one of them, or strict: both are counted at once, which takes too "
                 "much work.",
             )
@@ -141,16 +141,17 @@ class _Reader:
             return
         if len(self._patterns) > _MAX_PATTERNS:
             raise ConstraintError(
-                f"the JSON schema joins parts (allOf, $ref) and has {len(self._patterns)} "
-                f"patterns and formats; {_MAX_PATTERNS} are the most where several may hold "
-                "for one text",
-                "Write one pattern that says it all, or leave out the joining.",
+                f"the JSON schema combines parts (allOf, $ref) and has {len(self._patterns)} "
+                f"patterns and formats; the limit is {_MAX_PATTERNS} where several may apply "
+                "to one text",
+                "Write one pattern that says it all, or do not combine parts.",
             )
         if math.prod(self._divisors) > _MAX_REMAINDERS:
             raise ConstraintError(
-                f"the JSON schema joins parts (allOf, $ref) and has {len(self._divisors) - 1} "
-                "different multipleOf, which together have too many remainders",
-                "Write one multipleOf that says it all, or leave out the joining.",
+                "the JSON schema combines parts (allOf, $ref) and has "
+                f"{len(self._divisors) - 1} different multipleOf, which together have too "
+                "many remainders",
+                "Write one multipleOf that says it all, or do not combine parts.",
             )
 
 

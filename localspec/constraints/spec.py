@@ -50,7 +50,10 @@ def constraint_spec(
     }  # fmt: skip
     names = [name for name, value in given.items() if value is not None]
     if len(names) > 1:
-        raise OptionError(f"{' and '.join(names)} are given", "An answer can fit one of them.")
+        raise OptionError(
+            f"{' and '.join(names)} are given",
+            "Give one of them: an answer can match only one.",
+        )
     if choices is not None:
         return ConstraintSpec("lark", _lark_of(choices))
     return _checked(names[0], given[names[0]], is_strict=is_strict) if names else None
@@ -75,8 +78,8 @@ def _checked(name: str, text: object, *, is_strict: bool) -> ConstraintSpec:
     num_bytes, most = len(text.encode()), MAX_GBNF_BYTES if is_in_gbnf else MAX_BYTES
     if num_bytes > most:
         raise ConstraintError(
-            f"{'the GBNF grammar' if is_in_gbnf else name} has {num_bytes} bytes; "
-            f"{most} are the most",
+            f"{'the GBNF grammar' if is_in_gbnf else name} has {num_bytes} bytes; the limit "
+            f"is {most}",
             "Shorten it.",
         )
     if name == "json_schema":
@@ -120,7 +123,7 @@ def schema_text(schema: object) -> str:
         except (ValueError, RecursionError) as error:
             raise ConstraintError(
                 f"the JSON schema is not JSON: {error}",
-                "Compare its braces, commas and quotes.",
+                "Check its braces, commas and quotes.",
             ) from error
     elif isinstance(schema, Mapping):
         found = dict(schema)
@@ -139,14 +142,15 @@ def schema_text(schema: object) -> str:
         text = json.dumps(found, ensure_ascii=False)
     except (TypeError, ValueError, RecursionError) as error:
         raise ConstraintError(
-            f"the JSON schema holds what JSON cannot: {error}", "Use only what JSON can hold."
+            f"the JSON schema has a value that JSON cannot hold: {error}",
+            "Use only values that JSON can hold.",
         ) from error
     return ClassSchema(text, schema) if has_fields(schema) else text
 
 
 def _lark_of(choices: Sequence[str]) -> str:
     if isinstance(choices, str) or not isinstance(choices, Sequence) or not choices:
-        raise OptionError(f"choices is {choices!r:.80}", "Give a list of one text or more.")
+        raise OptionError(f"choices is {choices!r:.80}", "Give a list of at least one text.")
     for choice in choices:
         if not isinstance(choice, str) or not choice:
             raise OptionError(f"a choice is {choice!r:.80}", "Give texts that are not empty.")

@@ -35,7 +35,7 @@ MAX_PICTURE_SIDE = 32_767  # pixels; 16 bits are all that some encoders have for
 _BAND_PIXELS = 1 << 20  # that are converted at a time
 _UPRIGHT = 1  # EXIF's number of that orientation
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
-_KNOWN = "PNG, JPEG, WebP and GIF are read."
+_KNOWN = "PNG, JPEG, WebP and GIF are supported."
 # One picture at a time: to decode one of the largest takes up to a gigabyte.
 _decoding = threading.Lock()
 
@@ -101,7 +101,7 @@ class Picture:
         called = name or "the picture"
         if len(data) > most_bytes:
             raise OptionError(
-                f"{called} has {len(data)} bytes; a picture may have {most_bytes}",
+                f"{called} has {len(data)} bytes; the limit is {most_bytes}",
                 "Save it smaller, or as JPEG.",
             )
         with _decoding:
@@ -138,8 +138,8 @@ def _check_size(name: str, size: tuple[int, int]) -> None:
         raise OptionError(f"{name} has {width!r} by {height!r} pixels", "Give one with pixels.")
     if width * height > MAX_PICTURE_PIXELS or max(width, height) > MAX_PICTURE_SIDE:
         raise OptionError(
-            f"{name} has {width} by {height} pixels; a picture may have {MAX_PICTURE_PIXELS}, "
-            f"and {MAX_PICTURE_SIDE} on a side",
+            f"{name} has {width} by {height} pixels; the limit is {MAX_PICTURE_PIXELS} "
+            f"pixels, and {MAX_PICTURE_SIDE} on a side",
             "Make it smaller.",
         )
 

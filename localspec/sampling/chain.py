@@ -160,7 +160,7 @@ class SamplerChain:
         if must_fit:
             raise ConstraintError(
                 "no token is left: the constraint allows none, or only banned ones",
-                "Take back bans (logit_bias), or allow more.",
+                "Remove bans (logit_bias), or let the constraint allow more.",
             )
         return filtered_distribution(row, self.params, buffers.take)
 
@@ -256,7 +256,7 @@ class Resolver:
         if constraint is not None and (params.ignore_eos or params.min_tokens):
             name = "ignore_eos" if params.ignore_eos else "min_tokens"
             raise OptionError(
-                f"{name} is set for an answer that is to end where its constraint does",
+                f"{name} is set for an answer that has to end where its constraint ends",
                 "Leave out one of the two.",
             )
         size = self._vocabulary.size

@@ -29,10 +29,10 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "dry_base": (1.0, 100.0, "Choose 1 to 100."),
     "dry_allowed_length": (1, _INT32_MAX, "Choose 1 token or more."),
     "dry_penalty_last_n": (0, _INT32_MAX, "Choose a number of tokens; 0 is off."),
-    "top_n_sigma": (-1.0, 1000.0, "Choose up to 1000; 0 and below is off."),
+    "top_n_sigma": (-1.0, 1000.0, "Choose up to 1000; 0 or below is off."),
     "top_k": (0, _INT32_MAX, "Choose 0 (off) or more."),
     "typical_p": (0.0, 1.0, "Choose 0 to 1; 1 or 0 is off."),
-    "top_p": (0.0, 1.0, "Choose 0 (the likeliest token alone) to 1 (off)."),
+    "top_p": (0.0, 1.0, "Choose 0 (only the likeliest token) to 1 (off)."),
     "min_p": (0.0, 1.0, "Choose 0 (off) to 1."),
     "temperature": (0.0, 100.0, "Choose 0 to 100; 0 is greedy."),
     "min_tokens": (0, _INT32_MAX, "Choose 0 or more."),
@@ -80,7 +80,7 @@ class SamplingParams:
 
     They are applied in the order of the fields, temperature last. Only top_k, top_p, min_p
     and temperature do something by default. temperature 0 is greedy: the best token left
-    by the others gets probability 1. top_p 0 leaves the likeliest token alone.
+    by the others gets probability 1. top_p 0 leaves only the likeliest token.
     repetition_penalty and typical_p are off at 1, and become 1 if they are 0.
 
     logit_bias: what to add to the logit of a token id; -inf bans it. The three penalties
@@ -157,7 +157,7 @@ def check_has_distribution(name: str) -> None:
         if name.startswith(prefix):
             raise OptionError(
                 f"{name} cannot be set: {reason}, so no draft can be verified exactly",
-                "Leave it out; min_p, top_n_sigma or the temperature may serve.",
+                "Leave it out; min_p, top_n_sigma or the temperature may do instead.",
             )
 
 

@@ -237,7 +237,7 @@ class Meter:
 WHY_OFF = {
     DraftOff.NO_DRAFT: "no draft model",
     DraftOff.SET_TO_ZERO: "draft off",
-    DraftOff.TARGET_CANNOT_ROLL_BACK: "draft off: the target's cache cannot be cut back",
+    DraftOff.TARGET_CANNOT_ROLL_BACK: "draft off: the target's cache cannot be rolled back",
     DraftOff.DRAFT_CONTEXT_FULL: "draft off: the text is longer than the draft's context",
     DraftOff.NO_HEAD: "no head: 'localspec explain' says why",
     DraftOff.HEAD_LACKS_ROWS: "draft off: the head has to see the text first",
@@ -245,7 +245,7 @@ WHY_OFF = {
     DraftOff.NOTHING_REPEATS: "little to draft from: the text does not repeat itself",
     DraftOff.MEASURING: "measuring what a target-only step costs",
     DraftOff.DOES_NOT_PAY: "draft off where it did not pay",
-    DraftOff.OVER_BUDGET: "draft off for now: trying it would cost more time than it may lose",
+    DraftOff.OVER_BUDGET: "draft off for now: trying it would cost more time than is allowed",
 }
 
 
@@ -256,5 +256,5 @@ def why_mostly_off(stats: Stats) -> str | None:
     reason = max(stats.draft_off_steps, key=lambda off: stats.draft_off_steps[off])
     never_pays = stats.outlook is not None and stats.outlook.break_even is None
     if never_pays and reason in (DraftOff.DOES_NOT_PAY, DraftOff.OVER_BUDGET):
-        return "draft off: at what it costs here none would pay"
+        return "draft off: it costs more here than it could gain"
     return WHY_OFF[reason]

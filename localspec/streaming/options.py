@@ -221,19 +221,20 @@ class AnswerOptions:
             object.__setattr__(self, "json_schema", schema_text(self.json_schema))
         if len(self.triggers) > _MAX_TRIGGERS:
             raise OptionError(
-                f"{len(self.triggers)} triggers are given; {_MAX_TRIGGERS} are the most",
+                f"{len(self.triggers)} triggers are given; the limit is {_MAX_TRIGGERS}",
                 "Give the beginnings that they share.",
             )
         for text in self.triggers:
             if not text:
-                raise OptionError("a trigger is ''", "Give a text of a character or more.")
+                raise OptionError("a trigger is ''", "Give a text that is not empty.")
             require_unicode("a trigger", text)
         if not isinstance(self.strict, bool):
             raise OptionError(f"strict is {self.strict!r:.80}", "Give True or False.")
         if spec_of(self) is None and self.triggers:
             raise OptionError(
-                f"the trigger {self.trigger!r:.80} is given without what it begins",
-                "Give a json_schema, regex, grammar or choices, too.",
+                f"the trigger {self.trigger!r:.80} is given without the constraint that it "
+                "begins",
+                "Give a json_schema, regex, grammar or choices with it.",
             )
 
 

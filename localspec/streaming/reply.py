@@ -158,4 +158,5 @@ class Reply:
 
     def __repr__(self) -> str:
         num_tokens = len(self.token_ids)
-        return f"<Reply {reprlib.repr(self.text)}, {num_tokens} tokens, {self.finish_reason}>"
+        tokens = f"{num_tokens} {'token' if num_tokens == 1 else 'tokens'}"
+        return f"<Reply {reprlib.repr(self.text)}, {tokens}, {self.finish_reason}>"

@@ -33,7 +33,7 @@ def class_schema(kind: Any) -> Node:
         from pydantic import TypeAdapter
     except ImportError as error:
         raise ConstraintError(
-            f"Pydantic makes the JSON schema of {kind.__name__}, and is not installed",
+            f"the JSON schema of {kind.__name__} needs Pydantic, which is not installed",
             f"{_INSTALL} Or give the schema as a dict.",
         ) from error
     try:
@@ -67,8 +67,8 @@ def class_object(kind: Any, text: str) -> Any:
     except Exception as error:  # the checks of a class may raise anything
         raise ParseError(
             f"the answer does not fit {kind.__name__}: {faults(error)}",
-            "The class has checks that its JSON schema does not. See the reply's text, or ask "
-            "again and say what has to hold.",
+            "The class has checks that its JSON schema does not have. Read the reply's text, "
+            "or ask again and state what has to hold.",
         ) from error
 
 
@@ -89,7 +89,8 @@ class FunctionArguments:
             from pydantic import TypeAdapter
         except ImportError as error:
             raise OptionError(
-                f"Pydantic makes the JSON schema of the function {name}, and is not installed",
+                f"the JSON schema of the function {name} needs Pydantic, which is not "
+                "installed",
                 f"{_INSTALL} Or give the tool as a dict.",
             ) from error
         arguments = _named_arguments(function)
@@ -112,8 +113,8 @@ class FunctionArguments:
         except Exception as error:  # of several kinds, all Pydantic's own
             at_fault = ", ".join(str(each) for each in arguments if _is_refused(each))
             raise OptionError(
-                f"the function {name} has no JSON schema, by its arguments {at_fault}: "
-                f"{str(error).splitlines()[0]}",
+                f"the function {name} has no JSON schema, because of its arguments "
+                f"{at_fault}: {str(error).splitlines()[0]}",
                 "Annotate them with types that JSON has: str, int, list[str], Literal, a "
                 "dataclass. Or give the tool as a dict.",
             ) from error

@@ -234,7 +234,7 @@ def _checked(number: int, tool: object) -> Tool:
     except (TypeError, ValueError, RecursionError) as error:
         raise OptionError(
             f"the parameters of the tool {name} are not JSON: {error}",
-            "Use only what JSON can hold.",
+            "Use only values that JSON can hold.",
         ) from error
     require_unicode(f"the description of the tool {name}", description or "")
     require_unicode(f"the JSON of the parameters of the tool {name}", text)
