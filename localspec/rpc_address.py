@@ -27,6 +27,7 @@ def checked_addresses(addresses: object) -> tuple[str, ...]:
         raise OptionError("an RPC server is named twice", "Name each once.")
     if len(addresses) > _MOST_SERVERS:
         raise OptionError(
-            f"{len(addresses)} RPC servers are named", f"llama.cpp takes {_MOST_SERVERS}."
+            f"{len(addresses)} RPC servers are named",
+            f"llama.cpp takes at most {_MOST_SERVERS}.",
         )
     return tuple(addresses)

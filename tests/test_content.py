@@ -124,7 +124,7 @@ def test_a_file_that_changes_while_it_is_loaded_has_no_content(tmp_path, fine_tu
     with localspec.load(target=path, progress=replace, context_length=512) as engine:
         chat = engine.chat(template="chatml")
         chat.send(QUESTION, max_tokens=2).reply()
-        with pytest.raises(CacheError, match=r"ggml-model-Q4_K_M.gguf is gone, or has changed"):
+        with pytest.raises(CacheError, match=r"ggml-model-Q4_K_M.gguf was removed or changed"):
             engine.save_caches(chat, tmp_path / "x.caches")
         assert inside.profile(engine) is None
 
@@ -153,7 +153,7 @@ def test_nothing_is_kept_of_an_adopted_llama_whose_file_is_gone(tmp_path, fine_t
     with engine:
         assert reply.stats.completion_tokens
         for keep in (engine.save_caches, engine.load_caches):
-            with pytest.raises(CacheError, match="cannot be told from another model's"):
+            with pytest.raises(CacheError, match="could be mistaken for another model's"):
                 keep(chat, tmp_path / "x.caches")
         assert inside.profile(engine) is None
     assert not (tmp_path / "x.caches").exists()

@@ -97,6 +97,8 @@ def test_kept_caches_and_costs_are_those_of_the_models(tmp_path, demo_target, pr
 
 
 def test_what_is_no_use_of_the_disk_is_refused():
-    with pytest.raises(localspec.OptionError, match="nothing is kept as 'all'") as caught:
+    with pytest.raises(
+        localspec.OptionError, match="'all' is not a kind of kept data"
+    ) as caught:
         localspec.free_disk("demo", "all")
     assert "files, caches, costs" in caught.value.hint

@@ -122,7 +122,7 @@ def test_what_is_refused(embedder, reranker, demo_target, mean):
         (lambda: embedder.embed("fox", dimensions=65), "dimensions is 65"),
         (lambda: embedder.embed([[]]), "a text is empty"),
         (lambda: embedder.embed([[99_999_999]]), "99999999"),
-        (lambda: embedder.rank("fox", ["hen"]), "no reranker"),
+        (lambda: embedder.rank("fox", ["hen"]), "not a reranker"),
     ):
         with pytest.raises(localspec.OptionError, match=said):
             wrong()
@@ -138,11 +138,11 @@ def test_what_is_refused(embedder, reranker, demo_target, mean):
 
 def test_a_server_does_not_start_with_a_model_that_gives_no_vectors(demo_target):
     """Or each request would fail."""
-    with pytest.raises(localspec.ModelFileError, match="is no embedding model"):
+    with pytest.raises(localspec.ModelFileError, match="is not an embedding model"):
         ServedEmbedder(str(demo_target))
     done = run("serve", "demo", "--embeddings", str(demo_target))
     assert done.exit_code != 0
-    assert f"{demo_target.name} is no embedding model" in done.output.replace("\n", " ")
+    assert f"{demo_target.name} is not an embedding model" in done.output.replace("\n", " ")
     assert "Choose an embedding model" in done.output
 
 
@@ -239,9 +239,9 @@ def test_ollamas_clients_find_it(mean):
         ("/v1/embeddings", {"input": "fox " * 100}, "mean.gguf reads 64"),
         ("/v1/rerank", {"query": "x", "documents": []}, "documents"),
         ("/v1/rerank", {"documents": ["x"]}, "query"),
-        ("/v1/rerank", {"query": "x", "documents": ["y"]}, "mean.gguf is no reranker"),
+        ("/v1/rerank", {"query": "x", "documents": ["y"]}, "mean.gguf is not a reranker"),
         ("/v1/chat/completions", {"model": "mean", "messages": ASKED}, "mean is the model for"),
-        ("/tokenize", {"model": "mean:latest", "content": "x"}, "answers no questions"),
+        ("/tokenize", {"model": "mean:latest", "content": "x"}, "cannot answer questions"),
     ],
 )
 def test_what_the_server_refuses(embedding, path, fields, what):
@@ -263,7 +263,7 @@ def test_a_preset_for_embeddings_is_opened_by_its_name(monkeypatch, tmp_path, me
     assert ServedEmbedder("mine").name == "mine"
     assert ServedEmbedder(str(mean)).name == "mean"
     for ask in (localspec.load, localspec.explain):
-        with pytest.raises(localspec.OptionError, match="turns texts into vectors") as caught:
+        with pytest.raises(localspec.OptionError, match="is an embedding model") as caught:
             ask("mine")
         assert "load_embedder" in caught.value.hint
     listed = run("models")

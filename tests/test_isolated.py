@@ -89,7 +89,7 @@ def test_a_crash_is_an_error_and_the_next_question_is_answered(isolated):
     os.kill(first, signal.SIGSEGV)
     with pytest.raises(localspec.CrashedError, match="SIGSEGV") as caught:
         list(stream)
-    assert "started again" in caught.value.hint
+    assert "restarted" in caught.value.hint
     assert stream.reply().text == chat.messages[3]["content"]
     assert stream.reply().text.startswith(said)
     assert stream.reply().finish_reason == "cancelled"

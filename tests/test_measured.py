@@ -25,7 +25,7 @@ BENCH = ("bench", "--seconds", "3600")
 @pytest.mark.parametrize(
     ("arguments", "stage", "words"),
     [
-        (VERIFY, "Enumerating steps", "Not enough evidence for a verdict, stopped"),
+        (VERIFY, "Checking steps", "Not enough evidence for a verdict, stopped"),
         (BENCH, "writing edit; ", " times plain ("),
     ],
 )

@@ -142,7 +142,9 @@ def test_tasks_wait_without_holding_up_the_loop(engine):
 def test_a_thread_that_would_wait_for_itself_is_told_so(engine):
     stream = engine.generate_raw("A fox", sampling=ENDLESS)
     next(stream)
-    with pytest.raises(EngineError, match="waits for an answer that it has to read") as caught:
+    with pytest.raises(
+        EngineError, match="would wait for an answer that only it can read"
+    ) as caught:
         ask(engine)
     assert caught.value.hint
     stream.close()

@@ -82,7 +82,7 @@ def test_a_server_says_what_it_is():
         ([b"x"], "does not answer as an RPC server"),
         ([hello(7, 0), b""], "did not answer within|does not answer as"),
         ([hello(7, 0), device_count(0)], "has no device"),
-        ([hello(7, 0), device_count(1), hello(7, 0)], "28 bytes came, not 16"),
+        ([hello(7, 0), device_count(1), hello(7, 0)], "it sent 28 bytes instead of 16"),
         ([], "did not answer within"),
     ],
 )

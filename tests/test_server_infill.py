@@ -144,4 +144,4 @@ def test_a_model_without_the_tokens_says_so(server, path):
     assert response.status_code == 400
     error = response.json()["error"]
     message = error if isinstance(error, str) else error["message"]
-    assert "the model demo has no tokens for a text to be filled in" in message
+    assert "the model demo has no tokens for filling in text" in message

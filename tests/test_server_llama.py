@@ -98,7 +98,7 @@ def test_a_bias_may_name_a_text(server):
     assert server.chat(max_tokens=12, logit_bias={word: False})["choices"] != plain
     many = {f"text {number}": 1 for number in range(257)}
     for wrong, what in (
-        ({"": 1}, "a character or more"),
+        ({"": 1}, "not empty"),
         ({word: "much"}, "Give a number"),
         (many, "up to 256 texts"),
     ):

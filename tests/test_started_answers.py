@@ -73,7 +73,7 @@ def test_an_answer_waits_for_its_turn_where_it_is_started(engine):
         with pytest.raises(BusyError):
             engine.generate_raw(STORY).start()
         answer = engine.generate_raw(STORY, queue=True, max_tokens=3)
-        with pytest.raises(EngineError, match="waits for an answer that it has to read"):
+        with pytest.raises(EngineError, match="would wait for an answer that only it can read"):
             answer.start()
         answer = engine.generate_raw(STORY, queue=True, max_tokens=3)
         waiting = threading.Thread(target=answer.start)

@@ -178,7 +178,7 @@ def test_caches_with_pictures_are_kept_on_disk(engine, tmp_path):
 def test_a_picture_that_does_not_come_with_its_prompt_is_refused(engine):
     other = random_picture(99)
     tokens = [engine.vocabulary.bos, *cell_numbers(other.digest, 4), 5]
-    with pytest.raises(localspec.OptionError, match="cells of a picture that it does not have"):
+    with pytest.raises(localspec.OptionError, match="cells of a picture that was not given"):
         asked(engine, Prompt(tokens))
     prompt = prompt_of(engine, "see ", other)
     ending = Prompt(prompt.tokens[: 1 + _last_cell(prompt)], pictures=(other,))

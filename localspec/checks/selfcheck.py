@@ -272,4 +272,4 @@ class _Check:
         for _ in itertools.islice(places, max(0, min(_PLACES, ENOUGH_PLACES - law.num_places))):
             if law.bugs:
                 return
-            self._tell(f"Enumerating steps: {law.num_places} of {ENOUGH_PLACES} places")
+            self._tell(f"Checking steps: {law.num_places} of {ENOUGH_PLACES} points")

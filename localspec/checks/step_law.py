@@ -182,7 +182,7 @@ class StepLawCheck:
             if not difference <= BOUND and len(result.bugs) < _MOST_BUGS:
                 result.bugs.append(
                     f"steps of {what} draft tokens give a token with a probability that is "
-                    f"{difference:.2g} off, behind {num_tokens} tokens and {list(emitted)}"
+                    f"{difference:.2g} off, after {num_tokens} tokens and {list(emitted)}"
                 )
 
 

@@ -214,7 +214,7 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
                 raise BusyError(what, _WAIT)
             if place.is_of_main and all(each.is_of_main for each in before):
                 raise EngineError(
-                    "this thread waits for an answer that it has to read to its end itself",
+                    "this thread would wait for an answer that only it can read to the end",
                     "Finish or close that answer first, or read it in a thread of its own.",
                 )
 
@@ -350,7 +350,10 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
         """
         chosen = AnswerOptions.of(options, **keywords)
         if chosen.tools:
-            raise OptionError("a raw prompt has tools", "Give messages: see generate and chat.")
+            raise OptionError(
+                "tools are given with a raw prompt",
+                "Tools need messages: see generate and chat.",
+            )
         given = prompt if isinstance(prompt, str) else token_ids(prompt)
         return self._answer(AnswerRecord(chosen, RawSource(given)))
 

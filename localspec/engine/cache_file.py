@@ -140,9 +140,9 @@ def read_head(path: Path) -> CacheHead | None:
     sizes = [int(size) for size in head["sizes"]]
     digests = [str(digest) for digest in head["sha256"]]
     if min(sizes) < 0 or begin + sum(sizes) != path.stat().st_size:
-        raise ValueError("it is not as long as it says")
+        raise ValueError("it has another length than its first line states")
     if not len(head["num_cached"]) == len(sizes) == len(digests) == 2 * len(identities):
-        raise ValueError("it is not of that many models")
+        raise ValueError("it is for another number of models than its first line states")
     entries = [
         _outline(count, len(tokens), spans)
         for count, spans in zip(head["num_cached"], head["pictures"], strict=True)
@@ -189,14 +189,14 @@ def read_caches(
         if head is None or head.identities != list(identities):
             return None
         if not any(head.outline.states):
-            raise ValueError("it holds nothing")
+            raise ValueError("it is empty")
         make_room(sum(head.sizes))
         return read_states(path, head, range(len(identities)))
     except FileNotFoundError:
         return None
     except DAMAGES as error:
         logger.warning(
-            "%s cannot be used, and the conversation is decoded again: %s", path, error
+            "%s cannot be used, so the conversation is decoded again: %s", path, error
         )
         return None
 

@@ -204,7 +204,7 @@ class CachePool:
 
         def check() -> None:
             if is_cancelled():
-                raise Interrupted("a text was not kept on disk: other work has come")
+                raise Interrupted("a text was not kept on disk: other work came first")
 
         state, store = text.states[0], self._store
         if store is not None and state is not None and store.wants(text.tokens, state):
@@ -213,8 +213,8 @@ class CachePool:
     def _check_size(self, num_bytes: int) -> None:
         if num_bytes > self.budget_bytes:
             raise CacheError(
-                f"{num_bytes} bytes of caches are more than {self.budget_bytes}",
-                "Grant more: load(kept_bytes=…).",
+                f"the caches take {num_bytes} bytes; the limit is {self.budget_bytes}",
+                "Allow more: load(kept_bytes=…).",
             )
 
     def _copied_out(self, lane: Lane) -> PooledCache | None:

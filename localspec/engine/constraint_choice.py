@@ -62,8 +62,8 @@ class Constrainer:
         said = prompt.tokens[len(prompt.tokens) - prompt.num_said :]
         if constraint.validate(said) < len(said):
             raise ConstraintError(
-                "the answer that is to be continued does not fit the constraint",
-                "Give the one that it was asked with, or ask again.",
+                "the answer to continue does not fit the constraint",
+                "Give the constraint that it was asked with, or ask again.",
             )
         constraint.commit(said)
         return constraint
@@ -121,8 +121,9 @@ def _asked(
         return spec, options.triggers
     if spec is not None and spec.kind != "json_schema":
         raise OptionError(
-            "an answer that may call tools is to fit a grammar",
-            "Leave one of them out; a JSON schema goes with tools.",
+            "an answer that may call tools cannot also be constrained by a grammar, regex or "
+            "choices",
+            "Leave one of them out; a JSON schema can be combined with tools.",
         )
     # What fits the schema is one of the answers of the grammar of calls.
     return calls_spec(grammar.lark), grammar.triggers

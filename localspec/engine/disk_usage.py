@@ -73,7 +73,8 @@ def free_disk(preset: str | Preset, *uses: DiskUse) -> int:
     for use in uses:
         if use not in get_args(DiskUse):
             raise OptionError(
-                f"nothing is kept as {use!r}", f"Choose of: {', '.join(get_args(DiskUse))}."
+                f"{use!r} is not a kind of kept data",
+                f"Choose from: {', '.join(get_args(DiskUse))}.",
             )
     preset = as_preset(preset)
     kept = disk_usage(preset)

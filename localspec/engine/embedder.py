@@ -87,7 +87,7 @@ class Embedder:
         Raises OptionError if the model is no reranker, ContextError as `embed` does.
         """
         if not self.ranks:
-            raise OptionError(f"{self.name} is no reranker", "Choose a model that is.")
+            raise OptionError(f"{self.name} is not a reranker", "Choose a reranker.")
         with self._in_use:
             given = at_most(_MOST_TEXTS, documents, "documents")
             pairs = [self._model.tokens_of_pair(query, each) for each in given]

@@ -110,5 +110,5 @@ class InboxThread:
             try:
                 work()
             except BaseException:
-                logger.exception("what an engine was asked for failed")
+                logger.exception("a request to an engine failed")
             del work  # while it waits for more, it keeps nothing of the last

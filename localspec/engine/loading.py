@@ -368,7 +368,7 @@ def _find_exactness(
     if not found.holds:
         raise OptionError(
             f"{model.name} cannot be exact here: {found.reason}",
-            "Leave exact out: texts are then equal but for near ties. Files of the types "
+            "Leave exact out: texts are then equal except at near ties. Files of the types "
             "Q8_0, Q4_0 and Q4_K_M were exact where they were measured (docs/lossless.md).",
         )
     if profile is not None:

@@ -57,11 +57,11 @@ class Models(NamedTuple):
             )
         if self.readable(tokens)[0] != tokens:
             raise OptionError(
-                "the prompt has the cells of a picture that it does not have",
+                "the prompt has the cells of a picture that was not given",
                 "Give the pictures with it.",
             )
         if tokens and tokens[-1] <= LAST_CELL:
-            raise OptionError("the prompt ends with a picture", "Give a text behind it.")
+            raise OptionError("the prompt ends with a picture", "Put text after it.")
         return parts
 
     def readable(self, tokens: list[int]) -> tuple[list[int], list[PicturePart]]:
@@ -103,9 +103,9 @@ class Models(NamedTuple):
         for model in self.saved:
             if model.identity is None:
                 raise CacheError(
-                    f"the file of {model.name} is gone, or has changed while it was loaded, so "
-                    "that its caches cannot be told from another model's",
-                    "Load it again from a file that stays as it is.",
+                    f"the file of {model.name} was removed or changed while it was loaded, so "
+                    "its caches could be mistaken for another model's",
+                    "Load it again from a file that does not change.",
                 )
             identities.append(model.identity + sequences)
         return identities

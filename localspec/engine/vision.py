@@ -91,7 +91,7 @@ def ways_to_see(
     except LocalspecError as error:
         warn_unused(path, error)
         return [None]
-    logger.info("%s lets the model see", path)
+    logger.info("%s lets the model see images", path)
     return [Sight(projector, is_named=False), None]
 
 
@@ -111,7 +111,9 @@ def _checked(path: Path, target: Header | None) -> Header:
 def warn_unused(path: Path, fault: Exception) -> None:
     """Say why the models are loaded without a projector that was found."""
     logger.warning(
-        '%s is not used: %s. mmproj="none" leaves it out without a word.', path.name, fault
+        '%s is not used: %s. mmproj="none" leaves it out without this warning.',
+        path.name,
+        fault,
     )
 
 

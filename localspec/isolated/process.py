@@ -316,11 +316,11 @@ class _Child:
         if self.prompts.excess:
             return (
                 f"the process of the engine was ended, since {self.prompts.excess}",
-                "Ask again: it is started again.",
+                "Ask again: it will be restarted.",
             )
         ended = f"the process of the engine ended: {self._exit()}"
         if not self._servers:
-            return ended, "Ask again: it is started again."
+            return ended, "Ask again: it will be restarted."
         if self._is_mute:
             ended = "the process of the engine waited too long for an RPC server"
         faults = [error for error in ask_servers(self._servers) if isinstance(error, RpcError)]
@@ -328,11 +328,11 @@ class _Child:
             names = ", ".join(self._servers)
             return (
                 f"{ended}{self._last_words}. It used the RPC servers {names}, which answer now",
-                "Ask again: it is started again.",
+                "Ask again: it will be restarted.",
             )
         return (
             f"{ended}. {'; '.join(map(str, faults))}",
-            f"{faults[0].hint} Then ask again: the engine is started again.",
+            f"{faults[0].hint} Then ask again: the engine will be restarted.",
         )
 
     def _exit(self) -> str:

@@ -55,8 +55,8 @@ def mtmd() -> Any:
         mtmd_cpp = loaded.load_mtmd()
     except (ImportError, OSError, RuntimeError) as error:
         raise OptionError(
-            f"this llama-cpp-python reads no pictures: {error}",
-            "Build it with them: CMAKE_ARGS=-DLLAVA_BUILD=on python -m pip install "
+            f"this llama-cpp-python cannot read images: {error}",
+            "Build it with image support: CMAKE_ARGS=-DLLAVA_BUILD=on python -m pip install "
             "--force-reinstall --no-cache-dir 'llama-cpp-python>=0.3.36,<0.4'",
         ) from error
     mtmd_cpp.mtmd_helper_log_set(complaints.callback, None)  # libmtmd has a log of its own

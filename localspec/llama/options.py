@@ -126,8 +126,9 @@ class LlamaOptions:
         object.__setattr__(self, "rpc", checked_addresses(self.rpc))
         if self.rpc and self.exact:
             raise OptionError(
-                "exact decodes are asked for, and RPC servers whose kernels are not probed",
-                "Leave exact or rpc out.",
+                "exact and rpc are both given, but the kernels of RPC servers are not tested "
+                "for exactness",
+                "Leave out exact or rpc.",
             )
         if len(self.tensor_split) > 16 or not all(0 <= s < 1e6 for s in self.tensor_split):
             raise OptionError(

@@ -110,7 +110,9 @@ class Projector:
         self._in_use = threading.Lock()
         if not self._mtmd.mtmd_support_vision(self._context):
             self.close()
-            raise ModelFileError(f"{path} is no projector for pictures", "Choose one that is.")
+            raise ModelFileError(
+                f"{path} is not a projector for images", "Choose one for images."
+            )
         self.width = int(llama_cpp.llama_model_n_embd_inp(handle.model))
         self._most_at_once = int(llama_cpp.llama_n_ubatch(handle.context))
         self.is_causal = not self._mtmd.mtmd_decode_use_non_causal(self._context, None)
@@ -207,7 +209,7 @@ class Projector:
         if max(width, height) > _MOST_TIMES * min(width, height):
             raise OptionError(
                 f"a picture of {width} by {height} pixels is too narrow",
-                f"Cut it: its longer side may be {_MOST_TIMES} times the shorter.",
+                f"Crop it: its longer side may be at most {_MOST_TIMES} times the shorter.",
             )
         # Without its pixels: its tokens and parts follow from its size.
         with self._chunks(picture, None) as chunks:

@@ -118,7 +118,7 @@ def _asking(address: str) -> Iterator[Callable[[int, bytes, str], tuple[int, ...
             line.sendall(struct.pack("<BQ", command, len(request)) + request)
             (size,) = received("<Q")
             if size != struct.calcsize(answer):
-                raise ValueError(f"{size} bytes came, not {struct.calcsize(answer)}")
+                raise ValueError(f"it sent {size} bytes instead of {struct.calcsize(answer)}")
             return received(answer)
 
         yield ask

@@ -108,7 +108,7 @@ class LlamaVocabulary:
             )
         except MemoryError as error:
             raise ContextError(
-                f"no memory for so long a text ({len(data)} bytes): {error}", "Shorten it."
+                f"not enough memory for a text of {len(data)} bytes: {error}", "Shorten it."
             ) from error
 
     def _tokenize_here(self, data: bytes, *, parse_special: bool) -> list[int]:

@@ -226,8 +226,9 @@ class Answering:
         self.model = service.models.named(question.model_name)
         if not self.model.fim and any(isinstance(x, FimPrompt) for x in question.inputs):
             raise RequestError(
-                f"the model {self.model.name} has no tokens for a text to be filled in",
-                "Choose a model that has, such as Qwen2.5-Coder; or leave out the text behind.",
+                f"the model {self.model.name} has no tokens for filling in text",
+                "Choose a model that has, such as Qwen2.5-Coder; or leave out the text after "
+                "the gap.",
                 code="unsupported_value",
                 param="suffix",
             )

@@ -144,7 +144,7 @@ class Fields:
         """
         unread = (name for name in self.values if name not in self._read)
         for name in islice(unread, _MOST_LOGGED):
-            told = repr(name) if _NAME.fullmatch(name) else "with a name that is not shown"
+            told = repr(name) if _NAME.fullmatch(name) else "(its name is not shown)"
             line = f"{route} ignores the field {told}"
             if line not in logged and len(logged) < _MOST_LOGGED:
                 logged.add(line)

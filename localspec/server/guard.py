@@ -80,7 +80,7 @@ class Guard:
         known = self._access.origins
         if origin is not None and not (is_own_page or origin in known or "*" in known):
             raise RequestError(
-                f"pages of {origin!r:.80} may not ask this server",
+                f"pages of {origin!r:.80} may not use this server",
                 "Start it with --cors-origin ORIGIN.",
                 code="forbidden_origin",
             )
@@ -88,7 +88,7 @@ class Guard:
         is_post = scope["method"] == "POST"
         if is_post and origin is None and site not in _FROM_HERE and "*" not in known:
             raise RequestError(
-                "pages of other sites may not ask this server",
+                "pages of other sites may not use this server",
                 "Start it with --cors-origin ORIGIN, and let the page send its Origin.",
                 code="forbidden_origin",
             )

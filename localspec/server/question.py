@@ -216,7 +216,7 @@ def _logit_bias(fields: Fields) -> tuple[dict[Any, Any] | None, TextBiases]:
         elif key:
             texts.append((key, number))
         else:
-            fields.refuse("logit_bias", "Give texts of a character or more.")
+            fields.refuse("logit_bias", "Give texts that are not empty.")
     if len(texts) > MOST_TOKENIZED:
         fields.refuse("logit_bias", f"Name up to {MOST_TOKENIZED} texts, or use token ids.")
     return ids, texts

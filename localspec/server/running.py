@@ -44,7 +44,7 @@ def listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         raise PortError(
             f"cannot listen on {host}:{port}: {error}",
-            "Stop what listens there, or choose another: --port N.",
+            "Stop the program that listens there, or choose another port: --port N.",
         ) from error
 
 

@@ -259,7 +259,7 @@ class ServedModels:
         found = self.listed_named(name)
         if isinstance(found, ServedEmbedder):
             raise RequestError(
-                f"{name} is the model for embeddings, and answers no questions",
+                f"{name} is the model for embeddings and cannot answer questions",
                 f"Choose one of: {', '.join(model.name for model in self.all)}.",
                 param="model",
             )
