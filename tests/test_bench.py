@@ -213,7 +213,7 @@ def test_the_time_that_is_advised_would_be_enough():
         assert compared("code", ratios * (more // 3)).estimate.reach > reach
 
 
-APART = "To tell the sides apart"
+APART = "Telling the sides apart"
 
 
 @pytest.mark.parametrize(
@@ -261,16 +261,20 @@ def test_no_time_is_advised_where_answers_are_too_short():
     ("ratios", "share", "words"),
     [
         ((1.0,), 0.1, []),  # nothing is known of other sizes
-        ((1.0, 3.0, 4.0), 0.2, ["never pays with up to 2 a step"] * 2),
+        ((1.0, 3.0, 4.0), 0.2, ["never pays with up to 2 draft tokens a step"] * 2),
         (
             (1.0, 1.5),
             0.1,
             [
-                "So lookup (0.00 a token) pays if at least 50% of its tokens are",
-                "the draft model (0.10 a token) pays if at least 60% of its tokens",
+                "So lookup (at 0.00 per token) pays if at least 50% of its tokens are",
+                "the draft model (at 0.10 per token) pays if at least 60% of its tokens",
             ],
         ),
-        ((1.0, 1.0), None, ["lookup (0.00 a token) pays whatever is accepted"]),
+        (
+            (1.0, 1.0),
+            None,
+            ["lookup (at 0.00 per token) pays however few of its tokens are accepted"],
+        ),
     ],
 )
 def test_what_pays_is_said_of_sizes_that_were_timed(ratios, share, words):
@@ -304,7 +308,7 @@ def test_costs_of_a_busy_machine_are_not_shown(monkeypatch, num_busy, are_steady
     assert bool(found.break_even) is are_steady
     shown = bench_text(found)
     assert ("The machine was busy" in shown) is not are_steady
-    assert ("in decodes of one token:" in shown) is are_steady
+    assert ("relative to one token:" in shown) is are_steady
 
 
 def test_a_model_is_asked_by_its_template_or_goes_on_with_the_text(demo_target):

@@ -120,8 +120,8 @@ def test_every_command_does_what_help_says(chat, tmp_path, monkeypatch):
     assert "\n5 tokens" in person.says("/set max_tokens 5", "/retry")
     again = person.says("/set temperature 0", "/set max_tokens 24", "/retry")
     assert first.splitlines()[0] in again
-    assert "Took back: Hello!" in person.says("/undo")
-    assert "Error: there is no turn to take back" in person.says("/undo")
+    assert "Removed: Hello!" in person.says("/undo")
+    assert "Error: there is no turn to remove" in person.says("/undo")
     assert "System message: Be brief." in person.says("/system Be brief.")
     assert "draft off" in person.says("/draft off", "Hello!").rpartition("Draft off.")[2]
     assert "drafted)" in person.says("/draft on", STORY)
@@ -165,7 +165,7 @@ def test_a_cut_answer_is_continued_as_one_answer(chat, engine):
     )
     for _ in range(20):
         said = person.says("/continue")
-        if "there is no answer here that was cut" in said:
+        if "the last answer is complete" in said:
             break
         assert said.startswith(saved("s")[1][1][:40])  # it is shown whole
     whole = engine.chat().send(STORY, temperature=0, draft_tokens=3).reply().text
@@ -178,7 +178,8 @@ def test_a_cut_answer_is_continued_as_one_answer(chat, engine):
     [
         ("--top-p=0.5", "top_p 0.5"),
         ("repeat-penalty 1.5", "repetition_penalty 1.5"),  # the flag has another name
-        ("--max-tokens none", "max_tokens none"),
+        ("--max-tokens none", "max_tokens no limit"),
+        ("max_tokens no limit", "max_tokens no limit"),
         ("top-p 1.5", "Error: top_p is 1.5"),
         ("top 9", "Hint: Perhaps top_n_sigma or top_k or top_p? /set lists all"),
         ("--ctx 9", "Error: there is no setting '--ctx'"),
@@ -195,6 +196,18 @@ def test_settings_have_the_names_of_flags_and_wrong_ones_change_nothing(chat, ty
     assert (person.says("/set") == before) == is_wrong
 
 
+def test_a_setting_without_a_value_has_the_name_of_what_happens(chat):
+    """And that name can be typed, too."""
+    person = chat()
+    assert {"seed random", "max_tokens 24"} <= set(person.says("/set").splitlines())
+    person.says("/set seed 7")
+    assert person.says("/set seed random").splitlines() == ["seed random"]
+
+
+def test_nothing_is_continued_before_the_first_answer(chat):
+    assert "Error: there is no answer yet" in chat().says("/continue")
+
+
 def test_a_warning_of_a_pair_is_a_note(monkeypatch, demo_target, demo_draft):
     monkeypatch.setattr(logging.getLogger(), "handlers", [])
     pair = ["--target", str(demo_draft), "--draft", str(demo_target), "--max-tokens", "2"]
@@ -208,14 +221,16 @@ def test_a_text_without_blanks_is_quoted_too(chat):
         person.says(long)
     with chat() as person:
         assert f"\n> {long[:240]}…\n" in person.says("/load s")
-        assert f"Took back: {long[:60]}…" in person.says("/undo")
+        assert f"Removed: {long[:60]}…" in person.says("/undo")
 
 
 def test_a_session_goes_on_and_says_where(chat):
     """Under a name of any letters, however they are written."""
     long = "word " * 100 + "end"
     with chat() as person:
-        assert "Saved as Grüße 日本語, and from" in person.says(long, "/save Grüße 日本語")
+        assert "Saved as Grüße 日本語, and saved again" in person.says(
+            long, "/save Grüße 日本語"
+        )
         assert "Saved as Grüße 日本語, and" in person.says("/save GRU\u0308SSE 日本語")
         assert "cannot be the name of a session" in person.says("/save ../x")
     with chat() as person:
@@ -223,7 +238,7 @@ def test_a_session_goes_on_and_says_where(chat):
         begin = r"Continuing Grüße 日本語: 1 turn\. The last one:\n> word (word )+…\n"
         assert re.search(begin, said)
         assert len(said) < 900
-        assert f"Took back: {long[:60]}" in person.says("/undo")
+        assert f"Removed: {long[:60]}" in person.says("/undo")
 
 
 def test_another_session_is_not_replaced_without_a_question(chat, monkeypatch):
@@ -276,7 +291,7 @@ def test_what_is_wrong_with_a_name_is_said_before_any_question(chat, monkeypatch
         removed = run("sessions", "remove", "one", stdin="y\n")
     assert "open in another localspec" in removed.stderr
     assert person.conversation.session is None
-    assert "Took back: Second!" in person.says("/undo")
+    assert "Removed: Second!" in person.says("/undo")
 
 
 @pytest.mark.parametrize(
@@ -311,7 +326,7 @@ def test_an_edited_question_replaces_the_last_one(chat, tmp_path, monkeypatch):
     assert [text for who, text in saved("s") if who == "u"] == [
         "Hello!", f"{files}What is that, then?",
     ]  # fmt: skip
-    assert "Took back: Hello!" in person.says("/undo", "/edit", AGAIN, "/undo")
+    assert "Removed: Hello!" in person.says("/undo", "/edit", AGAIN, "/undo")
     monkeypatch.setenv("TERM", "dumb")
     assert "Hint: Use /undo, then ask again." in person.says("/edit")
 

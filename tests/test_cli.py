@@ -121,7 +121,7 @@ def test_lines_between_quotes_on_a_pipe_are_one_message(own_folders):
     assert questions == ["Hello!", "  a list:\n\n/exit", "one"]
     torn = run("chat", *options, stdin='"""and\nso on')
     assert torn.exit_code == exit_codes.USAGE
-    assert 'ends before the text that begins with """and' in torn.stderr
+    assert 'ends within the text that begins with """and' in torn.stderr
 
 
 def test_a_pipe_goes_on_after_a_message_that_is_too_long():

@@ -61,7 +61,7 @@ def test_weights_are_counted_as_they_are_stored(tmp_path, demo_target):
     assert facts.num_output_weights == stored["output.weight"] == stored["token_embd.weight"]
     assert facts.size_label == "1.5M"
     assert re.search(
-        r"^ +llama 1\.5M, 2 million weights stored, 1 million of them as its output layer$",
+        r"^ +llama 1\.5M, 2 million weights stored, 1 million of them in its output layer$",
         run(path),
         re.M,
     )
@@ -116,7 +116,7 @@ def test_a_pair_that_does_not_fit_together_is_explained(tmp_path, demo_target):
     head = write_head_model(tmp_path / "head.gguf", demo_target, "qwen35", part="head")
     for option, words in (
         (f"--draft={other}", "3096 of 4096 tokens differ: 1000 is b"),
-        (f"--draft={other}", "needs tokens like its 4096 and at most"),
+        (f"--draft={other}", "needs the same 4096 tokens, or nearly, and at most"),
         (f"--head={head}", "NO PAIR    a head only drafts for the model"),
     ):
         options = ["explain", "--target", str(demo_target), option]
@@ -164,7 +164,7 @@ def test_a_context_that_does_not_fit_is_said_to(tmp_path, demo_target):
     shown = run("--target", path, "--ctx", 1 << 30)
     assert "IT DOES NOT FIT; a context of up to" in shown
     assert re.search("the preset [a-z0-9.@_-]+ fits", shown)
-    assert "none: lookup drafts by itself" in shown
+    assert "none: lookup drafts without a model" in shown
 
 
 def test_measured_costs_give_the_gain(own_folders, demo_target, demo_draft):

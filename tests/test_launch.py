@@ -194,7 +194,7 @@ def test_a_server_that_runs_is_used_and_stays(tmp_path, config):
         assert f"The server at port {port} logs the progress where it was started." in said
         code, said = ended(started(tmp_path, "claude", "absent.gguf", "--port", port))
         assert code == 2
-        assert "has agent, other, not absent.gguf" in said
+        assert "serves agent, other, not absent.gguf" in said
         code, said = ended(started(tmp_path, "claude", "--ctx", "65536", "--port", port))
         assert "context of 32768, not 65536" in said
         assert server.client.get("/health").status_code == 200
@@ -308,7 +308,7 @@ def test_a_context_that_is_too_small_is_refused_before_anything_starts(tmp_path,
         (
             ("demo",),
             "a context of 2,048 tokens: it needs 25,000",
-            "Choose another model: this one was trained for 2,048.",
+            "Choose another model: this one was trained for 2,048 tokens.",
         ),
     ):
         code, said = ended(started(tmp_path, "claude", *words, "--port", port))

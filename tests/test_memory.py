@@ -406,7 +406,7 @@ def test_explain_shows_the_plan_of_each_device(target, header, demo_draft, monke
     shown = run(*command).output
     assert re.search(r"of main memory, .* free: 5 of 9 layers of the target \(.*B\)\n", shown)
     assert re.search(r"CUDA0 \(a GPU\), .* free: 4 of 9 layers of the target .*, 3 of 3", shown)
-    assert "it fits, and a context of up to 2048 would" in shown
+    assert "it fits; the largest context that would fit is 2048" in shown
 
 
 def test_a_context_that_cannot_fit_is_refused_with_one_that_does(tmp_path, demo_target):

@@ -79,7 +79,7 @@ def report(time_s: float, seconds_needed: float | None) -> Report:
         (190.0, "A verdict needs about 3 minutes here: --seconds 240."),
         (1801.0, "A verdict needs about 30 minutes here: --seconds 2400."),
         (12_345.0, "A verdict would take about 3.4 hours here (--seconds 12600)."),
-        (None, "How long a verdict takes is not known yet: the target had not written a whole"),
+        (None, "How long a verdict takes is not known yet: the target has not finished a"),
     ],
 )
 def test_a_limit_is_advised_that_a_person_would_type(needed_s, words):

@@ -68,9 +68,10 @@ def test_the_status_line_counts_and_stats_explains():
     lines = "\n".join(stats_lines(stats, 512))
     assert "drafted 4, accepted 3 (75%)" in lines
     assert (
-        "expected acceptance of the next draft token: 61%; drafting pays from 78% on here"
+        "expected acceptance of the next draft token: 61%; drafting pays above 78% here"
         in lines
     )
+    assert lines.startswith("prompt: 1 token, 0 of them cached, ")
     assert lines.endswith("\ncontext: 1 of 512 tokens")
     never = "\n".join(stats_lines(stats_of(DraftOff.DOES_NOT_PAY, None), 512))
     assert "drafting never pays here" in never
@@ -99,7 +100,7 @@ def test_the_status_line_is_one_line_whatever_the_window():
     for columns in range(101, 300):
         assert status_line(stats, 131_072, columns) == f"{rate} · {full} · draft off for now"
     lines = "\n".join(stats_lines(stats, 131_072))
-    assert "draft off for now: trying it would cost more time than it may lose" in lines
+    assert "draft off for now: trying it would cost more time than is allowed" in lines
     assert "machine is busy" in lines
 
 

@@ -114,5 +114,5 @@ def test_no_sign_of_a_shell_reaches_a_program_of_windows(monkeypatch, sign):
     found = [{"id": f"a{sign}calc", **length}]
     assert inside.chosen_to_launch(found).model == f"a{sign}calc"
     monkeypatch.setattr(sys, "platform", "win32")
-    with pytest.raises(OptionError, match="signs that Windows' shell reads"):
+    with pytest.raises(OptionError, match="characters that the Windows shell"):
         inside.chosen_to_launch(found)

@@ -226,7 +226,7 @@ def test_the_demo_pair_is_lossless_and_the_verdict_comes_first(stories, monkeypa
     first, rows, identity, law, more = spoken.stdout.splitlines()
     assert re.match(r"Lossless: (\d+) of \1 drafted tokens are the target's own, and", first)
     assert re.match(
-        r"Equal to the bit: \d+ of \d+ rows of logits, if tokens .* 2 to 17 at once", rows
+        r"Equal to the bit: \d+ of \d+ rows of logits, whether tokens .* 2 to 17 at once", rows
     )
     assert identity.startswith("Identity: lossless. 1")
     assert "an error in 1.1% of them would have been seen." in identity

@@ -136,7 +136,7 @@ def test_packages_that_lack_are_asked_for_before_anything_starts(
     )
     result = run(command, "qwen2-7b", "--port", free_port())
     assert result.exit_code == 2, result.output
-    assert "the server needs anyio and uvicorn, not installed here" in result.stderr
+    assert "packages that the server needs are not installed: anyio, uvicorn" in result.stderr
     assert "pip install 'localspec[all]'" in result.stderr
 
 
@@ -149,7 +149,7 @@ def test_packages_that_lack_are_asked_for_before_anything_starts(
         ("--host 0.0.0.0 --api-key-file EMPTY", 2, "has no key"),
         ("--api-key-file absent", 2, "api-key-file"),
         ("--api-key-file KEYS --cache-disk 1GB", 2, "share no caches on disk"),
-        ("--cache-disk 8XB", 2, "give one like 8GB, 500MB or 0"),
+        ("--cache-disk 8XB", 2, "give one such as 8GB, 500MB or 0"),
         ("nothing", 2, "there is no preset 'nothing'"),
         ("", 2, "there is no preset 'usual'"),
         ("FILE COPY", 2, "2 models are called 'FILE'"),
@@ -207,7 +207,8 @@ ALL_NEED = "Claude Code (25,000 tokens), Codex (12,600 tokens), opencode (11,200
             2048,
             2048,
             (),
-            f"A larger context is needed for {ALL_NEED}: this model was trained for 2,048.",
+            f"A larger context is needed for {ALL_NEED}: this model was trained for 2,048 "
+            "tokens.",
         ),
         (
             8192,
@@ -251,7 +252,7 @@ def test_agents_settings_are_shown_where_the_context_suffices(
     [
         (4, False, "Answers at once: 4, each with the whole context."),
         (2, False, "not 4: more caches of 32768 tokens do not fit; use a smaller --ctx."),
-        (1, True, "not 4: a model on RPC servers gives one at a time."),
+        (1, True, "not 4: a model on RPC servers gives one answer at a time."),
     ],
 )
 def test_how_many_are_answered_at_once_is_said_with_the_reason(slots, is_remote, said):

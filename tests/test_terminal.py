@@ -57,14 +57,14 @@ def test_a_conversation_from_hello_to_goodbye(chat):
     status = rf"^\d+ tokens \(\d+ drafted\) · \d+ tokens/s · {rest}"
     assert re.search(status, text, re.MULTILINE)
     assert "accepted by position" in text
-    terminal.say("/set max_tokens none")
+    terminal.say("/set max_tokens no limit")
     other = STORY.replace("fox", "hen")
     terminal.process.send(other + "\r")
     terminal.wait_for(has_begun(other))
     terminal.process.send("\x03")
     assert "(stopped)" in terminal.wait_for_prompt(5)
     assert "Error: there is no session 'nosuch'" in terminal.say("/load nosuch")
-    assert "Took back: Tell me" in terminal.say("/undo")
+    assert "Removed: Tell me" in terminal.say("/undo")
     terminal.process.send("never sent\x04\x03")  # Ctrl-D needs an empty line
     terminal.wait_for_prompt(8)
     assert terminal.leave() == 0
@@ -160,7 +160,7 @@ def test_ctrl_c_while_a_long_prompt_is_read(chat, tmp_path):
     assert "(stopped)" in text
     assert "Reading" not in text
     assert "long.txt: kept for the next message" in text
-    assert "no turn to take back" in terminal.say("/undo")
+    assert "no turn to remove" in terminal.say("/undo")
     assert "message: long.txt" in terminal.say("/file")
     assert terminal.leave() == 0
     assert terminal.has_its_modes()
@@ -252,8 +252,8 @@ def test_a_killed_process_loses_at_most_the_answer_that_was_streaming(chat):
     again = chat("--session", "s", *TERSE)
     again.process.send("\x1b[A\r")
     again.wait_for_prompt(2)
-    assert "Took back: Tell me" in again.say("/undo")
-    assert "Took back: Hello!" in again.say("/undo")
+    assert "Removed: Tell me" in again.say("/undo")
+    assert "Removed: Hello!" in again.say("/undo")
 
 
 def test_an_answer_of_generate_is_wrapped_at_words_on_a_terminal(tmp_path):

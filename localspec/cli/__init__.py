@@ -111,7 +111,7 @@ def main() -> None:
         localspec generate "Why is the sky blue?"
         localspec serve                a server for OpenAI's and other clients
         localspec claude qwen2.5-7b    Claude Code with a model of this machine
-        localspec explain qwen3.5-9b   whether it fits and pays, before a download
+        localspec explain qwen3.5-9b   whether it fits and would be faster
         localspec download qwen3.5-9b  download a preset's files
         localspec sessions             saved conversations
         localspec doctor               what is installed, and what to improve

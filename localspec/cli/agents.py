@@ -160,7 +160,7 @@ def settings_of_agents(served: ServerFound, key: str) -> str:
     least = min(each.least_context for each in lacking)
     remedy = _context_option(served.num_trained, least)
     if remedy is None:
-        remedy = f"this model was trained for {served.num_trained:,}"
+        remedy = f"this model was trained for {served.num_trained:,} tokens"
     return f"{settings}A larger context is needed for {needs}: {remedy}.\n"
 
 
@@ -179,7 +179,7 @@ def require_context(agent: Agent, context: int, num_trained: int, first: str) ->
         return
     option = _context_option(num_trained, least)
     if option is None:
-        remedy = f"Choose another model: this one was trained for {num_trained:,}."
+        remedy = f"Choose another model: this one was trained for {num_trained:,} tokens."
     else:
         remedy = f"Give a larger one: {option}."
     raise OptionError(

@@ -72,7 +72,7 @@ def note_limits(reply: Reply, max_tokens: int | None, engine: BaseEngine) -> Non
     is_full = max_tokens is not None and len(reply.token_ids) >= max_tokens
     if reply.finish_reason == "length" and not is_full:
         trained = engine.trained_context_length
-        more = "This model reads no more."
+        more = "This model's context cannot be larger."
         if engine.context_length < trained:
             more = f"For more: --ctx, up to {trained}."
         note(f"Cut off: the context of {engine.context_length} tokens is full. {more}")

@@ -43,10 +43,12 @@ if TYPE_CHECKING:
 @click.option(
     "--keep-caches",
     is_flag=True,
-    help="Keep caches on disk, up to 8 GB: a conversation then resumes at once.",
+    help="Keep caches on disk, up to 8 GB, so that a conversation resumes at once.",
 )
 @click.option(
-    "--quiet", is_flag=True, help="No status line below answers; /stats shows everything."
+    "--quiet",
+    is_flag=True,
+    help="Show no status line below answers; /stats shows all statistics.",
 )
 @click.option(
     "--no-think", is_flag=True, help="Ask a reasoning model to answer without thinking first."
@@ -65,8 +67,8 @@ def chat(
     """Chat with a model.
 
     On a terminal, Ctrl-C stops an answer, Ctrl-D or /quit leaves, and /help lists all commands.
-    On a pipe, every line of the input is a message, and /exit ends. Lines between \"\"\" and
-    \"\"\" are one message. 'localspec sessions' lists saved conversations.
+    On a pipe, every line of the input is a message, and /exit ends the chat. Lines between
+    \"\"\" and \"\"\" are one message. 'localspec sessions' lists saved conversations.
 
     MODEL is a preset, an alias, a GGUF file, hf:owner/repo/file.gguf or owner/repo:QUANT.
     Without one it is LOCALSPEC_MODEL, 'localspec models default', or the demo pair.

@@ -69,12 +69,12 @@ def _more_seconds(found: Bench, *, is_missing: bool) -> list[str]:
         return [f"{why} Try --seconds {limit}."]
     about = f"about {duration(needed)} here"
     if needed <= _LONGEST_LIMIT_S:
-        what = "Enough text" if is_missing else "To tell the sides apart"
+        what = "Enough text" if is_missing else "Telling the sides apart"
         return [f"{what} probably takes {about}: --seconds {_limit_above(needed)}."]
     if is_missing:
         return [f"Enough text would take {about}: use a smaller model, or fewer --prompts."]
     return [
-        f"To tell the sides apart would take {about}. Their difference is too small for this "
+        f"Telling the sides apart would take {about}. Their difference is too small for this "
         "machine, or other programs disturb the measurement."
     ]
 
@@ -111,15 +111,17 @@ def _why(found: Bench) -> list[str]:
     if found.costs is None:
         return []
     if not found.costs.are_steady:
-        return ["The machine was busy, so what decodes cost is not known: end other programs."]
+        return [
+            "The machine was busy, so the cost of decodes is not known: close other programs."
+        ]
     ratios = "  ".join(f"{n}: {ratio:.2f}" for n, ratio in enumerate(found.costs.ratios, 1))
-    lines = [f"Time of a decode of n tokens, in decodes of one token:  {ratios}"]
+    lines = [f"Time of a decode of n tokens, relative to one token:  {ratios}"]
     for kind, edge in found.break_even.items():
-        pays = f"never pays with up to {len(found.costs.ratios) - 1} a step"
+        pays = f"never pays with up to {len(found.costs.ratios) - 1} draft tokens a step"
         if edge is not None:
             pays = pays_from(edge)
         share = found.costs.shares.get(kind, 0.0)
-        lines.append(f"So {PROPOSER_NAMES[kind]} ({share:.2f} a token) {pays}.")
+        lines.append(f"So {PROPOSER_NAMES[kind]} (at {share:.2f} per token) {pays}.")
     return lines
 
 
@@ -137,8 +139,8 @@ def report_text(report: Report) -> str:
     rounding, lines = report.rounding, [_headline(report)]
     if rounding.num_rows:
         lines.append(
-            f"Equal to the bit: {rounding.num_equal} of {rounding.num_rows} rows of logits, if "
-            f"tokens are decoded alone or 2 to {rounding.largest_size} at once."
+            f"Equal to the bit: {rounding.num_equal} of {rounding.num_rows} rows of logits, "
+            f"whether tokens are decoded alone or 2 to {rounding.largest_size} at once."
         )
     lines += [_identity_line(report), _distribution_line(report)]
     lines += [f"Bug: {line}" for line in report.bugs]
@@ -204,14 +206,14 @@ def _seconds_needed(report: Report) -> str:
     if report.seconds_needed is None:
         limit = _limit_above(max(_LEAST_LIMIT_S, _MUCH_LONGER * report.time_s))
         return (
-            "How long a verdict takes is not known yet: the target had not written a whole "
-            f"text. Try --seconds {limit}."
+            "How long a verdict takes is not known yet: the target has not finished a text. "
+            f"Try --seconds {limit}."
         )
     needed, limit = duration(report.seconds_needed), _limit_above(report.seconds_needed)
     if report.seconds_needed > _LONGEST_LIMIT_S:
         return (
             f"A verdict would take about {needed} here (--seconds {limit}). It takes less with "
-            "a draft or --prompts of which more tokens are accepted."
+            "a better draft, or with --prompts where more of its tokens are accepted."
         )
     return f"A verdict needs about {needed} here: --seconds {limit}."
 

@@ -45,12 +45,12 @@ _PIPE_S = 5.0  # between two lines of progress where no terminal shows one
 def bench(options: PairOptions, *, prompts: Path | None, seconds: float, as_json: bool) -> None:
     """Measure the speed-up over plain decoding, by kind of text.
 
-    On your machine, with your pair: code, chat, editing, arithmetic, JSON, calls of tools,
+    On your machine, with your pair: code, chat, editing, arithmetic, JSON, tool calls,
     summaries. Plain and speculative decoding take turns every few tokens of the same answers.
     The interval in brackets contains the true ratio 95 times in 100. If it contains 1, no
-    difference was seen; more --seconds make it narrower. It ends when all intervals are
-    narrow, or with the time limit or Ctrl-C, which print the results so far. The measured
-    costs are kept for later runs. MODEL: as for chat.
+    difference was seen; more --seconds make it narrower. It ends when all intervals are narrow,
+    or with the time limit or Ctrl-C, which print the results so far. The measured costs are
+    kept for later runs. MODEL: as for chat.
 
     \b
         localspec bench
@@ -91,7 +91,7 @@ def verify(
     """Check that drafting does not change the output.
 
     On your machine, with your models. Identity: greedy and seeded text must be the same with
-    and without drafting, except at near ties that rounding decides. Statistics: sampled text
+    and without drafting, except at near ties that rounding decides. Distribution: sampled text
     must follow the target's own distributions. The check ends when both have enough evidence.
     Ctrl-C and the time limit print the results so far. Exit code 0: lossless, 1: not lossless,
     3: not enough evidence. MODEL: as for chat.

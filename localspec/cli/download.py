@@ -41,7 +41,7 @@ _STATES = {"checking": "checking the file", "waiting": "waiting"}
     flags=["--mmproj/--no-mmproj"],
     heading="Model",
     default=True,
-    help="Fetch the projector, with which a model sees images. [default: yes]",
+    help="Download the projector, too, with which a model sees images. [default: yes]",
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would be downloaded.")
 def download(
@@ -66,7 +66,7 @@ def download(
     """
     plan = _plan(presets, local_dir, mmproj=mmproj)
     for remote in plan.unchecked:
-        say(f"{remote.file.name} is already in {plan.store.root} and is compared")
+        say(f"{remote.file.name} is already in {plan.store.root} and will be checked")
     for remote in plan.missing:
         size = readable_bytes(remote.size_bytes)
         say(f"{remote.file.repo} {remote.file.file}: {size}")

@@ -45,13 +45,14 @@ _NOT_MEASURED = "not measured on this machine yet; run: localspec bench"
 @click.option(
     "--parallel",
     type=click.IntRange(1, MOST_PARALLEL),
-    help="Answers at once, as 'localspec serve' gives 4. [default: one, as a chat]",
+    help="Plan for this many answers at once; 'localspec serve' gives 4. [default: 1, as in a "
+    "chat]",
 )
 @json_option("object with everything found")
 def explain(
     *, model: str | None, target: str | None, parallel: int | None, as_json: bool, **asked: Any
 ) -> None:
-    """Say whether a pair fits and pays, and why, before any download.
+    """Say whether a pair fits into memory and speeds up answers, before any download.
 
     For models that are not on this machine only the headers of their files are read, a few
     megabytes. MODEL: as for chat. Exit code 1 if the draft or head does not match the target.
@@ -80,7 +81,7 @@ def explain(
         if preset is None or is_target or as_json:
             raise
         click.echo(titled(_known_blocks(preset)))
-        note(f"The headers of the files say more, but {error}. {error.hint}")
+        note(f"More would follow from the headers of the files, but {error}. {error.hint}")
         return
     if as_json:
         write_json(found)
@@ -166,7 +167,7 @@ def explanation_text(found: Explanation, commands: Sequence[tuple[str, str]]) ->
     if found.draft is None and found.head is None:
         why = _rollback(found)
         if found.target.can_roll_back:
-            why = "lookup drafts by itself wherever the text repeats an earlier passage"
+            why = "lookup drafts without a model wherever the text repeats an earlier passage"
         facts.append(("Draft", [f"none: {why}", *_draft_here(found)]))
     else:
         facts.append(("Caches", [_rollback(found)]))
@@ -181,7 +182,7 @@ def explanation_text(found: Explanation, commands: Sequence[tuple[str, str]]) ->
 def _model_lines(model: ModelFacts) -> list[str]:
     size = f"{_in_words(model.num_weights)} weights stored"
     if model.num_output_weights:
-        size += f", {_in_words(model.num_output_weights)} of them as its output layer"
+        size += f", {_in_words(model.num_output_weights)} of them in its output layer"
     named = f"{model.architecture} {model.size_label}".rstrip()
     heads = f"{model.num_heads} attention heads, {model.num_kv_heads} of keys and values"
     window = f", sliding window {model.sliding_window}" if model.sliding_window else ""
@@ -192,7 +193,8 @@ def _model_lines(model: ModelFacts) -> list[str]:
         f"{model.name}, {_size(model.size_bytes, is_here=model.is_here)}",
         f"{named}, {size}",
         f"{model.num_layers} layers of width {model.width}, {heads}",
-        f"{model.vocab_size} tokens, context up to {model.trained_context}{window}",
+        f"vocabulary of {model.vocab_size} tokens, context up to "
+        f"{model.trained_context}{window}",
         f"weights: {', '.join(types)}",
     ]
 
@@ -230,8 +232,8 @@ def _no_pair(found: Explanation) -> list[str]:
     largest = readable_bytes(round(target.size_bytes * LARGEST_SHARE))
     return [
         found.misfit,
-        f"a draft for {target.name} needs tokens like its {target.vocab_size} and at most "
-        f"{largest}: use a smaller model of its family, or no draft",
+        f"a draft for {target.name} needs the same {target.vocab_size} tokens, or nearly, and "
+        f"at most {largest}: use a smaller model of its family, or no draft",
     ]
 
 
@@ -289,7 +291,7 @@ def _memory_lines(found: Explanation) -> list[str]:
         f"vocabularies {total('vocabulary')}",
     ]
     if "mmproj" in memory.roles:
-        lines.append(f"of that, up to {total('picture')} of images that were shown last")
+        lines.append(f"of that, up to {total('picture')} for the images that were shown last")
     if memory.peak_bytes > memory.main_bytes:
         lines.append(
             f"peak {readable_bytes(memory.peak_bytes)}, with {total('repacked')} of weights "
@@ -302,7 +304,7 @@ def _memory_lines(found: Explanation) -> list[str]:
             f"context: {readable_bytes(at_once.num_bytes)} of that"
         )
     lines.append(
-        f"and up to {readable_bytes(at_once.kept_bytes)} more for the caches of waiting "
+        f"and up to {readable_bytes(at_once.kept_bytes)} more for the caches of inactive "
         "conversations"
     )
     if found.smaller:
@@ -333,11 +335,11 @@ def _place_lines(memory: PairMemory, free: MemoryRoom) -> list[str]:
 
 
 def _fit(found: Explanation) -> str:
-    longest = "and no context would"
-    if found.largest_context:
-        longest = f"a context of up to {found.largest_context} would"
     if found.fits:
-        return f"it fits, and {longest}, too"
+        return f"it fits; the largest context that would fit is {found.largest_context}"
+    longest = "no context would fit"
+    if found.largest_context:
+        longest = f"a context of up to {found.largest_context} would fit"
     if found.gpu_layers is not None:
         longest += f", or {found.gpu_layers} layers on GPUs (--gpu-layers)"
     return f"IT DOES NOT FIT; {longest}"
@@ -347,7 +349,7 @@ def _gain_lines(found: Explanation) -> list[str]:
     if found.gains is None:
         return [_NOT_MEASURED]
     if found.break_even is None:
-        return ["none here: the draft is too slow, whatever is accepted"]
+        return ["none here: the draft is too slow even if all its tokens are accepted"]
     drafter = "head" if found.draft is None else "draft"
     return [
         f"the {drafter} {pays_from(found.break_even)}",

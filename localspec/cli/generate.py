@@ -83,9 +83,9 @@ def generate(  # noqa: PLR0913  each is an option of the command
 ) -> None:
     """Answer PROMPT, or the text on stdin, through the chat template.
 
-    With both, the text on stdin goes before PROMPT like a file, after those of --file. The
+    With both, the text on stdin goes before PROMPT, after the files of --file. The
     answer goes to stdout. Control characters are made visible; --json has the exact text.
-    --raw is generate_raw in Python, and continues the text without a template.
+    --raw continues the text without a template, as generate_raw does in Python.
 
     \b
         localspec generate "Tell me a story about an owl."
@@ -104,7 +104,7 @@ def generate(  # noqa: PLR0913  each is an option of the command
     attachments, question = _asked(prompt, files)
     if raw and attachments:
         raise click.UsageError(
-            "--raw takes the prompt alone, without files or a pipe beside it."
+            "--raw takes only the prompt, without files or piped input before it."
         )
     template = options.template()
     with options.open_engine(shown=pictures_in(attachments)) as engine:

@@ -128,7 +128,8 @@ def _launcher(program: str, agent: Agent) -> click.Command:
         type=click.IntRange(1, 65535),
         default=DEFAULT_PORT,
         show_default=True,
-        help="The server's port, or where to start it; if another program has it, a free one.",
+        help="The server's port. If another program uses it, a server is started at a free "
+        "port.",
     )
     @click.pass_obj
     def launch(
@@ -299,19 +300,20 @@ def _chosen(
     if chosen is None:
         listed = ", ".join(str(each["id"]) for each in found)
         raise OptionError(
-            f"the server at port {port} has {listed}, not {model}",
-            "Stop it, name a model that it has, or start another: --port N.",
+            f"the server at port {port} serves {listed}, not {model}",
+            "Stop it, name a model that it serves, or start another server: --port N.",
         )
     if sys.platform == "win32" and set('"%&|<>^!\r\n') & set(str(chosen["id"])):
         raise OptionError(  # a shell starts programs of npm there
-            f"the model's name {chosen['id']!r} has signs that Windows' shell reads",
-            "Give it a name of your own: localspec models alias NAME MODEL",
+            f"the model's name {chosen['id']!r} has characters that the Windows shell "
+            "interprets",
+            "Give the model another name: localspec models alias NAME MODEL",
         )
     context = int(chosen["max_model_len"])
     if context_length not in (None, context):
         raise OptionError(
             f"the server at port {port} has a context of {context}, not {context_length}",
-            "Stop it, leave --ctx out, or start another: --port N.",
+            "Stop it, leave out --ctx, or start another server: --port N.",
         )
     num_trained = int(chosen["meta"]["n_ctx_train"])
     return ServerFound(f"http://{HOST}:{port}", str(chosen["id"]), context, num_trained)
@@ -377,7 +379,7 @@ def _say_what_to_expect(agent: Agent, server: _Server) -> None:
         rounded, took = float(f"{speed:.2g}"), duration(num_tokens / speed)
         text = (
             f"{model} reads about {rounded:,g} tokens/s here: {prompt}, takes {took} unless it "
-            "is cached. Later ones are read only from where they differ."
+            "is cached. Later prompts are read only from the first difference on."
         )
         say(fitted(text, err=True))
     if server.log is None:

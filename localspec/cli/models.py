@@ -90,11 +90,11 @@ _LISTING = (
 @functools.partial(with_all, _LISTING)
 @click.pass_context
 def models(context: click.Context, /, **listing: bool) -> None:
-    """List presets, and say which of them to take on this machine.
+    """List presets, and say which one to use on this machine.
 
-    Those that fit into the memory that is free now come first: of them those that are on this
-    machine, then the newest. A * marks presets of which some details are unconfirmed;
-    --json says which. Then come files that were used or lie in usual folders.
+    Presets that fit into the memory that is free now come first: those on this machine, then
+    the newest. A * marks presets of which some details are unconfirmed; --json says which. Then
+    come GGUF files that were used before or lie in the usual folders.
 
     \b
         localspec models
@@ -140,7 +140,8 @@ def list_presets(*, only_fitting: bool, as_json: bool) -> None:
         click.echo(printable(f"{size:>9}  {path}"))
     usual = usual_model()
     note(
-        "FITS: into the memory that is free now, judged by file sizes; 'localspec explain "
+        "FITS: whether it fits into the memory that is free now, judged by file sizes; "
+        "'localspec explain "
         "PRESET' is more exact.\n"
         "*: some details are unconfirmed; --json says which.\n"
         f"For 'localspec serve --embeddings PRESET': {', '.join(embedders)}.\n"
@@ -152,19 +153,19 @@ def _advice(known: list[PresetState], here: list[Path], free: MemoryRoom) -> lis
     """The preset to take on this machine, and why."""
     targets = [located.path_of(state.preset.target) for state in known if state.is_installed]
     best = recommend(known, free, measured_bytes_per_s([*targets, *here], free))
-    question = "Which should I take?"
+    question = "Which should I use?"
     if best is None:
         return [f"{question} {DEFAULT_PRESET}: nothing else fits into the memory that is free."]
     name = best.state.name
     size = f"it takes {readable_bytes(best.state.size_bytes)}"
     if best.is_on_gpus:
-        why = f"of the largest of {best.year} that fit onto the GPU, the newest; {size}"
+        why = f"the newest of the largest models of {best.year} that fit onto the GPU; {size}"
         return [f"{question} {name}: {why}.", f"    localspec chat {name}"]
     enough = f"{ENOUGH_TOKENS_PER_S:.0f} tokens/s"
     fitting = f"that fit into main memory and can write {enough} there"
-    why = f"of the largest of {best.year} {fitting}, the newest"
+    why = f"the newest of the largest models of {best.year} {fitting}"
     if not best.is_quick:
-        why = f"the quickest of {best.year} that fits, though none can write {enough} here"
+        why = f"the fastest model of {best.year} that fits, though none can write {enough} here"
     speed = best.bytes_per_s or ASSUMED_BYTES_PER_S
     source = "measured here" if best.bytes_per_s else "assumed, since nothing was measured here"
     most = (
@@ -172,8 +173,8 @@ def _advice(known: list[PresetState], here: list[Path], free: MemoryRoom) -> lis
     )
     return [
         f"{question} {name}: {why}; {size}.",
-        f"It reads {readable_bytes(best.token_bytes)} for a token, of memory with "
-        f"{speed / 1e9:.0f} GB/s ({source}): {most}, and more where drafts are accepted.",
+        f"It reads {readable_bytes(best.token_bytes)} of memory for each token, at "
+        f"{speed / 1e9:.0f} GB/s ({source}): {most}, or more where drafts are accepted.",
         f"    localspec chat {name}",
     ]
 

@@ -105,17 +105,20 @@ _OPTIONS: dict[str, dict[str, str | dict[str, Any]]] = {
             shell_complete=complete_preset,
         ),
         "target": _row(
-            f"The model whose answers you get: {MODEL_NAMES}, or a preset, for its target.",
+            f"The model whose answers you get: {MODEL_NAMES}, or a preset whose target is "
+            "used.",
             **_MODEL,
         ),
-        "draft": _row("A small model of the same family, named like the target.", **_MODEL),
+        "draft": _row(
+            "A small draft model of the target's family, named like the --target.", **_MODEL
+        ),
         "head": _row(
             "A trained head (MTP, EAGLE-3, DFlash, Medusa) for the target, in a file of its "
             "own. [default: the one in the target's file, if there is one]",
             **_MODEL,
         ),
         "mmproj": _row(
-            "The projector with which the target sees images, named like the target. "
+            "The projector with which the target sees images, named like the --target. "
             "[default: the preset's, or a file mmproj*.gguf beside the target's]",
             **_MODEL,
         ),
@@ -156,13 +159,15 @@ _OPTIONS: dict[str, dict[str, str | dict[str, Any]]] = {
             metavar="NAME|FILE",
             shell_complete=complete_template,
         ),
-        "max_tokens": _row("The most tokens of an answer. [default: what fits]", type=int),
+        "max_tokens": _row(
+            "The maximum number of tokens in an answer. [default: what fits]", type=int
+        ),
         "seed": _row("Makes the answer repeatable. [default: random]", type=int),
     },
     "Sampling": {
         "temperature": "0 is greedy.",
         "top_k": "0 is off.",
-        "top_p": "1 is off; 0 leaves the likeliest token alone.",
+        "top_p": "1 is off; 0 leaves only the likeliest token.",
         "min_p": "0 is off.",
         "typical_p": "Locally typical sampling; 1 or 0 is off.",
         "top_n_sigma": "Standard deviations below the best logit; below 0 is off.",
@@ -174,15 +179,15 @@ _OPTIONS: dict[str, dict[str, str | dict[str, Any]]] = {
         "dry_base": "Growth of DRY's penalty per repeated token.",
         "dry_allowed_length": "Tokens that may repeat without DRY's penalty.",
         "dry_penalty_last_n": "How many tokens DRY searches for repeats.",
-        "min_tokens": "The answer has at least so many tokens.",
-        "ignore_eos": "Go on where the model would end.",
+        "min_tokens": "The minimum number of tokens in an answer.",
+        "ignore_eos": "Continue where the model would end the answer.",
         "logit_bias": _row(
             "Added to a token's logit; -inf bans the token. Repeatable.",
             type=Parsed(_bias, "is not ID=NUMBER, such as 42=-1.5 or 42=-inf."),
             **_MANY | {"metavar": "ID=NUMBER"},
         ),
         "ban": _row(
-            "A token never to say, by its text or id. Repeatable.",
+            "A token to ban, by its text or id. Repeatable.",
             **_MANY | {"metavar": "TEXT|ID"},
         ),
         "dry_sequence_breakers": _row(
@@ -214,9 +219,9 @@ _OPTIONS: dict[str, dict[str, str | dict[str, Any]]] = {
         "use_mlock": "Keep the models from being swapped out.",
         "main_gpu": "The one GPU to use. [default: all of them]",
         "rpc": _row(
-            "llama.cpp RPC servers that hold layers of the target, too. [default: the "
+            "llama.cpp RPC servers that hold some of the target's layers. [default: the "
             "preset's]",
-            type=Parsed(_servers, "is no list of addresses"),
+            type=Parsed(_servers, "is not a list of addresses"),
             metavar="HOST:PORT,…",
         ),
         "tensor_split": _row(
@@ -231,8 +236,8 @@ _OPTIONS: dict[str, dict[str, str | dict[str, Any]]] = {
         ),
         "repack": "Keep weights in an order that suits the processor. [default: yes, "
         "unless --exact needs another]",
-        "exact": "Answer the same to the bit with any draft, number of threads or cached "
-        "text, perhaps more slowly. [default: no]",
+        "exact": "Give the same answer, bit for bit, with any draft, number of threads or "
+        "cached text; it may be slower. [default: no]",
     },
     "Output": {"show_draft": _row("Colour tokens by where they came from.", is_flag=True)},
 }

@@ -37,7 +37,7 @@ def quoted_together(lines: Iterator[str]) -> Iterator[str]:
             following = next(lines, None)
             if following is None:
                 raise OptionError(
-                    f"the input ends before the text that begins with {text:.40}",
+                    f"the input ends within the text that begins with {text:.40}",
                     f"End that text with {QUOTES}.",
                 )
             text += f"\n{following}"

@@ -140,7 +140,7 @@ def status_line(stats: Stats, context_length: int, columns: int) -> str:
         _threads_of(stats),
         exact if stats.exact else "",
     )
-    line = f"{stats.completion_tokens} tokens{drafted}"
+    line = f"{counted(stats.completion_tokens, 'token')}{drafted}"
     width = min(_STATUS_COLUMNS, columns - 1)
     for part in filter(None, parts):
         shorter = part.partition(":")[0]
@@ -182,9 +182,10 @@ def stats_lines(stats: Stats, context_length: int) -> list[str]:
         for rate in (stats.prompt_tokens_per_s, stats.tokens_per_s)
     )
     lines = [
-        f"prompt: {stats.prompt_tokens} tokens, {stats.cached_prompt_tokens} of them cached, "
-        f"the others{read}; first token after {stats.time_to_first_token_s:.2f} s",
-        f"answer: {stats.completion_tokens} tokens{written}, "
+        f"prompt: {counted(stats.prompt_tokens, 'token')}, {stats.cached_prompt_tokens} of "
+        f"them cached, the rest read{read}; first token after "
+        f"{stats.time_to_first_token_s:.2f} s",
+        f"answer: {counted(stats.completion_tokens, 'token')}{written}, "
         f"{stats.mean_acceptance_length:.2f} per target decode",
         f"drafted {stats.num_draft_tokens}, accepted {stats.num_accepted} "
         f"({stats.acceptance_rate:.0%}); recovered {stats.num_recovered}, "
@@ -206,7 +207,7 @@ def stats_lines(stats: Stats, context_length: int) -> list[str]:
     lines += filter(None, (_slowdown_of(stats), _threads_of(stats)))
     if (outlook := stats.outlook) is not None:
         edge = outlook.break_even
-        pays = "never pays" if edge is None else f"pays from {edge:.0%} on"
+        pays = "never pays" if edge is None else f"pays above {edge:.0%}"
         lines.append(
             f"expected acceptance of the next draft token: {outlook.acceptance:.0%}; "
             f"drafting {pays} here"
@@ -261,7 +262,7 @@ def readable_bytes(num_bytes: int | None) -> str:
 def pays_from(acceptance: float) -> str:
     """From which acceptance drafting pays, 0 to 1, as the end of a sentence."""
     if acceptance < 0.005:
-        return "pays whatever is accepted"
+        return "pays however few of its tokens are accepted"
     return f"pays if at least {acceptance:.0%} of its tokens are accepted"
 
 
@@ -272,7 +273,7 @@ def _num_bytes(text: str) -> int:
     return int(float(found[1]) * 1000 ** " kmgt".index(found[2].lower() or " "))
 
 
-SIZE = Parsed(_num_bytes, "is no size; give one like 8GB, 500MB or 0")
+SIZE = Parsed(_num_bytes, "is not a size; give one such as 8GB, 500MB or 0")
 
 
 def clock_time(seconds: float) -> str:

@@ -62,7 +62,8 @@ Ollama's library for Python, and programs that ask an Ollama:
     "--api-key-file",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="A file of API keys, one per line; a client needs one. [default: any key works]",
+    help="A file of API keys, one per line; requests need one of them. [default: any key "
+    "works]",
 )
 @click.option(
     "--allowed-host",
@@ -82,7 +83,7 @@ Ollama's library for Python, and programs that ask an Ollama:
 @shared(
     "mmproj",
     help="The projector with which the first MODEL sees images, as for chat; 'none': no MODEL "
-    "sees. [default: each preset's, or a file mmproj*.gguf beside the target's]",
+    "sees any. [default: each preset's, or a file mmproj*.gguf beside the target's]",
 )
 @shared("context_length", help=SERVED_CONTEXT)
 @shared("rpc", "exact")
@@ -99,15 +100,15 @@ Ollama's library for Python, and programs that ask an Ollama:
     type=click.IntRange(1, 16),
     default=4,
     show_default=True,
-    help="Questions that a model answers at once, each with the whole context; fewer if memory "
-    "is short.",
+    help="How many requests a model answers at once, each with the whole context; fewer if "
+    "memory is short.",
 )
 @click.option(
     "--cache-disk",
     type=SIZE,
     metavar="SIZE",
-    help="The most disk space for caches of conversations, which a restart then finds; 0 keeps "
-    "none there. See 'localspec sessions wipe'. [default: 8GB; with several API keys 0]",
+    help="The maximum disk space for caches of conversations, which survive a restart; 0 keeps "
+    "none on disk. See 'localspec sessions wipe'. [default: 8GB; with several API keys 0]",
 )
 @click.option(
     "--known-models-only",
@@ -118,7 +119,7 @@ Ollama's library for Python, and programs that ask an Ollama:
     "--page/--no-page",
     "has_page",
     default=True,
-    help="Show a page to chat on to browsers. [default: on]",
+    help="Serve a chat page to browsers. [default: on]",
 )
 def serve(  # noqa: PLR0913  each is an option of the command
     *,
@@ -142,8 +143,8 @@ def serve(  # noqa: PLR0913  each is an option of the command
     """Serve the OpenAI, Anthropic and Ollama APIs.
 
     MODEL is a preset, an alias, a GGUF file, hf:owner/repo/file.gguf or owner/repo:QUANT.
-    The first MODEL is loaded at once, the others on their first request. Listening on an
-    address that other machines can reach needs an API key. Ctrl-C stops the server.
+    The first MODEL is loaded at once, the others on their first request. To listen on an
+    address that other machines can reach, an API key is required. Ctrl-C stops the server.
 
     \b
         localspec serve qwen2.5-7b --ctx 32768
@@ -248,8 +249,9 @@ def _prepare(
     for name, number in Counter(model.name for model in served.all).items():
         if number > 1:
             raise OptionError(
-                f"{number} models are called {name!r}, and clients could not choose",
-                "Name one: localspec models add NAME --target FILE.",
+                f"{number} models are called {name!r}, so clients could not choose between "
+                "them",
+                "Give one of them another name: localspec models add NAME --target FILE.",
             )
 
 
@@ -288,7 +290,7 @@ def _at_once(model: ServedModel) -> str:
         return f"{told}."
     why = f"more caches of {model.context_length} tokens do not fit; use a smaller --ctx"
     if model.is_on_servers:
-        why = "a model on RPC servers gives one at a time"
+        why = "a model on RPC servers gives one answer at a time"
     return f"{told}, not {model.parallel}: {why}."
 
 
@@ -297,8 +299,8 @@ def require_server() -> None:
     needed = ("anyio", "starlette", "uvicorn")
     if lacking := [name for name in needed if importlib.util.find_spec(name) is None]:
         raise OptionError(
-            f"the server needs {' and '.join(lacking)}, not installed here",
-            "Install what it needs: pip install 'localspec[all]'",
+            f"packages that the server needs are not installed: {', '.join(lacking)}",
+            "Install them: pip install 'localspec[all]'",
         )
 
 

@@ -69,7 +69,7 @@ def sessions(context: click.Context) -> None:
 @sessions.command("list")
 @json_option("array with everything known")
 def list_sessions(*, as_json: bool) -> None:
-    """List sessions: turns, last use, size, whether open in a chat."""
+    """List sessions with their turns, last use and size, and whether a chat has them open."""
     if as_json:
         write_json([_session_json(name) for name in session_names()])
         return
@@ -125,10 +125,10 @@ def remove_named(*, names: tuple[str, ...], yes: bool) -> None:
 @sessions.command("wipe")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def wipe(*, yes: bool) -> None:
-    """Delete the caches that serve, and chat --keep-caches, keep of conversations here.
+    """Delete the caches of conversations that serve, and chat --keep-caches, keep on disk.
 
-    The next answer of each reads it again. A server that is running goes on, and keeps what is
-    asked from then on.
+    The next answer in each conversation reads it again. A running server is not stopped, and
+    saves the caches of later requests.
     """
     from localspec.engine.cache_store import kept_files, wipe_kept
 
@@ -140,7 +140,9 @@ def wipe(*, yes: bool) -> None:
 
 def _confirm(question: str) -> None:
     if not is_terminal(sys.stdin):
-        raise click.UsageError("Nobody can be asked here. Use --yes to remove without asking.")
+        raise click.UsageError(
+            "There is no terminal to ask for confirmation. Use --yes to remove without asking."
+        )
     click.confirm(question, abort=True, err=True)
 
 

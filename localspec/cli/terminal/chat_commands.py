@@ -17,7 +17,7 @@ from localspec.chat.attachment import Attachment, read_attachment
 from localspec.chat.session import session_names
 from localspec.cli.conversation import LEAVE, Conversation, ThoughtView
 from localspec.cli.options import SAMPLING_KEYWORDS
-from localspec.cli.screen import excerpt, note, show_legend, stats_lines
+from localspec.cli.screen import counted, excerpt, note, show_legend, stats_lines
 from localspec.cli.sessions import note_resumed, session_lines
 from localspec.cli.terminal.line_editor import Values, can_edit
 from localspec.errors import OptionError, perhaps
@@ -43,7 +43,7 @@ _SAMPLING = [
     for name in SamplingParams.__dataclass_fields__
     if isinstance(getattr(_DEFAULTS, name), bool | int | float)
 ]
-_OF_ANSWERS = ("seed", "max_tokens")  # None is their default
+_OF_ANSWERS = {"seed": "random", "max_tokens": "no limit"}  # and what None means for each
 _SETTINGS = (*_SAMPLING, *_OF_ANSWERS, "think", "quiet")
 
 
@@ -75,7 +75,8 @@ def run_command(conversation: Conversation, text: str) -> bool:
     if command is None:
         raise OptionError(
             f"there is no command {name}",
-            f"{perhaps(name, COMMANDS)}/help lists all; a space in front makes it a message.",
+            f"{perhaps(name, COMMANDS)}/help lists all commands; with a space before it, it "
+            "is sent as a message.",
         )
     conversation.is_editing = False
     command.run(conversation, argument)
@@ -91,16 +92,16 @@ def _help(_conversation: Conversation, _argument: str) -> None:
     )
     note(
         f"{formatter.getvalue()}"
-        "Alt-Enter, or a backslash at the end, starts another line of a message.\n"
+        "Alt-Enter, or a backslash at the end of a line, continues the message on a new line.\n"
         '""" begins a message of several lines, and """ ends it.\n'
-        "A space before a command makes it a message.\n"
+        "With a space before it, a command is sent as a message.\n"
         "Ctrl-C stops an answer or clears the line; Ctrl-D leaves."
     )
 
 
 def _stats(conversation: Conversation, _argument: str) -> None:
     if conversation.last is None:
-        raise OptionError("there was no answer yet", "Ask something first.")
+        raise OptionError("there is no answer yet", "Ask something first.")
     context_length = conversation.engine.context_length
     note("\n".join(stats_lines(conversation.last.stats, context_length)))
 
@@ -126,7 +127,7 @@ def _settings_lines(conversation: Conversation, name: str) -> list[str]:
     values |= {each: getattr(options, each) for each in _OF_ANSWERS}
     values |= {"think": conversation.think, "quiet": conversation.is_quiet}
     chosen = [_known_setting(name)] if name else list(values)
-    return [f"{each} {_shown_value(values[each])}" for each in chosen]
+    return [f"{each} {_shown_value(each, values[each])}" for each in chosen]
 
 
 def _change_setting(conversation: Conversation, name: str, text: str) -> str:
@@ -150,7 +151,7 @@ def _change_setting(conversation: Conversation, name: str, text: str) -> str:
     Randomness(options.seed or 0)
     rule_name(options.rule, is_greedy=sampling.is_greedy, seed=options.seed)
     conversation.options = replace(options, sampling=sampling)
-    return f"{name} {_shown_value(value)}"
+    return f"{name} {_shown_value(name, value)}"
 
 
 def _known_setting(name: str) -> str:
@@ -161,7 +162,7 @@ def _known_setting(name: str) -> str:
         return setting
     check_has_distribution(setting)
     meant = perhaps(ours_for(setting), _SETTINGS)
-    hint = f"{meant}/set lists all; others are options of the command that starts the chat."
+    hint = f"{meant}/set lists all settings; others are set when starting the chat."
     raise OptionError(f"there is no setting {name!r}", hint)
 
 
@@ -177,7 +178,7 @@ def _setting_value(name: str, text: str) -> Any:
         if text not in _SWITCHES:
             raise OptionError(f"{name} is {text!r}", "Choose on or off.")
         return _SWITCHES[text]
-    if name in _OF_ANSWERS and text == _NONE:
+    if name in _OF_ANSWERS and text in (_NONE, _OF_ANSWERS[name]):
         return None
     try:
         return kind(text)
@@ -185,10 +186,10 @@ def _setting_value(name: str, text: str) -> Any:
         return text
 
 
-def _shown_value(value: object) -> str:
+def _shown_value(name: str, value: object) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
-    return _NONE if value is None else str(value)
+    return _OF_ANSWERS[name] if value is None else str(value)
 
 
 def _system(conversation: Conversation, argument: str) -> None:
@@ -209,7 +210,7 @@ def _quit(_conversation: Conversation, _argument: str) -> None:
 
 
 def _undo(conversation: Conversation, _argument: str) -> None:
-    note(f"Took back: {excerpt(conversation.chat.undo(), _SHOWN)}")
+    note(f"Removed: {excerpt(conversation.chat.undo(), _SHOWN)}")
 
 
 def _save(conversation: Conversation, argument: str) -> None:
@@ -218,9 +219,9 @@ def _save(conversation: Conversation, argument: str) -> None:
         raise OptionError("the session has no name yet", "Give one: /save NAME.")
     question = f"There is another session {name}. Replace it?"
     if conversation.keep_as(name, may_replace=lambda: _agrees(question)):
-        note(f"Saved as {conversation.session}, and from now on after every answer.")
+        note(f"Saved as {conversation.session}, and saved again after every answer.")
     else:
-        note("Nothing was saved. /load continues that session.")
+        note("Nothing was saved. /load NAME continues that session.")
 
 
 def _load(conversation: Conversation, argument: str) -> None:
@@ -245,7 +246,9 @@ def _agrees(question: str) -> bool:
 
 def _draft(conversation: Conversation, argument: str) -> None:
     if conversation.engine.drafting.is_off:
-        raise OptionError("nothing drafts in this chat", "Start it without --no-draft.")
+        raise OptionError(
+            "drafting cannot be turned on in this chat", "Start it without --no-draft."
+        )
     if argument not in ("", "on", "off"):
         raise OptionError(f"the draft cannot be {argument!r}", "Choose on or off.")
     if argument:
@@ -267,11 +270,13 @@ def _copy(conversation: Conversation, _argument: str) -> None:
     data = text.encode(errors="replace")
     if len(data) > _MAX_COPIED:
         raise OptionError(
-            f"the answer has {len(data)} bytes; terminals take {_MAX_COPIED}", "Use the mouse."
+            f"the answer has {len(data)} bytes; a terminal accepts at most {_MAX_COPIED}",
+            "Select it with the mouse.",
         )
     # The base64 alphabet has no character that could end the sequence.
     click.echo(f"\x1b]52;c;{base64.b64encode(data).decode()}\x07", nl=False, color=True)
-    note(f"Sent {len(text)} characters to the clipboard (if the terminal supports OSC 52).")
+    size = counted(len(text), "character")
+    note(f"Sent {size} to the clipboard (if the terminal supports OSC 52).")
 
 
 def _show(conversation: Conversation, _argument: str) -> None:
@@ -285,11 +290,11 @@ def _show(conversation: Conversation, _argument: str) -> None:
 def attach(conversation: Conversation, attachment: Attachment) -> None:
     """Attach a text or a picture to the next message, and note its size."""
     conversation.attach(attachment)
-    size, picture = f"{len(attachment.text)} characters", attachment.picture
+    size, picture = counted(len(attachment.text), "character"), attachment.picture
     vision = conversation.engine.vision
     if picture is not None and vision is not None:
         count = len(vision.cells(picture))
-        size = f"{picture.width} by {picture.height} pixels, {count} tokens"
+        size = f"{picture.width} by {picture.height} pixels, {counted(count, 'token')}"
     note(f"{attachment.name} ({size}) is attached to the next message.")
 
 
@@ -318,15 +323,15 @@ COMMANDS = {
     "/retry": ChatCommand(
         lambda conversation, _: conversation.retry(), "", "answer the last question again"
     ),
-    "/undo": ChatCommand(_undo, "", "take the last turn back"),
+    "/undo": ChatCommand(_undo, "", "remove the last turn"),
     "/save": ChatCommand(_save, "[NAME]", "save the conversation as a session", session_names),
     "/load": ChatCommand(_load, "[NAME]", "continue a session, or list all", session_names),
     "/draft": ChatCommand(_draft, "[on|off]", "turn drafting on or off", lambda: ("on", "off")),
-    "/clear": ChatCommand(_clear, "", "drop all turns"),
+    "/clear": ChatCommand(_clear, "", "remove all turns; the system message stays"),
     "/copy": ChatCommand(_copy, "", "copy the last answer to the clipboard"),
     "/show": ChatCommand(_show, "", "mark tokens by where they came from, on or off"),
     "/file": ChatCommand(
         _file, "[PATH|none]", "attach a text or an image to the next message", None
     ),
-    "/quit": ChatCommand(_quit, "", "leave; also /exit, /bye, exit and quit"),
+    "/quit": ChatCommand(_quit, "", "leave the chat; also /exit, /bye, exit and quit"),
 }

@@ -79,7 +79,7 @@ def _prefilled(conversation: Conversation, was_emptied: bool) -> str:  # noqa: F
         note("The question is unchanged.")
         conversation.is_editing = False
         return ""
-    note("Enter asks it again, in place of the old one; Ctrl-C keeps the old one.")
+    note("Enter asks the edited question in place of the old one; Ctrl-C keeps the old one.")
     return conversation.edited_text()
 
 
