@@ -204,6 +204,10 @@ def test_a_setting_without_a_value_has_the_name_of_what_happens(chat):
     assert person.says("/set seed random").splitlines() == ["seed random"]
 
 
+def test_one_token_is_one_token(chat):
+    assert "Cut off after 1 token. For more" in chat().says("/set max_tokens 1", STORY)
+
+
 def test_nothing_is_continued_before_the_first_answer(chat):
     assert "Error: there is no answer yet" in chat().says("/continue")
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localspec.cli.screen import mark, note, printable
+from localspec.cli.screen import counted, mark, note, printable
 from localspec.cli.standard_streams import is_terminal
 from localspec.cli.waiting import cancel_on_interrupt
 
@@ -78,7 +78,7 @@ def note_limits(reply: Reply, max_tokens: int | None, engine: BaseEngine) -> Non
         note(f"Cut off: the context of {engine.context_length} tokens is full. {more}")
     elif reply.finish_reason == "length" and is_terminal(sys.stderr):
         more = "--max-tokens; in a chat /continue, or /set max_tokens"
-        note(f"Cut off after {max_tokens} tokens. For more: {more}.")
+        note(f"Cut off after {counted(len(reply.token_ids), 'token')}. For more: {more}.")
     if reply.not_kept:
         parts = ", ".join(reply.not_kept)
         note(

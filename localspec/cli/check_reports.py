@@ -117,7 +117,8 @@ def _why(found: Bench) -> list[str]:
     ratios = "  ".join(f"{n}: {ratio:.2f}" for n, ratio in enumerate(found.costs.ratios, 1))
     lines = [f"Time of a decode of n tokens, relative to one token:  {ratios}"]
     for kind, edge in found.break_even.items():
-        pays = f"never pays with up to {len(found.costs.ratios) - 1} draft tokens a step"
+        most = counted(len(found.costs.ratios) - 1, "draft token")
+        pays = f"never pays with up to {most} a step"
         if edge is not None:
             pays = pays_from(edge)
         share = found.costs.shares.get(kind, 0.0)

@@ -13,7 +13,7 @@ from localspec.cli.flags import usual_flag
 from localspec.cli.help import Command
 from localspec.cli.json_output import json_option, write_json
 from localspec.cli.options import model_argument, shared
-from localspec.cli.screen import in_flags, note, pays_from, readable_bytes, titled
+from localspec.cli.screen import counted, in_flags, note, pays_from, readable_bytes, titled
 from localspec.cli.waiting import waiting
 from localspec.errors import DownloadError
 from localspec.hub.hub_file import HubModel
@@ -271,8 +271,8 @@ def _rollback(found: Explanation) -> str:
     target = found.memory.models[0]
     if target.num_snapshots:
         return (
-            f"the target can roll back up to {target.num_snapshots} tokens; their recurrent "
-            f"states take {readable_bytes(target.snapshot_bytes)}"
+            f"the target can roll back up to {counted(target.num_snapshots, 'token')}; their "
+            f"recurrent states take {readable_bytes(target.snapshot_bytes)}"
         )
     return "the target's cache can be rolled back, as drafting needs it"
 
@@ -355,7 +355,7 @@ def _gain_lines(found: Explanation) -> list[str]:
         f"the {drafter} {pays_from(found.break_even)}",
         *(
             f"if {gain.acceptance:.0%} are: {gain.speedup:.2f} times as fast, with "
-            f"{gain.num_draft_tokens} draft tokens a step"
+            f"{counted(gain.num_draft_tokens, 'draft token')} a step"
             for gain in found.gains
         ),
     ]
