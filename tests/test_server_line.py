@@ -216,7 +216,7 @@ def test_a_long_prompt_tells_how_far_it_is(endless, caplog, monkeypatch, look_s)
     first, *_, last = (each["left_s"] for each in progress)
     assert first > last >= 0
     lines = [each for each in caplog.messages if each.startswith("read ")]
-    said = r"read [\d,]+ of [\d,]+ tokens of the prompt, about \d+ (minutes|seconds) left"
+    said = r"read [\d,]+ of [\d,]+ tokens of the prompt, about \d+ (minutes|s) left"
     assert all(re.fullmatch(said, each) for each in lines)
     assert len(lines) == len(set(lines))
     if look_s < 1.0:

@@ -72,7 +72,7 @@ class ReadingPrompt(NamedTuple):
         if self.left_s is None:
             return text
         is_short = self.left_s < 90
-        length = f"{self.left_s:.0f} seconds" if is_short else f"{self.left_s / 60:.0f} minutes"
+        length = f"{self.left_s:.0f} s" if is_short else f"{self.left_s / 60:.0f} minutes"
         return f"{text}, about {length} left"
 
 
