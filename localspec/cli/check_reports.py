@@ -80,11 +80,16 @@ def _more_seconds(found: Bench, *, is_missing: bool) -> list[str]:
 
 
 def _outcome(outcome: Outcome, estimate: RatioEstimate) -> str:
-    """The result in words. An interval around 1 shows no difference only if it is narrow."""
-    if outcome is Outcome.NO_DIFFERENCE and estimate.reach > NARROW:
+    """The result in words."""
+    if _is_open(outcome, estimate):
         interval = f"anywhere from {estimate.low:.2f} to {estimate.high:.2f}"
         return f"Inconclusive: {estimate.value:.2f} times plain, but {interval}"
     return f"{outcome.value.capitalize()}: {_times(estimate)}"
+
+
+def _is_open(outcome: Outcome, estimate: RatioEstimate) -> bool:
+    """Whether the interval holds 1, and is too wide to show that there is no difference."""
+    return outcome is Outcome.NO_DIFFERENCE and estimate.reach > NARROW
 
 
 def _prompts(counts: Mapping[KindOfText, int]) -> str:
@@ -100,7 +105,8 @@ def _times(estimate: RatioEstimate) -> str:
 def _kind_line(found: KindSpeed) -> str:
     estimate = found.estimate
     assert estimate is not None
-    line = f"  {found.kind:<11} {found.outcome.value:<19} {_times(estimate)}"
+    outcome = "inconclusive" if _is_open(found.outcome, estimate) else found.outcome.value
+    line = f"  {found.kind:<11} {outcome:<19} {_times(estimate)}"
     if found.acceptance_rate is None:
         return line
     return f"{line}, {found.acceptance_rate:.0%} accepted"

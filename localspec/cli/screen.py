@@ -156,7 +156,7 @@ def _slowdown_of(stats: Stats) -> str | None:
     slowdown = None if stats.threads is None else stats.threads.slowdown
     if slowdown is None or slowdown < _CLEARLY_SLOWER:
         return None
-    times = f"{slowdown:.1f}".removesuffix(".0")
+    times = f"{slowdown:.0f}" if slowdown >= 10 else f"{slowdown:.1f}".removesuffix(".0")
     return f"{times} times slower than measured before: is the machine busy?"
 
 
