@@ -192,7 +192,8 @@ def serving(port=0):
     command = [sys.executable, "-m", "localspec", "serve", "demo", "--port", str(port)]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
         try:
-            yield process.stderr.readline().split()[2]
+            ready = next(line for line in process.stderr if line.startswith("Listening on "))
+            yield ready.split()[2]
         finally:
             process.kill()
 
