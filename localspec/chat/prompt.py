@@ -45,8 +45,8 @@ _SAYS_MORE = frozenset(
 
 
 TOOLS_IN_WORDS = (
-    "the chat template has no tools, or a form of calls that is not known: tools are described "
-    "in a message of the system"
+    "the chat template does not support tools, or its form of calls is not known: the system "
+    "message describes the tools"
 )
 
 
