@@ -106,7 +106,7 @@ def test_the_answer_names_a_preset_and_what_is_known(monkeypatch):
     monkeypatch.setattr(sys.modules["localspec.cli.models"], "free_memory", lambda: machine(10))
     question, numbers, command = run("models").stdout.partition("\n\n")[2].splitlines()[:3]
     assert question.startswith(
-        "Which should I use? gemma-4-12b: the newest of the largest models of 2026 that fit"
+        "Which should I take? gemma-4-12b: the newest of the largest models of 2026 that fit"
     )
     assert "40 GB/s (assumed, since nothing was measured here)" in numbers
     assert command.split() == ["localspec", "chat", "gemma-4-12b"]
@@ -120,7 +120,7 @@ def test_the_answer_names_a_preset_and_what_is_known(monkeypatch):
     monkeypatch.setattr(
         sys.modules["localspec.cli.models"], "free_memory", lambda: machine(0.1)
     )
-    assert "Which should I use? demo: nothing else fits" in run("models").stdout
+    assert "Which should I take? demo: nothing else fits" in run("models").stdout
 
 
 def test_the_speed_of_memory_is_that_of_a_model_that_ran_here(

@@ -153,7 +153,7 @@ def _advice(known: list[PresetState], here: list[Path], free: MemoryRoom) -> lis
     """The preset to take on this machine, and why."""
     targets = [located.path_of(state.preset.target) for state in known if state.is_installed]
     best = recommend(known, free, measured_bytes_per_s([*targets, *here], free))
-    question = "Which should I use?"
+    question = "Which should I take?"
     if best is None:
         return [f"{question} {DEFAULT_PRESET}: nothing else fits into the memory that is free."]
     name = best.state.name
