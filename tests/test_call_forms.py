@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from prompts import Spelled
 
+from localspec.chat import call_forms
 from localspec.chat.call_forms import tools_of
 from localspec.chat.messages import checked_messages
 from localspec.chat.prompt import PromptMaker, kept_calls
@@ -354,3 +355,12 @@ def test_every_published_template_shows_tools_calls_and_results(path, demo_vocab
     for word in ("The question?", "write", "look", "Rome", "sunny"):
         assert word in text, word
     assert prompt.calls is not None
+
+
+def test_a_template_without_end_is_given_up(monkeypatch):
+    """It is read where no other process bounds it."""
+    monkeypatch.setattr(call_forms, "_MOST_S", 0.1)
+    loops = "{% set r = range(90000) %}" + "{% for a in r %}" * 6 + "{% endfor %}" * 6
+    found = tools_of(f"{loops}{{{{ tools }}}}")
+    assert not found.are_shown
+    assert not found.is_known

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import itertools
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from localspec.chat.call_forms import takes_tools
 from localspec.chat.messages import as_text, checked_messages
 from localspec.chat.prompt import PromptMaker
 from localspec.chat.template import BUILT_IN, ChatTemplate
-from localspec.errors import TemplateError, TemplateLimitError
+from localspec.errors import Interrupted, TemplateError, TemplateLimitError
 from localspec.tools.tool import tool_use
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -208,6 +209,23 @@ def test_operations_within_the_bounds_are_jinjas_own(source, text):
 def test_the_length_of_a_prompt_is_bounded():
     with pytest.raises(TemplateLimitError, match="more than 8000000 characters"):
         render("{% for i in range(9999) %}" + "x" * 9999 + "{% endfor %}")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% set r = range(90000) %}" + "{% for a in r %}" * 6 + "{% endfor %}" * 6,
+        "{% macro m(n) %}{% if n %}{% set a = m(n - 1) ~ m(n - 1) %}{% endif %}{% endmacro %}"
+        "{% set a = m(60) %}",
+    ],
+)
+def test_what_writes_nothing_ends_too_when_it_is_cancelled(source):
+    """Loops in loops, and a macro that calls itself twice."""
+    looks = itertools.count()
+    template = ChatTemplate(source, bos="<s>", eos="</s>")
+    with pytest.raises(Interrupted):
+        template.render(TURNS, lambda: next(looks) > 1000)
+    assert ChatTemplate("{{ 1 }}", bos="", eos="").render(TURNS) == "1"
 
 
 def test_what_templates_expect_of_their_environment():

@@ -11,13 +11,15 @@ import functools
 import itertools
 import json
 import re
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from localspec.chat.template import ChatTemplate, Message
-from localspec.errors import TemplateError
+from localspec.errors import Interrupted, TemplateError
 from localspec.streaming.calls import CallStream
+from localspec.streaming.cancellation import CancelCheck
 from localspec.streaming.thinking import Part
 from localspec.streaming.thought_families import Following, families_of
 from localspec.tools.arguments import (
@@ -39,6 +41,9 @@ from localspec.tools.forms import (
 )
 from localspec.tools.grammar import Calls
 from localspec.tools.tool import tool_use, whole_calls
+
+# For all that a template is asked here; most take 0.03 s. This runs where nothing ends it.
+_MOST_S = 10.0
 
 _FIRST, _SECOND = "firsttool", "othertool"
 _KEY_A, _KEY_B = "firstkey", "otherkey"
@@ -101,11 +106,20 @@ class TemplateTools(NamedTuple):
 @functools.lru_cache(maxsize=16)
 def tools_of(source: str) -> TemplateTools:
     """What a template has of tools. It is rendered for that once."""
+    until_s = time.monotonic() + _MOST_S
+
+    def is_late() -> bool:
+        return time.monotonic() > until_s
+
     try:
         template = ChatTemplate(source, bos="<s>", eos="</s>")
-        form = unlike_template(source) or _read_form(template, source) or unshown_form(source)
-        are_shown = form is not None and _shows_tools(template)
-    except TemplateError:
+        form = (
+            unlike_template(source)
+            or _read_form(template, source, is_late)
+            or unshown_form(source)
+        )
+        are_shown = form is not None and _shows_tools(template, is_late)
+    except (TemplateError, Interrupted):
         form, are_shown = None, False
     return TemplateTools(form or IN_WORDS, are_shown, is_known=form is not None)
 
@@ -115,19 +129,19 @@ def takes_tools(source: str | None) -> bool:
     return source is not None and tools_of(source).are_shown
 
 
-def _shows_tools(template: ChatTemplate) -> bool:
+def _shows_tools(template: ChatTemplate, is_late: CancelCheck) -> bool:
     tools = [tool.declared() for tool in _TOOLS]
     question: Message = {"role": "user", "content": _QUESTION}
     try:
-        return _SECOND in template.render([question], tools=tools)
+        return _SECOND in template.render([question], is_late, tools=tools)
     except TemplateError:
         return False
 
 
-def _read_form(template: ChatTemplate, source: str) -> CallForm | None:
+def _read_form(template: ChatTemplate, source: str, is_late: CancelCheck) -> CallForm | None:
     for said in (_SAID, ""):  # some refuse words beside calls
         try:
-            return _FormReader(template, source, said).form()
+            return _FormReader(template, source, said, is_late).form()
         except (TemplateError, _UnreadError):
             continue
     return None
@@ -150,10 +164,20 @@ class _Parted(NamedTuple):
 
 
 class _FormReader:
-    """Reads the form off a template. said: the words in front of the calls."""
+    """Reads the form off a template.
 
-    def __init__(self, template: ChatTemplate, source: str, said: str) -> None:
+    Args:
+        template: the template.
+        source: of the template.
+        said: the words in front of the calls.
+        is_late: whether reading has taken too long.
+    """
+
+    def __init__(
+        self, template: ChatTemplate, source: str, said: str, is_late: CancelCheck
+    ) -> None:
         self._template = template
+        self._is_late = is_late
         self._said = said
         self._speech_marks: list[str] = []
         self._message_marks: list[str] = []  # in answers that are messages with heads
@@ -196,7 +220,7 @@ class _FormReader:
 
     def _rendered(self, messages: Sequence[Message]) -> str:
         tools = [tool.declared() for tool in _TOOLS]
-        return self._template.render(messages, tools=tools, opens_answer=False)
+        return self._template.render(messages, self._is_late, tools=tools, opens_answer=False)
 
     def _turn(self, messages: Sequence[Message]) -> str:
         """What is made of an answer, up to what follows it."""

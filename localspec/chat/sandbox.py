@@ -3,7 +3,8 @@
 A template comes with a model file, so it is somebody's code. It runs in operations of Python
 and its C, which nothing interrupts: no signal, no thread. So whatever could take time or memory
 without end in one of them is measured before it is done: powers, products, formats, paddings,
-what is joined, what is written. How often a template does what it may is not bounded here.
+what is joined, what is written. How often a template does what it may is not bounded here, but
+between two operations, and in each turn of a loop, it looks whether it is still wanted.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import re
 import string
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set, ValuesView
+from contextvars import ContextVar
 from typing import Any, NamedTuple, NoReturn
 
 from jinja2 import filters, nodes
@@ -26,6 +28,9 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, pass_context, pass_eval_context
 
+from localspec.errors import Interrupted
+from localspec.streaming.cancellation import CancelCheck, never
+
 MAX_TEXT = 8_000_000  # characters of a value
 _MAX_ITEMS = 1_000_000  # of a list
 _MAX_BITS = 10_000  # of a whole number: about 3,000 digits
@@ -35,6 +40,9 @@ _MAX_FORM = 1000  # characters that say how a date is written
 _MAX_SEARCH = 1_000_000_000  # characters that are compared, at worst
 _JINJAS_OWN = ("_loop_vars", "_block_vars")  # keywords of a call, which it takes out again
 _ITEM = 4  # characters that an item of a list takes in a text, about
+
+cancel_check: ContextVar[CancelCheck] = ContextVar("cancel_check", default=never)
+"""Whether the text that a template writes here and now is not wanted any more."""
 
 _CONTAINERS = (Mapping, Sequence, Set, ValuesView)  # that are written with all they hold
 
@@ -444,6 +452,19 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         self.globals["raise_exception"] = _raise_exception
         self.globals["strftime_now"] = _strftime_now
 
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        for loop in tree.find_all(nodes.For):
+            look = nodes.Call(nodes.EnvironmentAttribute("look"), [], [], None, None)
+            loop.body.insert(0, nodes.ExprStmt(look))
+        return tree
+
+    @staticmethod
+    def look() -> None:
+        """Look whether the text is still wanted. Raises Interrupted."""
+        if cancel_check.get()():
+            raise Interrupted("making a prompt was cancelled")
+
     def reads(self, source: str) -> Reads:
         """Names that a source reads. Raises what Jinja raises for one that is broken."""
         tree = self.parse(source)
@@ -465,6 +486,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     def call(self, context: Context, called: Any, /, *given: Any, **named: Any) -> Any:
         """The result of a function or a method."""
+        self.look()
         method = getattr(called, "__wrapped__", called)  # Jinja has one around str.format
         owner = getattr(method, "__self__", None)
         name = getattr(method, "__name__", "")

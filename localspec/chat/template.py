@@ -12,7 +12,13 @@ from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
-from localspec.chat.sandbox import MAX_TEXT, TemplateRefused, TemplateSandbox, TextTooLong
+from localspec.chat.sandbox import (
+    MAX_TEXT,
+    TemplateRefused,
+    TemplateSandbox,
+    TextTooLong,
+    cancel_check,
+)
 from localspec.errors import Interrupted, TemplateError, TemplateLimitError
 from localspec.streaming.cancellation import CancelCheck, never
 
@@ -120,7 +126,7 @@ class ChatTemplate:
         tools: as OpenAI declares them. variables: others, such as reasoning_effort, of which
         those count that the template reads. Raises TemplateError if the template refuses the
         messages or fails, TemplateLimitError for more than MAX_PROMPT characters, Interrupted
-        where it writes the next text after it was cancelled.
+        once it is cancelled.
         """
         known = {name: each for name, each in variables.items() if name in self._open}
         known |= self._variables
@@ -157,10 +163,10 @@ class ChatTemplate:
         for each in given if in_parts else ():
             each["content"] = [{"type": "text", "text": each["content"]}]
         pieces, length = [], 0
+        before = cancel_check.set(is_cancelled)
         try:
             for piece in self._template.generate(messages=given, **variables):
-                if is_cancelled():
-                    raise Interrupted("making a prompt was cancelled")
+                TemplateSandbox.look()
                 length += len(piece)
                 if length > MAX_PROMPT:
                     raise TextTooLong
@@ -172,6 +178,8 @@ class ChatTemplate:
         # The template is foreign code: whatever it raises is its own failure.
         except Exception as error:
             raise _unusable(error) from error
+        finally:
+            cancel_check.reset(before)
         return "".join(pieces)
 
 
