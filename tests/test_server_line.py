@@ -249,6 +249,7 @@ def test_a_stream_that_has_nothing_to_show_gives_signs_of_life(monkeypatch, kind
     class Held:
         position = 0
         not_kept = ()
+        has_tool_words = False
 
         def __init__(self, _service, _question):
             self.model = model

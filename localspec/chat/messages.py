@@ -323,11 +323,15 @@ def answer_message(text: str, calls: Sequence[ToolCall], thoughts: str) -> Messa
 
 
 def fit_to_form(messages: Sequence[Message], form: CallForm) -> list[Message]:
-    """The messages with calls as templates of the form take them."""
+    """The messages with calls as templates of the form take them.
+
+    Results without a call are left to the template.
+    """
+    has_calls = any("tool_calls" in message for message in messages)
     fitted: Iterable[Message] = _one_call_each(messages) if form.is_single else messages
-    if not form.is_shown:
+    if has_calls and not form.is_shown:
         fitted = with_calls_in_words(fitted, form)
-    if form is IN_WORDS:
+    if has_calls and form is IN_WORDS:
         fitted = merged_messages(list(fitted))
     if form.recipient:
         fitted = map(_with_thinking, fitted)

@@ -293,9 +293,8 @@ class _TagWriter:
     def argument(self, rule: str, key: str, schema: object) -> list[str]:
         """The rules of an argument; none if it, or no value of it, can be written."""
         tags = self._tags
-        if tags.naming.strip() in key and tags.naming.strip() != "=":
-            return []
-        if tags.is_quoted and not key.isidentifier():
+        is_carried = key.isidentifier() if tags.is_quoted else tags.naming not in key
+        if not is_carried:
             return []
         opened = self._spell.of(f"{tags.opening}{key}{tags.naming}")
         value = f"{rule}_value"
