@@ -303,7 +303,9 @@ def test_tools_are_described_in_words_where_the_template_has_none(
         assert word in text
     written = {"name": "get_weather", "arguments": call.arguments}
     assert f"<tool_call>\n{json.dumps(written)}\n</tool_call>" in text
-    words = [each for each in caplog.messages if "the system message describes the tools" in each]
+    words = [
+        each for each in caplog.messages if "the system message describes the tools" in each
+    ]
     assert len(words) == 2  # the engine's maker, and this test's
 
 
