@@ -65,6 +65,7 @@ def test_a_tab_that_is_closed_leaves_the_chat_to_the_other(page):
     ask_slowly(page, "word 3")
     other = other_tab(page)
     other.wait_for_selector("#send[disabled]")
+    other.wait_for_selector("#messages:has-text('word 3')")  # what is kept has got so far
     page.close()
     other.wait_for_selector("#send:not([disabled])")
     other.wait_for_selector("#messages li:last-child:has-text('interrupted')")
