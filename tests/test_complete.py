@@ -95,7 +95,8 @@ def test_messages_that_do_not_fit_are_refused_and_not_dropped(engine):
         ).reply()
 
 
-def test_any_roles_in_any_order_that_the_template_takes(engine):
+def test_any_roles_in_any_order_that_the_template_takes(engine, caplog):
+    """A result without a call among them; the log says nothing of tools, as none are given."""
     messages = [
         {"role": "developer", "content": "You are terse."},
         {"role": "user", "content": "One."},
@@ -107,6 +108,7 @@ def test_any_roles_in_any_order_that_the_template_takes(engine):
         "<|im_start|>user\nTwo.<|im_end|>\n<|im_start|>tool\nThree.<|im_end|>\n"
         "<|im_start|>assistant\n"
     )
+    assert not caplog.messages
 
 
 def test_a_role_that_the_template_passes_over_is_refused(engine):

@@ -156,10 +156,14 @@ class PromptMaker:
     @functools.cached_property
     def _tools(self) -> TemplateTools:
         """What the template has of tools; found out where there are any."""
-        found = tools_of(self._source)
-        if not found.are_shown:
+        return tools_of(self._source)
+
+    @functools.cached_property
+    def _has_tools_in_words(self) -> bool:
+        """Whether tools that are given have to be described. The log says so once."""
+        if not self._tools.are_shown:
             logger.warning("%s", TOOLS_IN_WORDS)
-        return found
+        return not self._tools.are_shown
 
     def _maker_for(self, messages: Sequence[Message], use: ToolUse) -> PromptMaker:
         """The maker whose template is for such messages."""
@@ -222,7 +226,7 @@ class PromptMaker:
             thoughts,
             calls=calls,
             pictures=rendered.pictures,
-            has_tool_words=bool(use.tools) and not self._tools.are_shown,
+            has_tool_words=bool(use.tools) and self._has_tools_in_words,
         )
 
     def _with_known_roles(self, messages: Sequence[Message]) -> list[Message]:
@@ -249,7 +253,7 @@ class PromptMaker:
             )
         messages = self._with_known_roles(messages)
         tools = [tool.declared() for tool in use.tools]
-        if use.tools and not self._tools.are_shown:
+        if use.tools and self._has_tools_in_words:
             messages = with_tools_in_words(messages, use.tools, self._tools.form)
             tools = []
         if any(map(_has_call, messages)):
