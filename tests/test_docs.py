@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import importlib.util
 import re
 import subprocess
@@ -114,3 +115,31 @@ def test_the_code_on_a_page_runs(name, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
+
+
+@pytest.mark.process
+def test_the_readmes_picture_is_drawn_by_what_the_program_prints_today():
+    """Its question and its legend are those of a picture that is drawn now."""
+    terminal_picture = pytest.importorskip("terminal_picture", reason="no pseudo-terminals")
+    drawn_now = terminal_picture.answer_picture("demo")
+    of_readme = terminal_picture.PICTURE.read_text("utf-8")
+    legend = ("accepted", "recovered", "bonus", "plain")
+    assert (
+        _words(drawn_now)[: _legend_end(drawn_now)]
+        == (_words(of_readme)[: _legend_end(of_readme)])
+    ), "run: python scripts/develop/terminal_picture.py MODEL.gguf"
+    assert set(legend) <= set(_words(of_readme))
+    assert 'src="' not in of_readme
+    assert "url(http" not in of_readme
+
+
+def _words(picture: str) -> list[str]:
+    """The words of an SVG, in order."""
+    lines = re.findall(r"<text [^>]*>([^<]*)</text>", picture)
+    return html.unescape(" ".join(lines)).replace("\xa0", " ").split()
+
+
+def _legend_end(picture: str) -> int:
+    """How many words there are up to the end of the legend."""
+    last_line = ("plain", "nothing", "was", "drafted")
+    return _words(picture).index(last_line[0]) + len(last_line)
