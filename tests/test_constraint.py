@@ -552,3 +552,12 @@ def test_what_is_not_kept_to_is_named():
     both = found(properties={"a": {}, "b": {}}, minProperties=2, maxProperties=3)
     assert both == ("maxProperties", "minProperties")
     assert found(properties={"a": {}, "b": {}}, maxProperties=3) == ("maxProperties",)
+
+
+@pytest.mark.parametrize(
+    "schema", [{"$ref": "#"}, {"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}]
+)
+def test_a_schema_that_refers_only_to_itself_is_refused_in_words(engine, schema):
+    with pytest.raises(ConstraintError, match="no token fits") as caught:
+        engine.generate("Hi", json_schema=schema).reply()
+    assert "refers only to itself" in caught.value.hint

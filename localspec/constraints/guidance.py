@@ -41,6 +41,7 @@ _GBNF_HINT = (
     "capitals and hyphens."
 )
 _MOST_SHOWN = 400  # characters of a message of llguidance
+_NO_TOKEN = "NoExtensionBias"  # so begins what llguidance says where none is left
 # llguidance calls itself for each level of a schema or grammar: half a kilobyte of stack for
 # each byte of a text that does nothing else, measured.
 _STACK_PER_BYTE = 2048
@@ -339,6 +340,11 @@ class Guidance:
     def _check(self) -> None:
         if self._matcher.is_error():
             message = self._matcher.get_error().strip()[:_MOST_SHOWN]
+            if message.startswith(_NO_TOKEN):
+                raise ConstraintError(
+                    "no token fits the constraint here",
+                    "Look for a part that contradicts another, or refers only to itself.",
+                )
             raise ConstraintError(
                 f"the answer can no longer be held to the constraint: {message}",
                 "Make the schema or grammar simpler.",
