@@ -172,13 +172,15 @@ def test_leaving_the_block_ends_what_other_threads_read(any_engine):
     assert replies[-1].finish_reason == "cancelled"
 
 
-def test_a_copy_of_an_answer_that_cannot_be_made_is_dropped_quietly(any_engine, monkeypatch):
+def test_an_answer_is_not_copied(any_engine, monkeypatch):
+    """Nor pickled; and what was begun of a copy is dropped quietly."""
     unraisable = []
     monkeypatch.setattr(sys, "unraisablehook", unraisable.append)
     with any_engine.generate_raw(STORY, sampling=ENDLESS) as stream:
         next(stream)
-        with pytest.raises(TypeError, match="pickle"):
-            copy.deepcopy(stream)
+        for copied in (copy.copy, copy.deepcopy, pickle.dumps):
+            with pytest.raises(EngineError, match="cannot be copied"):
+                copied(stream)
         gc.collect()
         assert next(stream).token_ids
     assert unraisable == []

@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Generator
 from dataclasses import fields
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from localspec.errors import EngineError
 from localspec.fork_guard import OwnProcess
@@ -163,6 +163,12 @@ class Answer(ForeignNames):
         self.cancel()
         self._wait()
         self._unread, self._error = deque(), None
+
+    def __reduce__(self) -> NoReturn:
+        raise EngineError(
+            "an answer cannot be copied or pickled: it is read once",
+            "Keep its reply(), which can be.",
+        )
 
     def __enter__(self) -> Answer:
         return self
