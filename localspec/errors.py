@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import copyreg
 import itertools
+import math
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 # Errors of reading a file of ours that was damaged, or is something else.
 DAMAGES = (
@@ -167,6 +168,13 @@ def perhaps(name: str, names: Iterable[str]) -> str:
     longer = [each for each in known if name and each.startswith(name)]
     near = longer[:3] or difflib.get_close_matches(name, known, n=1)
     return f"Perhaps {' or '.join(near)}? " if near else ""
+
+
+def is_whole(value: object, lowest: int, highest: float = math.inf) -> TypeGuard[int]:
+    """Whether a setting is a whole number within bounds. True and False are not numbers."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return False
+    return lowest <= value <= highest
 
 
 def at_most(most: int, given: Iterable[_Item], what: str) -> list[_Item]:

@@ -30,15 +30,15 @@ def test_prob_of_an_unlisted_token_is_zero():
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        *(("temperature", value) for value in (-0.1, math.nan, math.inf, 10**400)),
-        *(("top_k", value) for value in (-1, 40.5, "40")),
+        *(("temperature", value) for value in (-0.1, math.nan, math.inf, 10**400, True)),
+        *(("top_k", value) for value in (-1, 40.5, "40", True)),
         *(("top_p", value) for value in (-0.1, 1.1, math.nan)),
         *(("min_p", value) for value in (-0.1, 1.1)),
         *(("ignore_eos", value) for value in (math.nan, "no")),
         *(("dry_sequence_breakers", value) for value in (("",), ("x" * 41,))),
         *(("typical_p", value) for value in (-0.1, 1.1, "0")),
         ("top_n_sigma", -2.0),
-        *(("repetition_penalty", value) for value in (-1.0, 0.001, "0")),
+        *(("repetition_penalty", value) for value in (-1.0, 0.001, "0", False)),
         ("presence_penalty", math.inf),
         ("penalty_last_n", -1),
         ("dry_base", 0.9),

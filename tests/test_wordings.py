@@ -21,10 +21,10 @@ import localspec
 from gguf_maker import write_random_model
 from localspec.cli import exit_codes, main
 from localspec.cli.screen import in_flags
-from localspec.errors import LocalspecError
+from localspec.errors import LocalspecError, OptionError
 from localspec.presets.presets import read_presets
 from localspec.presets.user_presets import add_preset
-from localspec.streaming.options import answer_keywords
+from localspec.streaming.options import AnswerOptions, answer_keywords
 from standin_hub import StandinHub
 
 
@@ -319,3 +319,19 @@ def test_no_error_loses_what_it_says_on_its_way_to_another_process(cls, again):
     assert vars(found) == vars(error)
     for name in values.keys() - {"message", "hint"}:
         assert f"the {name}" in vars(found).values()
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: localspec.load(context_length=True),
+        lambda: localspec.load(parallel=True),
+        lambda: localspec.load(kept_bytes=True),
+        lambda: localspec.load(draft_tokens=True),
+        lambda: AnswerOptions.of(draft_tokens=True),
+        lambda: AnswerOptions.of(max_tokens=True),
+    ],
+)
+def test_true_is_no_number(use):
+    with pytest.raises(OptionError, match="is True"):
+        use()

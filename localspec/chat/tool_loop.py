@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from localspec.chat.chat import Chat
 from localspec.chat.turns import result_text
-from localspec.errors import OptionError
+from localspec.errors import OptionError, is_whole
 from localspec.streaming.answer import Answer
 from localspec.streaming.options import AnswerKeywords, AnswerOptions
 from localspec.streaming.reply import Reply
@@ -122,7 +122,7 @@ def tool_steps(
     """
     chosen = AnswerOptions.of(options, **keywords)
     functions = _functions(chat, chosen)
-    if not isinstance(most_calls, int) or most_calls < 1:
+    if not is_whole(most_calls, 1):
         raise OptionError(f"most_calls is {most_calls!r}", "Choose 1 or more.")
     answer = chat.send(question, chosen, images=images)
     return _steps(chat, answer, chosen, functions, most_calls)

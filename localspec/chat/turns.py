@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeGuard
 from localspec.chat.messages import checked_messages
 from localspec.chat.shown import attached_pictures, shown_in, with_shown
 from localspec.chat.template import Message
-from localspec.errors import ContextError, OptionError
+from localspec.errors import ContextError, OptionError, is_whole
 from localspec.streaming.answer import Answer
 from localspec.streaming.answer_text import Prompt
 from localspec.streaming.record import AnswerRecord, MadePrompt, PromptSource
@@ -190,7 +190,7 @@ def result_text(result: object) -> str:
 
 def is_count(value: object) -> TypeGuard[int]:
     """Whether it can be a number of turns: 0 to MAX_COUNT."""
-    return isinstance(value, int) and 0 <= value <= MAX_COUNT
+    return is_whole(value, 0, MAX_COUNT)
 
 
 class Unfinished(NamedTuple):

@@ -34,6 +34,7 @@ from localspec.errors import (
     MemoryLimitError,
     ModelFileError,
     OptionError,
+    is_whole,
 )
 from localspec.exactness import Exactness
 from localspec.gguf_file.architectures import HeadGraph
@@ -176,7 +177,7 @@ def _unused_gpu(target: Source) -> str:
 
 def _check_kept(kept_bytes: int, *, memory: bool) -> None:
     """Raise OptionError for others than these."""
-    if not (isinstance(kept_bytes, int) and kept_bytes >= 0):
+    if not is_whole(kept_bytes, 0):
         raise OptionError(f"kept_bytes is {kept_bytes!r}", "Choose 0 (none) or more.")
     if not isinstance(memory, bool):
         raise OptionError(f"memory is {memory!r}", "Choose True or False.")

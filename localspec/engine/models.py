@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
-from localspec.errors import CacheError, OptionError
+from localspec.errors import CacheError, OptionError, is_whole
 from localspec.gguf_file.content import require_unwritten
 from localspec.pictures.cells import LAST_CELL
 
@@ -144,8 +144,7 @@ class CacheDisk(NamedTuple):
     def of(cls, value: int | CacheDisk) -> CacheDisk:
         """Check the argument of `load`. Raises OptionError for anything but 0 or more."""
         disk = value if isinstance(value, CacheDisk) else cls(value)
-        is_number = isinstance(disk.num_bytes, int) and not isinstance(disk.num_bytes, bool)
-        if not (is_number and disk.num_bytes >= 0 and isinstance(disk.owner, str)):
+        if not (is_whole(disk.num_bytes, 0) and isinstance(disk.owner, str)):
             raise OptionError(f"cache_disk is {value!r}", "Give bytes: 0 (none) or more.")
         return disk
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from localspec.errors import OptionError
+from localspec.errors import OptionError, is_whole
 from localspec.gguf_file.header import Header
 from localspec.keywords import known_fields, note_keywords
 from localspec.rpc_address import checked_addresses
@@ -103,8 +103,7 @@ class LlamaOptions:
     def __post_init__(self) -> None:
         for name, (lowest, highest, hint) in _RANGES.items():
             value = getattr(self, name)
-            is_right = isinstance(value, int) and lowest <= value <= highest
-            if value is not None and not is_right:
+            if value is not None and not is_whole(value, lowest, highest):
                 words = (
                     name.replace("num_", "the number of ")
                     .replace("_", " ")

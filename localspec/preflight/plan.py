@@ -13,7 +13,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from localspec.errors import MemoryLimitError, OptionError
+from localspec.errors import MemoryLimitError, OptionError, is_whole
 from localspec.gguf_file.head import head_facts
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import ModelShape, context_to_open
@@ -233,7 +233,7 @@ def largest(limit: int, fits: Callable[[int], bool]) -> int:
 
 def check_parallel(parallel: object) -> None:
     """Raise OptionError for a number of answers at once outside its range."""
-    if not (isinstance(parallel, int) and 1 <= parallel <= MOST_PARALLEL):
+    if not is_whole(parallel, 1, MOST_PARALLEL):
         raise OptionError(f"parallel is {parallel!r}", f"Choose 1 to {MOST_PARALLEL}.")
 
 

@@ -115,11 +115,13 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name, off in _OFF_AT_0.items():
-            if isinstance(getattr(self, name), Real) and getattr(self, name) == 0:
+            if _is_number(getattr(self, name)) and getattr(self, name) == 0:
                 object.__setattr__(self, name, off)
         for name, (lowest, highest, hint) in _RANGES.items():
             value = getattr(self, name)
-            right_kind = isinstance(value, Integral if isinstance(lowest, int) else Real)
+            right_kind = _is_number(value)
+            if isinstance(lowest, int):
+                right_kind = right_kind and isinstance(value, Integral)
             # Written as "not inside" so that NaN, which compares false, is refused too.
             if not (right_kind and lowest <= value <= highest):
                 raise OptionError(f"{name} is {value!r}", hint)
@@ -159,6 +161,11 @@ def check_has_distribution(name: str) -> None:
                 f"{name} cannot be set: {reason}, so no draft can be verified exactly",
                 "Leave it out; min_p, top_n_sigma or the temperature may do instead.",
             )
+
+
+def _is_number(value: object) -> bool:
+    """Whether a value is a number; True and False are not."""
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _checked_bias(bias: Mapping[int, float]) -> dict[int, float]:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol, get_args
 
-from localspec.errors import OptionError
+from localspec.errors import OptionError, is_whole
 
 MAX_DRAFT_TOKENS = 16
 CERTAIN_CONFIDENCE = 1.0  # of a proposer of forced tokens
@@ -249,7 +249,7 @@ class FixedDraftPolicy(DraftPolicy):
 
     def __post_init__(self) -> None:
         count = self.draft_tokens
-        if not (isinstance(count, int) and 0 <= count <= MAX_DRAFT_TOKENS):
+        if not is_whole(count, 0, MAX_DRAFT_TOKENS):
             raise OptionError(
                 f"the number of draft tokens is {count!r}",
                 f"Choose 0 (plain decoding) to {MAX_DRAFT_TOKENS}.",

@@ -16,7 +16,7 @@ import secrets
 import numpy as np
 from numpy.typing import NDArray
 
-from localspec.errors import OptionError
+from localspec.errors import OptionError, is_whole
 from localspec.sampling.distribution import Distribution, Probs, TokenIds
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS
 
@@ -51,7 +51,7 @@ class Randomness:
     """
 
     def __init__(self, seed: int, turn: int = 0, num_said: int = 0) -> None:
-        if not isinstance(seed, int) or not 0 <= seed <= MAX_SEED:
+        if not is_whole(seed, 0, MAX_SEED):
             raise OptionError(f"seed is {seed!r}", f"Choose a whole number, 0 to {MAX_SEED}.")
         self._key = np.array([seed, turn], dtype=np.uint64)
         self._num_said = num_said

@@ -11,7 +11,7 @@ from localspec.constraints.spec import (
     constraint_spec,
     schema_text,
 )
-from localspec.errors import OptionError, require_unicode
+from localspec.errors import OptionError, is_whole, require_unicode
 from localspec.keywords import check_keywords, known_fields, note_keywords
 from localspec.sampling.params import (
     SamplingKeywords,
@@ -212,8 +212,7 @@ class AnswerOptions:
             raise OptionError(f"queue is {self.queue!r}", "Choose True or False.")
         for name, lowest in (("max_tokens", 1), ("logprobs", 0)):
             value = getattr(self, name)
-            is_count = isinstance(value, int) and not isinstance(value, bool)
-            if value is not None and (not is_count or value < lowest):
+            if value is not None and not is_whole(value, lowest):
                 raise OptionError(f"{name} is {value!r}", f"Choose {lowest} or more.")
 
     def _check_constraint(self) -> None:
