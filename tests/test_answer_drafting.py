@@ -9,6 +9,7 @@ import localspec
 from engines import PLACES
 from localspec.errors import OptionError
 from localspec.speculative.policy_api import DraftOff, FixedDraftPolicy, ProposerKind
+from localspec.streaming.options import AnswerOptions
 
 QUESTION = [{"role": "user", "content": "Tell me a story about a fox."}]
 DRAFT, LOOKUP = ProposerKind.DRAFT, ProposerKind.LOOKUP
@@ -88,6 +89,10 @@ def test_a_prediction_is_proposed_and_changes_nothing(exact_engine):
     for ids in ([10**6], [-1]):
         with pytest.raises(OptionError, match="is not in this vocabulary"):
             ask(engine, prediction=ids)
+
+
+def test_a_prediction_that_is_read_once_is_kept():
+    assert AnswerOptions(prediction=iter([3, 4])).prediction == (3, 4)
 
 
 @pytest.mark.parametrize("seed", [1, 2])

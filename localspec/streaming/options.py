@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +11,7 @@ from localspec.constraints.spec import (
     constraint_spec,
     schema_text,
 )
-from localspec.errors import OptionError, is_whole, require_unicode
+from localspec.errors import OptionError, at_most, is_whole, require_unicode
 from localspec.keywords import check_keywords, known_fields, note_keywords
 from localspec.sampling.params import (
     SamplingKeywords,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
 # Each is looked for in every token of the vocabulary.
 _MAX_TRIGGERS = 64
+_MOST_PREDICTED = 1 << 20  # tokens, beyond any context
 
 
 class AnswerKeywords(SamplingKeywords, total=False):
@@ -196,7 +197,10 @@ class AnswerOptions:
             raise OptionError(f"sampling is {self.sampling!r}", "Give a SamplingParams.")
         self.sampling_from(SamplingParams())
         _ = self.drafting
-        # As tuples, since an iterator gives its texts once.
+        # As tuples, since an iterator gives what it has once.
+        if isinstance(self.prediction, Iterator):
+            tokens = at_most(_MOST_PREDICTED, self.prediction, "tokens in the prediction")
+            object.__setattr__(self, "prediction", tuple(tokens))
         if not isinstance(self.stop, str):
             object.__setattr__(self, "stop", self.stop_strings)
         if not isinstance(self.trigger, str | None):
