@@ -57,6 +57,7 @@ def run(*arguments: object) -> Result:
         ("models rm qwen2-7b", "No such command 'rm'. Use: localspec models remove PRESET."),
         ("models pull qwen2-7b", "Use: localspec download PRESET."),
         # what is near
+        ("serve --cach-disk 0", "Did you mean '--cache-disk'?"),
         ("models dfault", "Perhaps default?"),
         ("chat --temprature 1", "'--temperature'"),
         # what there is not
@@ -319,6 +320,10 @@ def test_no_error_loses_what_it_says_on_its_way_to_another_process(cls, again):
     assert vars(found) == vars(error)
     for name in values.keys() - {"message", "hint"}:
         assert f"the {name}" in vars(found).values()
+
+
+def test_an_option_that_is_not_near_is_not_suggested():
+    assert "Did you mean" not in run("chat", "--modle", "x").output
 
 
 @pytest.mark.parametrize(

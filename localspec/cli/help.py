@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping
+from difflib import get_close_matches
 from typing import Any
 
 import click
@@ -24,6 +25,7 @@ _NO_MODEL = {
     "chat": "To ask one question: localspec generate -m MODEL PROMPT.",
 }
 _MAX_SUMMARY = 1000  # characters; no summary is as long
+_NEAR = 0.75  # of 1: how alike an option is that may have been meant
 
 
 class _Grouped(click.Command):
@@ -64,7 +66,12 @@ class Command(_Grouped):
             typed = next((word for word in own if word.startswith(error.option_name)), "")
             if instead := self._instead_of(typed.partition("=")[0]):
                 ctx.fail(f"No such option '{typed}'. Use: {instead}.")
-            raise
+            meant = get_close_matches(
+                error.option_name, error.possibilities or (), cutoff=_NEAR
+            )
+            raise click.NoSuchOption(
+                error.option_name, possibilities=meant, ctx=error.ctx
+            ) from None
         if extra and not ctx.resilient_parsing:  # set while a shell completes
             several = "s" if len(extra) > 1 else ""
             message = f"Got unexpected extra argument{several} ({' '.join(extra)})."
