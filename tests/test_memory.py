@@ -508,9 +508,9 @@ def test_what_lacks_on_a_gpu_is_said_with_the_layers_that_fit(header, monkeypatc
 
 
 @pytest.mark.parametrize(
-    ("gigabytes", "name"), [(0.5, None), (2, "smollm2-1.7b"), (1000, "llama-3.3-70b")]
+    ("gigabytes", "name"), [(0.5, None), (2, "smollm2-1.7b"), (1000, "qwen3.6-35b-a3b")]
 )
-def test_the_largest_preset_that_fits_is_named(gigabytes, name):
+def test_the_largest_preset_of_the_newest_year_that_fits_is_named(gigabytes, name):
     free = int(gigabytes * 1e9)
     on_gpu = replace(SMALL, main_bytes=1, gpus=(gpu("A", free),))
     for where in (replace(SMALL, main_bytes=free), on_gpu):

@@ -366,15 +366,17 @@ def most_gpu_layers(
 
 
 def fitting_preset(free: MemoryRoom) -> Preset | None:
-    """The largest preset of the hub that fits, judged by the sizes of its files."""
-    sizes: dict[int, Preset] = {}
+    """The largest preset of the newest year that fits, judged by the sizes of its files."""
+    fitting: dict[int, Preset] = {}
     for preset in load_presets().values():
         models = [model for model in preset.models if isinstance(model, HubModel)]
         is_known = models and all(model.size_bytes is not None for model in models)
-        if is_known and not preset.embeds:
-            sizes[sum(model.size_bytes or 0 for model in models)] = preset
-    fitting = [size for size in sizes if fits_by_size(size, free)]
-    return sizes[max(fitting)] if fitting else None
+        size = sum(model.size_bytes or 0 for model in models)
+        if is_known and not preset.embeds and fits_by_size(size, free):
+            fitting[size] = preset
+    newest = max((preset.released[:4] for preset in fitting.values()), default="")
+    sizes = [size for size, preset in fitting.items() if preset.released[:4] == newest]
+    return fitting[max(sizes)] if sizes else None
 
 
 def fits_by_size(size_bytes: int, free: MemoryRoom) -> bool:
