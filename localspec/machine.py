@@ -55,6 +55,15 @@ def memory_of_process(number: int) -> int:
     return int(taken.rss - taken.shared)
 
 
+def processor_time_of_process(number: int) -> float:
+    """Seconds of processor time that a process has taken; 0 if it is gone."""
+    try:
+        taken = psutil.Process(number).cpu_times()
+    except (psutil.Error, OSError):
+        return 0.0
+    return float(taken.user + taken.system)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cores:
     """The machine's processor cores, and those that a model should use.

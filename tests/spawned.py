@@ -51,6 +51,17 @@ class Endless:
 
 
 @dataclass(frozen=True)
+class Starved:
+    """A source whose prompt takes some seconds, though hardly any of the processor's time."""
+
+    seconds: float
+
+    def make(self, _workshop: object, _is_cancelled: object) -> MadePrompt:
+        time.sleep(self.seconds)
+        return MadePrompt(Prompt([9]))
+
+
+@dataclass(frozen=True)
 class Hungry:
     """A source whose prompt takes so many bytes, one after another."""
 

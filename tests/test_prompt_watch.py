@@ -12,7 +12,7 @@ import localspec
 from localspec.errors import OptionError
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.record import AnswerRecord
-from spawned import Endless, Hungry
+from spawned import Endless, Hungry, Starved
 from waiting import at_once, wait_until
 
 pytestmark = pytest.mark.process
@@ -61,6 +61,14 @@ def test_a_prompt_without_end_fails_and_who_waits_is_answered(engine, monkeypatc
     assert not psutil.pid_exists(first)
     again = engine.generate_raw(STORY, sampling=GREEDY, max_tokens=4).reply()
     assert again.token_ids == expected.token_ids
+
+
+def test_a_prompt_is_not_given_up_because_the_machine_is_busy(engine, monkeypatch):
+    """What counts is the processor's time, which other programs may take."""
+    monkeypatch.setattr("localspec.isolated.prompt_watch.MOST_PROMPT_S", 1.0)
+    first = engine.process_id
+    assert len(asked(engine, Starved(4.0)).token_ids) == 4
+    assert engine.process_id == first
 
 
 def test_a_prompt_that_takes_all_memory_fails(engine, monkeypatch):

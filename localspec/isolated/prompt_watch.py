@@ -1,7 +1,8 @@
 """Bounds for the making of prompts and grammars, from outside the process that makes them.
 
 A chat template or a grammar can be anybody's. One call of Jinja or llguidance may hold the
-interpreter's lock, so the process cannot stop itself.
+interpreter's lock, so the process cannot stop itself. On a busy machine a prompt may take long
+although there is little to do, so that the time which counts is the processor's.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import time
 from multiprocessing.process import BaseProcess
 
 from localspec.isolated.messages import PromptSign
-from localspec.machine import memory_of_process
+from localspec.machine import memory_of_process, processor_time_of_process
 
-MOST_PROMPT_S = 10.0  # without progress
+MOST_PROMPT_S = 10.0  # without progress, of the process's processor time, too
 MOST_PROMPT_BYTES = 2 << 30  # that the process takes more than before
 
 
@@ -36,6 +37,7 @@ class PromptWatch:
         """Why the process was ended, in words, if it was."""
 
         self._since_s = 0.0
+        self._processor_s_before = 0.0
         self._bytes_before = 0
 
     def note(self, message: PromptSign) -> None:
@@ -44,6 +46,7 @@ class PromptWatch:
         self.is_at_work = not message.is_done
         self.number = message.number
         self._since_s = time.monotonic()
+        self._processor_s_before = self._processor_s()
         if is_new and self.is_at_work:
             self._bytes_before = self._taken()
 
@@ -51,12 +54,21 @@ class PromptWatch:
         """Whether making the prompt takes too long, or too much memory. Sets `excess`."""
         if not self.is_at_work:
             return False
-        if time.monotonic() - self._since_s > MOST_PROMPT_S:
+        if self._is_late():
             self.excess = f"making a prompt or its grammar took over {MOST_PROMPT_S:.0f} s"
         elif self._taken() - self._bytes_before > MOST_PROMPT_BYTES:
             limit = f"{MOST_PROMPT_BYTES >> 30} GiB"
             self.excess = f"making a prompt or its grammar took over {limit} of memory"
         return bool(self.excess)
+
+    def _is_late(self) -> bool:
+        if time.monotonic() - self._since_s <= MOST_PROMPT_S:
+            return False
+        return self._processor_s() - self._processor_s_before > MOST_PROMPT_S
+
+    def _processor_s(self) -> float:
+        number = self._process.pid
+        return 0.0 if number is None else processor_time_of_process(number)
 
     def _taken(self) -> int:
         number = self._process.pid
