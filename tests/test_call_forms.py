@@ -14,7 +14,7 @@ from localspec.chat.call_forms import tools_of
 from localspec.chat.messages import checked_messages
 from localspec.chat.prompt import PromptMaker, kept_calls
 from localspec.chat.template import ChatTemplate
-from localspec.streaming.answer_text import AnswerText
+from localspec.streaming.answer_text import AnswerText, Said
 from localspec.streaming.calls import CallStream
 from localspec.streaming.thinking import Part, Thoughts
 from localspec.streaming.thought_families import families_of
@@ -285,27 +285,43 @@ COMMAND = (
 )
 
 
-@pytest.mark.parametrize("is_kept", [False, True])
-@pytest.mark.parametrize("size", [1, 9, 200])
-def test_a_mark_that_begins_calls_does_not_begin_thoughts(is_kept, size):
-    """Command R7B writes its calls behind a mark that without tools opens a thought."""
+def read_of_command(answer, *, is_kept, size):
+    """Thoughts, speech and calls of an answer in tokens of that many characters."""
     form = tools_of(COMMAND).form
-    assert form.openings == ("<|START_ACTION|>",)
-    answer = (
-        "<|START_THINKING|>I look.<|END_THINKING|><|START_ACTION|>["
-        '{"tool_name": "look", "parameters": {"text": "a<b"}}]<|END_ACTION|>'
-    )
     texts = [answer[at : at + size] for at in range(0, len(answer), size)]
     thoughts = Thoughts(families_of(COMMAND, ())).without(form.openings)
     calls = Calls(form, USE, grammar=CallGrammar("") if is_kept else None)
     vocabulary = Spelled([each.encode() for each in texts])
     stream = AnswerText(vocabulary, thoughts, (), calls, has_form=False)
     parts = [part for token in range(len(texts)) for part in stream.push(token)]
-    parts += stream.finish(is_cut=False)
-    assert "".join(part.text for part in parts if part.is_thought) == "I look."
-    assert "".join(part.text for part in parts if not part.is_thought) == ""
-    (call,) = whole_calls(part.call for part in parts)
+    return Said.of(parts + stream.finish(is_cut=False))
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("size", [1, 9, 200])
+def test_a_mark_that_begins_calls_does_not_begin_thoughts(is_kept, size):
+    """Command R7B writes its calls behind a mark that without tools opens a thought."""
+    assert tools_of(COMMAND).form.openings == ("<|START_ACTION|>",)
+    answer = (
+        "<|START_THINKING|>I look.<|END_THINKING|><|START_ACTION|>["
+        '{"tool_name": "look", "parameters": {"text": "a<b"}}]<|END_ACTION|>'
+    )
+    found = read_of_command(answer, is_kept=is_kept, size=size)
+    assert (found.thoughts, found.text) == ("I look.", "")
+    (call,) = found.tool_calls
     assert call.arguments == {"text": "a<b"}
+
+
+@pytest.mark.parametrize("size", [1, 9])
+@pytest.mark.parametrize("mark", ["<|END_ACTION|>", "<|START_THINKING|>", "<|END_RESPONSE|>"])
+def test_a_mark_in_an_argument_is_its_text_where_a_grammar_keeps_the_call(mark, size):
+    """Such marks are in files that agents write. Spelled out they are no control tokens."""
+    arguments = {"text": f"Behind {mark} it ends."}
+    calls = [("look", arguments), ("look", arguments)]
+    written = tools_of(COMMAND).form.written(calls)
+    found = read_of_command(f"Hm.{written}", is_kept=True, size=size)
+    assert (found.thoughts, found.text) == ("", "Hm.")
+    assert [(call.name, call.arguments) for call in found.tool_calls] == calls
 
 
 PUBLISHED = sorted(Path(LLAMA_TEMPLATES).glob("*.jinja")) if LLAMA_TEMPLATES else []

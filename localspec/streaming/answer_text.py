@@ -143,7 +143,13 @@ class AnswerText:
 
     def push(self, token: int) -> list[Part]:
         """The parts that became certain with the token, in order."""
-        return self._told_apart(self._called(self._split.push(self._text(token))))
+        return self._told_apart(self._called(self._parted(self._text(token))))
+
+    def _parted(self, text: str) -> list[Part]:
+        """The thoughts and speech that a text adds, or a part of calls, which may hold marks."""
+        if self._calls is None or not self._calls.is_kept:
+            return self._split.push(text)
+        return [*self._split.finish(), Part(text, is_thought=False)]
 
     def _text(self, token: int) -> str:
         if token in self._shown:

@@ -45,6 +45,13 @@ class CallStream:
         return isinstance(self._reader, MarkedCalls)
 
     @property
+    def is_kept(self) -> bool:
+        """Whether a grammar keeps the rest of the answer to calls."""
+        reader = self._reader
+        is_message = isinstance(reader, MessageCalls)  # another one may follow
+        return isinstance(reader, MarkedCalls) and not is_message and reader.is_kept
+
+    @property
     def has_ended(self) -> bool:
         """Whether there was the only call that there may be, which no grammar sees to."""
         return self._calls.has_ended

@@ -50,6 +50,11 @@ class MarkedCalls(CallReader):
         self._call: CallPiece  # whose arguments come, and
         self._arguments: ArgumentReader  # who reads them
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether a grammar keeps what comes next to the form."""
+        return self._state is not _MarkedState.CLOSING
+
     def push(self, text: str) -> list[Part]:
         self._text += text
         if self._state is _MarkedState.NAME:
