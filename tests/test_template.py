@@ -65,7 +65,8 @@ def test_templates_that_are_in_use_render_as_by_jinja_itself(path):
         "{{ messages[0].nothing.more }}",
         "{{ raise_exception('roles must alternate') }}",
         "{{ ''.__class__.__mro__ }}",
-        "{{ messages.append(1) }}",
+        "{{ messages.clear() }}",
+        "{{ messages.insert(0, messages[0]) }}",
         "{{ cycler.__init__.__globals__.os.system('true') }}",
         # Jinja 3.1.5 writes the environment.
         "{{ ('{0.__init__.__globals__[os].environ}' | attr('format'))(cycler) }}",
@@ -93,6 +94,27 @@ def doubled(step, begin="'x'", times=60):
     )
 
 
+def test_a_template_changes_only_its_own_lists():
+    """Kimi K2's keeps a queue, and takes from it what it has put there."""
+    source = (
+        "{% set q = namespace(ids=[]) %}{% for m in messages %}"
+        "{% set _ = q.ids.append(m.role) %}{% endfor %}"
+        "{{ q.ids.pop(0) }} {{ q.ids | length }}"
+        "{% set _ = messages[0].parts.append(1) %}{% set _ = messages.pop() %}"
+    )
+    turns = [{"role": "user", "content": "hi", "parts": []}, {"role": "user", "content": "ho"}]
+    assert render(source, turns) == "user 1"
+    assert turns[0]["parts"] == []
+    assert len(turns) == 2
+
+
+def test_what_a_filter_yields_is_written_as_a_list():
+    """As llama.cpp's template of DeepSeek R1 writes its tools."""
+    assert render("{{ messages | map(attribute='role') | tojson }}") == (
+        '["user", "assistant", "user"]'
+    )
+
+
 # Each would take all time or all memory in one operation, which no signal interrupts.
 OPERATIONS = {
     "a power": "{% if (9**(9**(9 if messages else 8))) > 1 %}a{% endif %}",
@@ -108,6 +130,10 @@ OPERATIONS = {
     "sums of lists": doubled("ns.x + ns.x", "[1]"),
     "texts in a row": doubled("ns.x ~ ns.x"),
     "lists in lists": doubled("[ns.x, ns.x]"),
+    "a list in itself": "{% set x = [] %}{% set _ = x.append(x) %}{{ x | tojson }}",
+    "a list that grows while it is read": (
+        "{% set x = [1] %}{% for y in x %}{% set _ = x.append(y) %}{% endfor %}"
+    ),
     "lists in lists as JSON": doubled("[ns.x, ns.x]", times=40).replace(
         "ns.x }}", "ns.x | tojson }}"
     ),

@@ -20,10 +20,12 @@ from localspec.chat.template import ChatTemplate, Message
 from localspec.errors import Interrupted, TemplateError
 from localspec.streaming.calls import CallStream
 from localspec.streaming.cancellation import CancelCheck
-from localspec.streaming.thinking import Part
+from localspec.streaming.thinking import Part, Thoughts
 from localspec.streaming.thought_families import Following, families_of
 from localspec.tools.arguments import (
+    CDATA,
     KEY,
+    KIND,
     QUOTE,
     ArgumentReader,
     GemmaArguments,
@@ -40,6 +42,7 @@ from localspec.tools.forms import (
     unshown_form,
 )
 from localspec.tools.grammar import Calls
+from localspec.tools.partial_text import first_of
 from localspec.tools.tool import tool_use, whole_calls
 
 # Of processor time for all that a template is asked here, where nothing else ends it
@@ -66,7 +69,7 @@ _TYPES: Mapping[type, Mapping[str, Any]] = {
     float: {"type": "number"},
     bool: {"type": "boolean"},
     list: {"type": "array", "items": {}},
-    dict: {"type": "object", "additionalProperties": {"type": "string"}},
+    dict: {"type": "object"},
 }
 _PARAMETERS = {
     "type": "object",
@@ -179,13 +182,7 @@ class _FormReader:
         self._template = template
         self._is_late = is_late
         self._said = said
-        self._speech_marks: list[str] = []
-        self._message_marks: list[str] = []  # in answers that are messages with heads
-        for family in families_of(source, ()):
-            marks = family.marks
-            self._speech_marks += [m for m in marks if marks[m] is Following.SPEECH]
-            if Following.HEAD in marks.values():
-                self._message_marks += marks
+        self._thoughts = Thoughts(families_of(source, ()))
         question: Message = {"role": "user", "content": _QUESTION}
         self._asked = [question]
 
@@ -194,29 +191,30 @@ class _FormReader:
         answer: Message = {"role": "assistant", "content": _SAID}
         more: Message = {"role": "user", "content": _RESULT}
         head, _, tail = self._turn([answer, more]).partition(_SAID)
-        turn_end = next(iter(marks_in(tail)), "")
-        calls = self._turn_of_calls(_PLAIN)
-        prefix, _, rest = calls.partition(_FIRST)
+        self._turn_end = self._first_mark(tail)
+        self._turn_marks = {self._turn_end, *marks_in(head)}
+        prefix, first = _parted(self._turn_of_calls(_PLAIN), _FIRST)
         prefix = self._without_head(prefix, head)
-        first = _parted(rest)
         try:
-            link, _, rest = _parted(
-                self._turn_of_calls(_PLAIN, _PLAIN).partition(_FIRST)[2]
-            ).rest.partition(_SECOND)
-            second = _parted(rest)
+            _, call = _parted(self._turn_of_calls(_PLAIN, _PLAIN), _FIRST)
+            link, second = _parted(call.rest, _SECOND)
         except (TemplateError, _UnreadError):
-            form = _of_single(prefix, first, turn_end)
+            form = self._of_single(prefix, first)
         else:
-            prefix, link = _with_numbers(prefix, link)
-            middle, other = _with_numbers(first.middle, second.middle)
-            if middle != other:
-                raise _UnreadError("names end in several ways")
-            form = _of_several(prefix, first._replace(middle=middle), link, turn_end)
-        if form.openings[0] in self._message_marks:
-            raise _UnreadError("calls are messages")
+            if any(mark in link for mark in self._thoughts.marks(Following.HEAD)):
+                form = self._of_single(prefix, first)  # each is a message
+            else:
+                form = self._of_several(prefix, first, link, second)
+        if form.tags is not None:
+            tags = form.tags._replace(has_cdata=CDATA in self._turn_of_calls(_HARD))
+            form = replace(form, tags=tags)
         form = self._with_ids(form)
-        self._check(form, turn_end)
+        self._check(form)
         return form
+
+    def _first_mark(self, text: str) -> str:
+        """The mark that comes first in the text; "" for none."""
+        return first_of((*self._thoughts.marks(), *marks_in(text)[:1]), text) or ""
 
     def _rendered(self, messages: Sequence[Message]) -> str:
         tools = [tool.declared() for tool in _TOOLS]
@@ -257,9 +255,64 @@ class _FormReader:
             prefix = prefix.rpartition(self._said)[2]
         else:
             prefix = prefix[len(_common_prefix(prefix, head)) :]
-        for mark in self._speech_marks:
+        for mark in self._thoughts.marks(Following.SPEECH, Following.BODY, Following.NOTHING):
             prefix = prefix.rpartition(mark)[2]
         return prefix.lstrip()
+
+    def _opening(self, prefix: str) -> str:
+        """The text with which calls begin, up to and with a mark."""
+        mark = self._first_mark(prefix)
+        if mark and mark == self._turn_end:  # what follows tells a call from any other turn
+            mark = marks_in(prefix)[-1]
+        opening = prefix[: prefix.find(mark) + len(mark)] or prefix
+        if not opening.strip() or "{" in opening:
+            raise _UnreadError("calls have no mark of their own")
+        return opening
+
+    def _up_to_mark(self, text: str) -> str:
+        """The text with its first mark, or without it if that ends the turn, or begins one."""
+        mark = self._first_mark(text)
+        if not mark:
+            return ""
+        found = text.partition(mark)[0]
+        return found if mark in self._turn_marks else found + mark
+
+    def _of_single(self, prefix: str, call: _Parted) -> CallForm:
+        """The form of a template that takes one call in a message."""
+        opening = self._opening(prefix)
+        rest = _without_ids(call.rest)
+        closing = opening.replace("<", "</", 1)
+        before, closing, _ = rest.rpartition(closing)
+        form = CallForm(
+            before=opening,
+            start=f"{prefix.removeprefix(opening)}{NAME}{call.middle}",
+            end=f"{before}{closing}" or self._up_to_mark(rest),
+            openings=(opening,),
+            is_single=True,
+        )
+        return _with_arguments(form, call)
+
+    def _of_several(self, prefix: str, call: _Parted, link: str, second: _Parted) -> CallForm:
+        """The form, by what stands before the first call, behind it, and before the second."""
+        prefix, link = _with_numbers(prefix, link)
+        middle, other = _with_numbers(call.middle, second.middle)
+        if middle != other:
+            raise _UnreadError("names end in several ways")
+        opening = self._opening(prefix)
+        rest = _without_ids(call.rest)
+        link = _without_ids(link)
+        start = _common_suffix(prefix.removeprefix(opening), link)
+        link = link[: len(link) - len(start)]
+        end = _common_prefix(link, rest)
+        form = CallForm(
+            before=prefix[: len(prefix) - len(start)],
+            start=f"{start}{NAME}{middle}",
+            end=end,
+            between=link[len(end) :],
+            after="" if opening in link else self._up_to_mark(rest[len(end) :]),
+            openings=(opening,),
+        )
+        return _with_arguments(form, call)
 
     def _with_ids(self, form: CallForm) -> CallForm:
         """The form, as the template takes ids."""
@@ -269,14 +322,14 @@ class _FormReader:
             return replace(form, has_ids=True)
         return form
 
-    def _check(self, form: CallForm, turn_end: str) -> None:
+    def _check(self, form: CallForm) -> None:
         """Refuse a form by which the template's own calls are not read as they were."""
         several = [_HARD] if form.is_single else [_HARD, _PLAIN]
         for arguments in ([_HARD], several):
             turn = self._turn_of_calls(*arguments)
             _, opening, written = turn.partition(form.openings[0])
-            if turn_end:
-                written = written.partition(turn_end)[0]
+            last = (form.end + form.after).strip()
+            written = written[: written.rfind(last or self._turn_end)] + last
             stream = CallStream(Calls(form, _USE))
             parts = stream.push(Part(f"{opening}{written}", is_thought=False))
             parts += stream.finish(is_cut=False)
@@ -285,45 +338,15 @@ class _FormReader:
                 raise _UnreadError("calls are not read as they are written")
 
 
-def _of_single(prefix: str, call: _Parted, turn_end: str) -> CallForm:
-    """The form of a template that takes one call in a message."""
-    opening = _opening(prefix, turn_end)
-    form = CallForm(
-        before=opening,
-        start=f"{prefix.removeprefix(opening)}{NAME}{call.middle}",
-        end=_up_to_mark(_without_ids(call.rest), turn_end),
-        openings=(opening,),
-        is_single=True,
-    )
-    return _with_arguments(form, call)
-
-
-def _of_several(prefix: str, call: _Parted, link: str, turn_end: str) -> CallForm:
-    """The form, by what stands before the first call, behind it, and before the second."""
-    opening = _opening(prefix, turn_end)
-    rest = _without_ids(call.rest)
-    link = _without_ids(link)
-    start = _common_suffix(prefix.removeprefix(opening), link)
-    link = link[: len(link) - len(start)]
-    end = _common_prefix(link, rest)
-    form = CallForm(
-        before=prefix[: len(prefix) - len(start)],
-        start=f"{start}{NAME}{call.middle}",
-        end=end,
-        between=link[len(end) :],
-        after="" if opening in link else _up_to_mark(rest[len(end) :], turn_end),
-        openings=(opening,),
-    )
-    return _with_arguments(form, call)
-
-
 def _with_arguments(form: CallForm, call: _Parted) -> CallForm:
     """The form, with what follows from its parts and from how arguments are written."""
     tags = call.tags
     if tags is not None:
-        tags = tags._replace(end=to_first_mark(form.end.strip() or form.after.strip()))
-        if not tags.end:
+        end = form.end.strip() or form.after.strip()
+        if not end:
             raise _UnreadError("arguments have no end")
+        mark = to_first_mark(end)
+        tags = tags._replace(end=end if mark in tags.closing else mark)
     last = (form.end + form.after).rstrip()
     ends = marks_in(last)
     closing = ends[-1] if ends and last.endswith(ends[-1]) else ""
@@ -340,23 +363,6 @@ def _forgotten(form: CallForm) -> str:
     if not before.startswith("<") or ">" not in behind or CALL_ID in form.start:
         return ""
     return f"{before}{NAME}{behind.partition('>')[0]}>"
-
-
-def _opening(prefix: str, turn_end: str) -> str:
-    """The text with which calls begin."""
-    opening = to_first_mark(prefix)
-    if not opening.strip() or "{" in opening or opening == turn_end:
-        raise _UnreadError("calls have no mark of their own")
-    return opening
-
-
-def _up_to_mark(text: str, turn_end: str) -> str:
-    """The text with its first mark, or without it if that ends the turn."""
-    mark = next(iter(marks_in(text)), "")
-    if not mark:
-        return ""
-    found = text.partition(mark)[0]
-    return found if mark == turn_end else found + mark
 
 
 def _without_ids(text: str) -> str:
@@ -381,40 +387,42 @@ def _with_numbers(text: str, other: str) -> tuple[str, str]:
     return text, other
 
 
-def _parted(text: str) -> _Parted:
-    """The parts of the text behind a call's name. Raises _UnreadError."""
-    middle, found, rest = text.partition(_KEY_A)
-    if not found:
-        raise _UnreadError("arguments are not shown")
+def _parted(text: str, name: str) -> tuple[str, _Parted]:
+    """The text before a call's name, and the parts of that behind it. Raises _UnreadError."""
+    before, _, rest = text.partition(_KEY_A)
+    prefix, named, middle = before.rpartition(name)
+    if not named or not rest:
+        raise _UnreadError("a call is not shown")
     brace = middle.rfind("{")
     if brace >= 0 and middle[brace + 1 :].strip() == '"':
         try:
-            value, end = _DECODER.raw_decode(text, brace)
+            value, end = _DECODER.raw_decode(text, len(before) - len(middle) + brace)
         except ValueError as error:
             raise _UnreadError("arguments are no object") from error
         if value != _PLAIN:
             raise _UnreadError("arguments are others")
-        return _Parted(text[:brace], None, JsonArguments, text[end:])
+        return prefix, _Parted(middle[:brace], None, JsonArguments, text[end:])
     found_all = _ONE_BY_ONE.match(rest)
     if found_all is None:
         raise _UnreadError("arguments are written in an unknown way")
     naming, link, naming_other, rest = found_all.groups()
     if naming.endswith(QUOTE) and link.startswith(QUOTE) and middle.endswith("{"):
-        return _Parted(middle[:-1], None, GemmaArguments, rest.removeprefix("}"))
+        return prefix, _Parted(middle[:-1], None, GemmaArguments, rest.removeprefix("}"))
+    if naming_other.replace('"number"', '"string"') == naming:
+        naming_other = naming_other.replace('"number"', f'"{KIND}"')
     link = link.replace(_KEY_A, KEY)
     rest = rest.replace(_KEY_B, KEY, 1) if KEY in link else rest
     is_quoted = naming[-1:] in ("'", '"') and link.startswith(naming[-1:])
     if is_quoted:
         naming, link = naming[:-1], link[1:]
-    opening = _common_suffix(middle, link).lstrip()
-    middle = middle[: len(middle) - len(opening)]
-    link = link[: len(link) - len(opening)]
     closing = _common_prefix(link, rest)
-    between = link[len(closing) :]
+    opening = _common_suffix(middle, link[len(closing) :]).lstrip()
+    middle = middle[: len(middle) - len(opening)]
+    between = link[len(closing) : len(link) - len(opening)]
     if not is_quoted and not closing.strip():
         raise _UnreadError("arguments have no end")
     tags = Tags(opening, naming, naming_other, closing, between, "", is_quoted)
-    return _Parted(middle, tags, TagArguments, rest[len(closing) :])
+    return prefix, _Parted(middle, tags, TagArguments, rest[len(closing) :])
 
 
 _DECODER = json.JSONDecoder()

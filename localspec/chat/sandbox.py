@@ -5,6 +5,10 @@ and its C, which nothing interrupts: no signal, no thread. So whatever could tak
 without end in one of them is measured before it is done: powers, products, formats, paddings,
 what is joined, what is written. How often a template does what it may is not bounded here, but
 between two operations, and in each turn of a loop, it looks whether it is still wanted.
+
+Hugging Face's sandbox refuses every change of a list. Kimi K2's template, which llama.cpp runs,
+keeps a queue in one. So a template may append to its lists and take from them; what it is given
+has to be its own copy.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import itertools
 import json
 import re
 import string
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set, ValuesView
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set, ValuesView
 from contextvars import ContextVar
 from typing import Any, NamedTuple, NoReturn
 
@@ -240,7 +244,13 @@ def _check_bytes(number: int, length: int = 1, *_: object, **__: object) -> None
     require_short(length)
 
 
+def _check_appending(values: list[Any], *_: object) -> None:
+    _require_few(len(values) + 1)
+
+
+_CHANGES_OF_LISTS = ("append", "pop")  # methods that a template may call
 _METHODS: dict[str, Callable[..., None]] = {
+    "append": _check_appending,
     **dict.fromkeys(("center", "ljust", "rjust", "zfill"), _check_padding),
     **dict.fromkeys(("format", "format_map"), _check_format),
     **dict.fromkeys(("strip", "lstrip", "rstrip"), _check_searching),
@@ -369,7 +379,12 @@ def _to_json(
     separators: Sequence[str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """JSON without the escapes for HTML of Jinja's own filter, with Hugging Face's options."""
+    """JSON without the escapes for HTML of Jinja's own filter, with Hugging Face's options.
+
+    What a filter such as `map` yields is written as a list, as llama.cpp does.
+    """
+    if isinstance(value, Iterator):
+        value = _listed(value)
     width = len(indent) if isinstance(indent, str) else max(indent or 0, 0)
     require_short(width)
     between = sum(map(len, separators or ()))
@@ -474,6 +489,12 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         texts = (each for each in constants if isinstance(each, str))
         return Reads(frozenset(names), frozenset((*attributes, *texts)))
 
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        """Whether a template may read that attribute."""
+        if isinstance(obj, list) and attr in _CHANGES_OF_LISTS:
+            return True
+        return super().is_safe_attribute(obj, attr, value)
+
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """The result of an operator."""
         for each in (left, right):
@@ -490,7 +511,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         method = getattr(called, "__wrapped__", called)  # Jinja has one around str.format
         owner = getattr(method, "__self__", None)
         name = getattr(method, "__name__", "")
-        if isinstance(owner, str | bytes | int) and name in _METHODS:
+        if isinstance(owner, str | bytes | int | list) and name in _METHODS:
             if name == "join":
                 given = tuple(map(_listed, given))
             keywords = {key: each for key, each in named.items() if key not in _JINJAS_OWN}

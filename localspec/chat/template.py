@@ -7,6 +7,7 @@ how many there are.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -159,7 +160,8 @@ class ChatTemplate:
         in_parts: bool,
     ) -> str:
         """The template's text. in_parts: whether each content is a list of one text."""
-        given = [dict(each) for each in messages]
+        variables = copy.deepcopy(dict(variables))  # a template may change its lists
+        given = copy.deepcopy([dict(each) for each in messages])
         for each in given if in_parts else ():
             each["content"] = [{"type": "text", "text": each["content"]}]
         pieces, length = [], 0

@@ -64,14 +64,20 @@ def _marks(**marks: tuple[str, ...]) -> Mapping[str, Following]:
 
 # Where a template has the signs of several, those that come first are found first.
 FAMILIES = (
-    # gpt-oss (channels) and Muse (recipients). Here messages to tools are thoughts; what else
-    # they are `AnswerText` knows.
+    # Muse (recipients), whose calls are marked within messages to tools
+    Family(
+        ("<|start|>", "<|message|>", "<|eom|>"),
+        _marks(head=("<|start|>",), body=("<|message|>",), nothing=("<|eom|>",)),
+        thoughtful=" to=self",
+    ),
+    # gpt-oss (channels). Here messages to tools are thoughts; what else they are `AnswerText`
+    # knows.
     Family(
         ("<|start|>", "<|message|>"),
         _marks(
             head=("<|start|>", "<|channel|>"),
             body=("<|message|>",),
-            nothing=("<|end|>", "<|eom|>"),
+            nothing=("<|end|>",),
         ),
         thoughtful="analysis| to=(?!assistant|user)",
     ),
@@ -80,8 +86,8 @@ FAMILIES = (
         ("<|begin|>", "<|content|>"),
         _marks(
             head=("<|begin|>",),
-            thought=("<|think|>", "<|tool_calls|>"),
-            speech=("<|content|>",),
+            thought=("<|think|>",),
+            speech=("<|content|>", "<|tool_calls|>"),
             nothing=("<|end|>",),
         ),
     ),

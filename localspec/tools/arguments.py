@@ -133,6 +133,18 @@ def in_tags(value: object) -> str:
 
 
 KEY = "KEY"  # stands for an argument's name in `Tags.closing`
+KIND = "KIND"  # stands for the type of a value in `Tags.naming_other`
+CDATA, CDATA_END = "<![CDATA[", "]]>"  # XML's marks around a text that has marks in it
+_KINDS = {
+    bool: "boolean",
+    int: "number",
+    float: "number",
+    list: "array",
+    dict: "object",
+    type(None): "null",
+}
+KINDS = tuple(dict.fromkeys(_KINDS.values()))  # words that KIND stands for
+_ANY_KIND = f"(?:{'|'.join(KINDS)})"
 
 
 class Tags(NamedTuple):
@@ -145,7 +157,7 @@ class Tags(NamedTuple):
     """What stands between the name and a value that is a text."""
 
     naming_other: str
-    """What stands between the name and any other value."""
+    """What stands between the name and any other value, perhaps with KIND."""
 
     closing: str
     """What stands after the value, with KEY where the name is repeated."""
@@ -159,6 +171,9 @@ class Tags(NamedTuple):
     is_quoted: bool
     """Whether texts are quoted, so that every value is JSON or a literal of Python's."""
 
+    has_cdata: bool = False
+    """Whether a text with "<", "&" or several lines stands in CDATA."""
+
     def written(self, arguments: Mapping[str, Any]) -> str:
         """The arguments in this notation."""
         return self.between.join(
@@ -169,7 +184,9 @@ class Tags(NamedTuple):
 
     def naming_of(self, value: object) -> str:
         """What stands before that value."""
-        return self.naming if isinstance(value, str) else self.naming_other
+        if isinstance(value, str):
+            return self.naming
+        return self.naming_other.replace(KIND, _KINDS[type(value)])
 
     def value(self, value: object) -> str:
         """The text of a value."""
@@ -203,7 +220,7 @@ class TagArguments(ArgumentReader):
         any_name = r"\w+" if tags.is_quoted else r"[^>\n]+?"
         names = "|".join([*map(re.escape, known), any_name])
         naming = flexible(tags.naming.rstrip())
-        other = flexible(tags.naming_other.rstrip())
+        other = flexible(tags.naming_other.rstrip()).replace(KIND, _ANY_KIND)
         opening = re.compile(
             f"{re.escape(tags.opening.strip())}({names})(?:({naming})|({other}))"
         )
@@ -242,6 +259,15 @@ class TagArguments(ArgumentReader):
             following = re.escape(self._tags.opening.strip())
             pattern += rf"(?=\s*(?:{following}|\Z))"
         end, begun = re.compile(pattern), self.rest[self._at :].lstrip()
+        if self._tags.has_cdata:
+            while begun != CDATA and CDATA.startswith(begun):
+                yield None
+                begun = self.rest[self._at : self._at + len(CDATA)]
+            if begun.startswith(CDATA):
+                self._at += len(CDATA)
+                ends = (f"{CDATA_END}{closing}", f"{CDATA_END}{bare}")
+                yield from self._string(re.compile(re.escape(CDATA_END) + pattern), ends)
+                return
         while not is_text and (not begun or any(each.startswith(begun) for each in _WORDS)):
             yield None
             begun = self.rest[self._at :].lstrip()

@@ -18,7 +18,17 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from localspec.errors import ConstraintError
-from localspec.tools.arguments import KEY, QUOTE, GemmaArguments, Tags, in_tags
+from localspec.tools.arguments import (
+    CDATA,
+    CDATA_END,
+    KEY,
+    KIND,
+    KINDS,
+    QUOTE,
+    GemmaArguments,
+    Tags,
+    in_tags,
+)
 from localspec.tools.call_form import CALL_ID, MARKED_ID, NAME, CallForm
 from localspec.tools.schemas import (
     ONE_LINE,
@@ -182,7 +192,8 @@ def _kinds(schema: Schema) -> Schema:
     return {"properties": values} if values else {}
 
 
-_ANY_ID = "/[A-Za-z0-9]{1,9}/"
+_ANY_ID = "/[A-Za-z0-9]{1,10}/"
+_ANY_KIND = f" ({' | '.join(map(json.dumps, KINDS))}) "
 
 
 class GrammarTexts:
@@ -323,7 +334,8 @@ class _TagWriter:
             if None in takes:
                 found_json = {"allOf": [found_json, {"type": _NO_TEXTS}]}
             rules.append(json_rule(f"{rule}_json", found_json))
-            other = self._spell.of(f"{tags.opening}{key}{tags.naming_other}")
+            opened_other = f"{tags.opening}{key}{tags.naming_other}"
+            other = _ANY_KIND.join(map(self._spell.of, opened_other.split(KIND)))
             written.append(f"{other} {rule}_json {self._spell.of(closing)}")
         return [f"{rule}: {' | '.join(written)}", *rules] if written else []
 
@@ -340,6 +352,14 @@ class _TagWriter:
 
     def _text(self, rule: str, closing: str) -> list[str]:
         """The rules of a text with its closing, which it does not hold by itself."""
+        if not self._tags.has_cdata:
+            return self._bare_text(rule, closing)
+        plain = f"(/[^<&\\n]+/)? {self._spell.of(closing)}"
+        marked = self._bare_text(f"{rule}_marked", f"{CDATA_END}{closing}")
+        return [f"{rule}: {plain} | {json.dumps(CDATA)} {rule}_marked", *marked]
+
+    def _bare_text(self, rule: str, closing: str) -> list[str]:
+        """As `_text`, of one without marks around it."""
         bare = closing.strip()
         text = rule.upper()
         if any(mark in bare for mark in self._spell.tokens):
