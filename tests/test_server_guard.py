@@ -118,8 +118,18 @@ def test_a_body_of_too_many_values_is_refused_before_it_is_read(monkeypatch, val
     assert caught.value.status == 413
 
 
-def test_commas_in_a_text_are_no_values():
-    text = 'a,"b",\\",[{' * 1_000_000
+def test_a_body_of_too_many_names_is_refused_before_it_is_read(monkeypatch):
+    monkeypatch.setattr(
+        "localspec.server.fields.json_value", lambda _: pytest.fail("it is read")
+    )
+    names = ",".join(f'"{number}" :0' for number in range(500_001))
+    with pytest.raises(RequestError, match="more than 500000 names") as caught:
+        read_fields(f'{{"a": {{{names}}}}}'.encode())
+    assert caught.value.status == 413
+
+
+def test_signs_in_a_text_are_no_values():
+    text = 'a,"b":,\\",[{' * 1_000_000
     assert read_fields(json.dumps({"a": text}).encode()).text("a") == text
 
 
