@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import inspect
+import logging
 import os
 import signal
 import subprocess
@@ -79,8 +80,9 @@ def test_answers_are_those_of_an_engine_here(isolated, engine):
     assert asyncio.run(ask()).text == same.text
 
 
-def test_a_crash_is_an_error_and_the_next_question_is_answered(isolated):
+def test_a_crash_is_an_error_and_the_next_question_is_answered(isolated, caplog):
     """In the middle of an answer, and between two; the conversation goes on."""
+    caplog.set_level(logging.INFO)
     chat = isolated.chat()
     chat.send("Tell me a story about a fox.", sampling=GREEDY).reply()
     stream = chat.send("Another one!", sampling=LONG)
@@ -97,6 +99,7 @@ def test_a_crash_is_an_error_and_the_next_question_is_answered(isolated):
     assert chat.can_continue
     assert chat.send("Another one!", sampling=GREEDY, max_tokens=5).reply().text
     assert isolated.process_id != first
+    assert caplog.messages.count("loading the models again, since their process ended") == 1
     for _ in range(3):
         os.kill(isolated.process_id, signal.SIGABRT)  # which is noticed later
         assert isolated.generate_raw("Hi", max_tokens=2).reply().token_ids

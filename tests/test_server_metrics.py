@@ -9,6 +9,8 @@ import re
 import pytest
 
 from localspec.cli.serve import JSONFormatter
+from localspec.errors import CrashedError
+from localspec.server.refusal import refusal_of
 from server_runner import running_server
 from waiting import wait_until
 
@@ -114,3 +116,11 @@ def test_the_log_can_be_read_by_programs(caplog):
     assert whole["drafted"] >= whole["accepted"] > 0
     assert (cut["path"], cut["is_complete"]) == ("/v1/completions", False)
     assert cut["tokens"] < 1500
+
+
+def test_a_crash_is_one_line_of_the_log(caplog):
+    """How the process ended, without the calls that led to the error."""
+    refusal_of(CrashedError("the process of the engine ended: SIGSEGV", "Ask again."))
+    (record,) = caplog.records
+    assert record.exc_info is None
+    assert record.getMessage().endswith("SIGSEGV")

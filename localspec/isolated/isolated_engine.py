@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import weakref
@@ -72,6 +73,8 @@ if TYPE_CHECKING:
 
     from localspec.engine.models import EngineMemory
     from localspec.pictures.picture import Vision
+
+logger = logging.getLogger(__name__)
 
 _MOST_TRIES = 3  # to have an answer begun, where processes are lost
 
@@ -188,6 +191,7 @@ class IsolatedEngine(BaseEngine):
             self._require_not_ending()
             if not self._process.is_running():
                 self._process.close()
+                logger.info("loading the models again, since their process ended")
                 self._process = ChildProcess(self._preset, self._arguments, None)
             return self._process
 

@@ -104,7 +104,7 @@ def refusal_of(error: Exception) -> RequestError:
         logger.error("a request failed", exc_info=error)
         return RequestError("the server failed; see its log", code="server_error")
     if isinstance(error, CrashedError):
-        logger.error("%s", MODELS_ENDED, exc_info=error)
+        logger.error("%s: %s", MODELS_ENDED, error)
     code = next((code for kind, code in _CODES if isinstance(error, kind)), "server_error")
     message = _OWN_FIELD.sub("repeat_last_n", str(error))
     refusal = RequestError(message, _hint_for_clients(error.hint), code=code)
