@@ -9,17 +9,18 @@ For each model and template a copy of the model's file is written that has this 
 and deleted: TMPDIR needs room for one. The copy's model is asked for calls at temperature 1
 without filters, where a small model would write almost anything: it must call, it chooses, and
 it must call a tool that is named. The grammar keeps it to the template's form. Each seed is
-answered plainly, with the lookup, and with a draft model if there is one.
+answered plainly, with the lookup, and with a draft model if there is one; without thoughts
+where the template has a switch for them.
 
 Prints a table as Markdown, as far as it got also after Ctrl-C:
 
 - runs: answers, the plain ones among them.
-- calls, that fit: whole calls, and those whose tool and arguments fit the tool's schema.
+- calls that fit: those whose tool and arguments fit the tool's schema, of all whole calls.
 - none, cut: answers that ended without a call, and those that were cut off. An answer that has
   to call a tool is never among the first.
-- same, of: drafted answers with the tokens and the calls of the plain one.
-- widest gap: of answers that differ, where they first do: by how many logits the token of the
-  plain answer was ahead of the other's in the seed's draw. Rounding explains a part of a logit
+- same: drafted answers that are the plain one, token by token.
+- gap: by how many logits the plain answer's token was ahead of the drafted answer's, in the
+  seed's draw, where the two first differ; the widest. Rounding explains a part of a logit
   (docs/lossless.md); with --exact nothing may differ.
 
 Needs the extras grammar and test. Exit code 1: a call does not fit, an answer that has to call
@@ -82,6 +83,7 @@ PLACE = {
     "required": ["street"],
     "additionalProperties": False,
 }
+# The first has texts, in which a small model goes on at temperature 1 until it is cut off.
 TOOLS: Sequence[Mapping[str, Any]] = (
     {
         "name": "book_table",
@@ -107,7 +109,7 @@ TOOLS: Sequence[Mapping[str, Any]] = (
             "properties": {
                 "level": {"enum": [0, 25, 50, 100]},
                 "is_warm": {"type": "boolean"},
-                "room": {"type": ["string", "null"]},
+                "room": {"enum": ["kitchen", "hall", None]},
             },
             "required": ["level", "is_warm"],
             "additionalProperties": False,
@@ -126,6 +128,7 @@ CHOICES: Mapping[str, str] = {
     "set_lamp": "It is too dark in here.",
 }
 PLAIN = "plain"
+_ITSELF = Path()  # stands for the model as its own draft
 _CONTEXT = 8192  # templates with long instructions take 2 000 tokens
 _NUM_TOP = 8192  # likeliest tokens, among which the token of another answer is looked for
 _ROUNDING = 1.0  # logits that two tokens may move towards each other: half of it each
@@ -138,18 +141,25 @@ class Row:
     num_runs: int = 0
     num_calls: int = 0
     num_fit: int = 0
-    num_none: int = 0
-    num_cut: int = 0
-    num_same: int = 0
-    num_compared: int = 0
-    num_lacking: int = 0
-    widest_gap: float = 0.0
 
-    @property
-    def is_good(self) -> bool:
+    num_none: int = 0
+    """Answers that ended without a call."""
+
+    num_lacking: int = 0
+    """Those of them that had to call."""
+
+    num_cut: int = 0
+    num_compared: int = 0
+    num_same: int = 0
+
+    widest_gap: float = 0.0
+    """In logits, see `gap_between`."""
+
+    def is_good(self, *, exact: bool) -> bool:
         """Whether nothing here is a fault."""
         all_fit = self.num_fit == self.num_calls and not self.num_lacking
-        return all_fit and self.widest_gap <= _ROUNDING
+        is_same = self.num_same == self.num_compared
+        return all_fit and (is_same or (not exact and self.widest_gap <= _ROUNDING))
 
     def add(self, reply: localspec.Reply, choice: str) -> None:
         """Count an answer."""
@@ -166,7 +176,6 @@ class Row:
         """Count whether a drafted answer is the plain one, and say so."""
         self.num_compared += 1
         is_same = plain.token_ids == drafted.token_ids
-        is_same = is_same and said_calls(plain) == said_calls(drafted)
         self.num_same += is_same
         return is_same
 
@@ -191,11 +200,6 @@ def fits(call: localspec.ToolCall, choice: str) -> bool:
     except jsonschema.ValidationError:
         return False
     return True
-
-
-def said_calls(reply: localspec.Reply) -> list[tuple[str, str]]:
-    """The calls of an answer, without ids, which are other ones each time."""
-    return [(call.name, call.json) for call in reply.tool_calls]
 
 
 def gap_between(plain: localspec.Reply, drafted: localspec.Reply, seed: int) -> float:
@@ -226,11 +230,12 @@ def gap_between(plain: localspec.Reply, drafted: localspec.Reply, seed: int) -> 
 @contextlib.contextmanager
 def copy_with(reader: gguf.GGUFReader, template: str) -> Iterator[Path]:
     """A copy of a model's file with another chat template, as long as it is used."""
-    arch = reader.get_field(gguf.Keys.General.ARCHITECTURE).contents()
+    field = reader.get_field(gguf.Keys.General.ARCHITECTURE)
+    assert field is not None, "loading would fail"
     details = MetadataDetails(gguf.GGUFValueType.STRING, template)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         path = Path(folder) / "copy.gguf"
-        writer = gguf.GGUFWriter(path, arch=arch, endianess=reader.endianess)
+        writer = gguf.GGUFWriter(path, arch=field.contents(), endianess=reader.endianess)
         copy_with_new_metadata(reader, writer, {gguf.Keys.Tokenizer.CHAT_TEMPLATE: details}, [])
         yield path
 
@@ -276,9 +281,6 @@ def add_answers(
             row.widest_gap = max(row.widest_gap, gap_between(again, reply, seed))
 
 
-_ITSELF = Path()
-
-
 def answer(
     engine: localspec.Engine,
     choice: str,
@@ -290,6 +292,7 @@ def answer(
     question = [{"role": "user", "content": CHOICES[choice]}]
     return engine.generate(
         question,
+        think=not engine.has_think_switch,
         tools=TOOLS,
         tool_choice=choice,
         sampling=localspec.SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0),
@@ -314,7 +317,7 @@ def measure(asked: argparse.Namespace) -> None:
                 for choice, row in checked(path, asked.choices, asked):
                     cells = [model.stem, shown, choice, *row.cells()]
                     print(f"| {' | '.join(cells)} |", flush=True)
-                    is_good = is_good and row.is_good
+                    is_good = is_good and row.is_good(exact=asked.exact)
     if not is_good:
         raise OptionError("not all calls and texts are as they have to be", "See the table.")
 
