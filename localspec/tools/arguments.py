@@ -9,7 +9,7 @@ import abc
 import ast
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from localspec.tools.partial_text import ObjectEnd, num_unfinished
@@ -73,6 +73,66 @@ class ArgumentReader(abc.ABC):
         text, self._at = self._quoted(found.start()), found.end()
         yield f'{text}"'
 
+    def _literal(self, quotes: Sequence[str]) -> Iterator[str | None]:
+        """A value of JSON's, Python's or Gemma's notation, with those quotes around texts.
+
+        Keys may stand there without quotes.
+        """
+        brackets = ""
+        is_key = False
+        while True:
+            self._skip_space()
+            text = self.rest[self._at : self._at + len(QUOTE)]
+            if num_unfinished(quotes, text) == len(text):
+                yield None
+                continue
+            quote = next(filter(text.startswith, quotes), "")
+            begun = text[0]
+            if quote:
+                self._at += len(quote)
+                is_raw = quote == QUOTE
+                yield from self._string(_QUOTE_END, quotes) if is_raw else self._escaped(quote)
+            elif begun in "[{":
+                brackets += begun
+                self._at += 1
+                yield begun
+            elif begun in "]},:)":
+                if not brackets:  # there is no value
+                    return
+                if begun in "]}":
+                    brackets = brackets[:-1]
+                self._at += 1
+                yield f"{begun} " if begun in ",:" else begun
+            else:
+                pattern = _BARE_KEY if is_key else _WORD
+                while (word := pattern.match(self.rest, self._at)) is None:
+                    yield None
+                self._at = word.end()
+                yield json_text(word[0].strip() if is_key else _value_of(word[0]))
+            if not brackets:
+                return
+            is_key = begun in "{," and brackets[-1] == "{"
+
+    def _escaped(self, quote: str) -> Iterator[str | None]:
+        """A text up to its quote, with escapes of JSON's or Python's."""
+        yield '"'
+        while True:
+            begun = self.rest[self._at : self._at + 1]
+            if begun == quote:
+                self._at += 1
+                yield '"'
+                return
+            if begun == "\\":
+                escape = _ESCAPE.match(self.rest, self._at)
+                if escape is None:
+                    yield None
+                    continue
+                self._at = escape.end()
+                yield _in_json(escape[0])
+                continue
+            plain = _PLAIN[quote].match(self.rest, self._at)
+            yield None if plain is None else self._quoted(plain.end())
+
 
 class JsonArguments(ArgumentReader):
     """An object, or a list, as it stands."""
@@ -83,48 +143,16 @@ class JsonArguments(ArgumentReader):
         yield ""
 
 
-_KEY_END, _VALUE_END = re.compile(":"), re.compile(r"[,:\[\]{}]")  # without quotes
 _QUOTE_END = re.compile(re.escape(QUOTE))
 
 
 class GemmaArguments(ArgumentReader):
-    """Gemma 4's {key:value,…}, whose strings stand between <|"|>.
-
-    Text in a wrong position gives no JSON.
-    """
+    """Gemma 4's {key:value,…}, whose strings stand between <|"|>."""
 
     def _parts(self) -> Iterator[str | None]:
-        brackets, separator, is_key = "", "", False  # before the next item; whether it is a key
-        while not self.is_over:
-            self._skip_space()
-            begun = self.rest[self._at : self._at + len(QUOTE)]
-            if not begun or (begun != QUOTE and QUOTE.startswith(begun)):
-                yield None
-                continue
-            if begun == QUOTE:
-                self._at += len(QUOTE)
-                yield separator
-                yield from self._string(_QUOTE_END, (QUOTE,))
-                separator, is_key = "", False
-                continue
-            mark, size = begun[0], 1
-            if mark == "}" or (mark == "]" and not is_key):
-                found, separator, is_key, brackets = mark, "", False, brackets[:-1]
-                self.is_over = not brackets
-            elif is_key or mark not in "{[:,":
-                end = (_KEY_END if is_key else _VALUE_END).search(self.rest, self._at)
-                if end is None:
-                    yield None
-                    continue
-                text, size = self.rest[self._at : end.start()].strip(), end.start() - self._at
-                found, is_key = json_text(text if is_key else _value_of(text)), False
-            else:
-                found = {":": ": ", ",": ""}.get(mark, mark)
-                brackets += mark if mark in "{[" else ""
-                is_key = mark != ":" and brackets[-1:] == "{"
-            self._at += size
-            yield separator + found
-            separator = ", " if mark == "," and not found else ""
+        yield from self._literal((QUOTE, '"'))
+        self.is_over = True
+        yield ""
 
 
 def in_tags(value: object) -> str:
@@ -242,7 +270,7 @@ class TagArguments(ArgumentReader):
             key = found[1] if found[1] in named else found[1].strip()
             yield f"{separator}{json_text(key)}: "
             if tags.is_quoted:
-                yield from self._literal()
+                yield from self._literal(_QUOTES)
             else:
                 is_text = takes_text(named.get(key), self._schema)
                 if tags.naming != tags.naming_other:
@@ -294,58 +322,9 @@ class TagArguments(ArgumentReader):
                 return written
         return None
 
-    def _literal(self) -> Iterator[str | None]:
-        """A value of JSON's or Python's notation."""
-        depth = 0
-        while True:
-            self._skip_space()
-            begun = self.rest[self._at : self._at + 1]
-            if not begun:
-                yield None
-                continue
-            if begun in _QUOTES:
-                yield from self._quoted_literal(begun)
-            elif begun in "[{":
-                depth += 1
-                self._at += 1
-                yield begun
-            elif begun in "]},:)":
-                if not depth:  # there is no value
-                    return
-                depth -= begun in "]}"
-                self._at += 1
-                yield f"{begun} " if begun in ",:" else begun
-            else:
-                while (word := _WORD.match(self.rest, self._at)) is None:
-                    yield None
-                self._at = word.end()
-                yield _PYTHON_WORDS.get(word[0], word[0])
-            if not depth:
-                return
-
-    def _quoted_literal(self, quote: str) -> Iterator[str | None]:
-        """A text between quotes, with escapes of JSON's or Python's."""
-        self._at += 1
-        yield '"'
-        while True:
-            begun = self.rest[self._at : self._at + 1]
-            if begun == quote:
-                self._at += 1
-                yield '"'
-                return
-            if begun == "\\":
-                escape = _ESCAPE.match(self.rest, self._at)
-                if escape is None:
-                    yield None
-                    continue
-                self._at = escape.end()
-                yield _in_json(escape[0])
-                continue
-            plain = _PLAIN[quote].match(self.rest, self._at)
-            yield None if plain is None else self._quoted(plain.end())
-
 
 _QUOTES = "'\""
+_BARE_KEY = re.compile("[^:]+(?=:)")
 _WORD = re.compile(r"[^\s,:\[\]{}()'\"]+(?=[\s,:\[\]{}()'\"])")
 _PLAIN = {quote: re.compile(rf"[^\\{quote}]+") for quote in _QUOTES}
 _ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|[^ux])", re.DOTALL)

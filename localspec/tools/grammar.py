@@ -480,7 +480,7 @@ class _GemmaWriter:
 
     def _key(self, key: str) -> str:
         """A name and its colon; quoted if it would end elsewhere."""
-        if key and key == key.strip() and not key.startswith((QUOTE, "}")) and ":" not in key:
+        if _BARE_KEY.fullmatch(key):
             return json.dumps(f"{key}:")
         return f'{self._constant(key)} ":"'
 
@@ -504,6 +504,7 @@ class _GemmaWriter:
 
 
 _COMMA = ' "," '
+_BARE_KEY = re.compile(r"""[^\s:,()[\]{}<"'][^:]*(?<!\s)""")
 _Item = TypeVar("_Item")
 
 
