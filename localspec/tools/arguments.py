@@ -64,7 +64,7 @@ class ArgumentReader(abc.ABC):
         text, self._at = self.rest[self._at : end], end
         return json_text(text)[1:-1]
 
-    def _string(self, end: re.Pattern[str], marks: tuple[str, ...]) -> Iterator[str | None]:
+    def _string(self, end: re.Pattern[str], marks: Sequence[str]) -> Iterator[str | None]:
         """A text up to its end, which is one of the marks."""
         yield '"'
         while (found := end.search(self.rest, self._at)) is None:

@@ -12,7 +12,7 @@ import contextlib
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple, TypeVar
@@ -304,43 +304,49 @@ class _TagWriter:
     def argument(self, rule: str, key: str, schema: object) -> list[str]:
         """The rules of an argument; none if it, or no value of it, can be written."""
         tags = self._tags
-        is_carried = key.isidentifier() if tags.is_quoted else tags.naming not in key
-        if not is_carried:
-            return []
-        opened = self._spell.of(f"{tags.opening}{key}{tags.naming}")
-        value = f"{rule}_value"
         if tags.is_quoted:
-            return [f"{rule}: {opened} {value}", json_rule(value, self._with_root(schema))]
+            return self._literal(rule, key, schema) if key.isidentifier() else []
+        if tags.naming in key:
+            return []
         closing = tags.closing.replace(KEY, key)
         found = branches(schema, self._root)
         free = [each for each in found if choices(each) is None and each is not False]
-        takes = {takes_text(each, self._root) for each in free}
-        chosen = [choice for each in found for choice in choices(each) or ()]
-        written: list[str] = []
+        options: list[str] = []
         rules: list[str] = []
-        if takes - {False}:
-            rules += self._text(value, closing)
-            written.append(f"{opened} {value}")
-            if tags.naming == tags.naming_other:  # a text may look like any other value
-                return [f"{rule}: {written[0]}", *rules]
-        written += [
-            f"{self._opened(key, choice)} {self._spell.of(f'{in_tags(choice)}{closing}')}"
-            for choice in chosen
-            if closing.strip() not in in_tags(choice)
-        ]
-        no_texts = [each for each in free if takes_text(each, self._root) is not True]
-        if no_texts:
-            found_json = self._with_root({"anyOf": no_texts})
-            if None in takes:
-                found_json = {"allOf": [found_json, {"type": _NO_TEXTS}]}
-            rules.append(json_rule(f"{rule}_json", found_json))
-            opened_other = f"{tags.opening}{key}{tags.naming_other}"
-            other = _ANY_KIND.join(map(self._spell.of, opened_other.split(KIND)))
-            written.append(f"{other} {rule}_json {self._spell.of(closing)}")
-        return [f"{rule}: {' | '.join(written)}", *rules] if written else []
+        if any(takes_text(each, self._root) is not False for each in free):
+            options.append(f"{self._opened(key, tags.naming)} {rule}_value")
+            rules += self._text(f"{rule}_value", closing)
+        if options and tags.naming == tags.naming_other:
+            found = free = []  # a text may look like any other value
+        for choice in (choice for each in found for choice in choices(each) or ()):
+            text = f"{in_tags(choice)}{closing}"
+            if closing.strip() not in in_tags(choice):
+                opened = self._opened(key, tags.naming_of(choice))
+                options.append(f"{opened} {self._spell.of(text)}")
+        if any(takes_text(each, self._root) is not True for each in free):
+            opened = self._opened(key, tags.naming_other)
+            options.append(f"{opened} {rule}_json {self._spell.of(closing)}")
+            rules.append(json_rule(f"{rule}_json", self._no_text(free)))
+        return [f"{rule}: {' | '.join(options)}", *rules] if options else []
 
-    def _opened(self, key: str, value: object) -> str:
-        return self._spell.of(f"{self._tags.opening}{key}{self._tags.naming_of(value)}")
+    def _literal(self, rule: str, key: str, schema: object) -> list[str]:
+        """The rules of an argument whose value is quoted if it is a text."""
+        value = f"{rule}_value"
+        opened = self._opened(key, self._tags.naming)
+        return [f"{rule}: {opened} {value}", json_rule(value, self._with_root(schema))]
+
+    def _no_text(self, free: Sequence[object]) -> Schema:
+        """A schema of the values of these that are no texts."""
+        kept = [each for each in free if takes_text(each, self._root) is not True]
+        found = self._with_root({"anyOf": kept})
+        if any(takes_text(each, self._root) is None for each in kept):
+            return {"allOf": [found, {"type": _NO_TEXTS}]}
+        return found
+
+    def _opened(self, key: str, naming: str) -> str:
+        """What stands before a value, with any kind where the naming has one."""
+        parts = f"{self._tags.opening}{key}{naming}".split(KIND)
+        return _ANY_KIND.join(map(self._spell.of, parts))
 
     def _with_root(self, schema: object) -> Schema:
         """A schema by itself, which may refer to what its root defines."""
