@@ -171,8 +171,8 @@ _KINDS = {
     dict: "object",
     type(None): "null",
 }
-KINDS = tuple(dict.fromkeys(_KINDS.values()))  # words that KIND stands for
-_ANY_KIND = f"(?:{'|'.join(KINDS)})"
+VALUE_KINDS = tuple(dict.fromkeys(_KINDS.values()))  # words that KIND stands for
+_ANY_KIND = f"(?:{'|'.join(VALUE_KINDS)})"
 
 
 class Tags(NamedTuple):

@@ -23,7 +23,7 @@ from localspec.tools.arguments import (
     CDATA_END,
     KEY,
     KIND,
-    KINDS,
+    VALUE_KINDS,
     QUOTE,
     GemmaArguments,
     Tags,
@@ -193,7 +193,7 @@ def _kinds(schema: Schema) -> Schema:
 
 
 _ANY_ID = "/[A-Za-z0-9]{1,10}/"
-_ANY_KIND = f" ({' | '.join(map(json.dumps, KINDS))}) "
+_ANY_KIND = f" ({' | '.join(map(json.dumps, VALUE_KINDS))}) "
 
 
 class GrammarTexts:
