@@ -14,6 +14,8 @@ from typing import NamedTuple
 
 import psutil
 
+_USUAL_CACHE_BYTES = 32 << 20
+
 _MEMBERSHIP = re.compile(r"\d+:([^:]*):(/.*)")  # controllers and the group's path
 # Which part of the tree is mounted, where, the type, and the options with the controllers.
 _MOUNT = re.compile(r"\S+ \S+ \S+ (/\S*) (/\S*) .* - (cgroup2?) \S+ (\S+)")
@@ -96,6 +98,16 @@ def cores_here() -> Cores:
 def num_usable_cores() -> int:
     """The number of threads to compute with; more would wait for each other."""
     return cores_here().usable
+
+
+def last_cache_bytes(root: Path = Path("/")) -> int:
+    """The size of a processor's last cache, or a usual one where the system does not say it."""
+    found = [_USUAL_CACHE_BYTES]
+    for file in root.glob("sys/devices/system/cpu/cpu0/cache/index*/size"):
+        text = file.read_text(encoding="ascii").strip()
+        if text.endswith("K") and text[:-1].isdecimal():
+            found.append(1024 * int(text[:-1]))
+    return max(found)
 
 
 def count_cores(

@@ -29,6 +29,7 @@ from localspec.engine.base import BaseEngine
 from localspec.engine.cache_pool import CachePool
 from localspec.engine.engine import Engine
 from localspec.engine.lane import Lane
+from localspec.engine.loading import _open_models as open_models  # noqa: F401
 from localspec.engine.models import Models
 from localspec.engine.worker import Worker
 from localspec.isolated.child import ServedRecord

@@ -33,6 +33,8 @@ def sound():
         amx_is_left_out=False,
         processor_flags=frozenset(),
         unused_gpu="",
+        driver_fault="",
+        trials=(),
         cores=CORES,
         memory=Memory(16_000_000_000, 8_000_000_000),
         cache=replace(found.cache, free_bytes=10**12, is_writable=True, unfinished={}),

@@ -65,6 +65,7 @@ def _blocks(found: Installation, heads: str, conversations: str) -> list[tuple[s
         ("llama.cpp", [f"{found.library}: {found.build}"]),
         ("Heads", [heads]),
         *(("Device", [_device(device)]) for device in found.devices),
+        ("Measured", list(found.trials)),
         ("Cores", [_cores_in_words(found.cores)]),
         ("Memory", [_free_of(memory.available_bytes, memory.total_bytes)]),
         ("Cache", [f"{cache.path}: {size}, {disk} of disk free"]),

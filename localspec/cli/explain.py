@@ -41,7 +41,12 @@ _NOT_MEASURED = "not measured on this machine yet; run: localspec bench"
 @shared("target", "draft", "head", "mmproj")
 @shared("context_length", help="Context in tokens. [default: as for chat]")
 @shared("num_gpu_layers", help="Layers of each model on GPUs. [default: as many as fit]")
-@shared("rpc", "tensor_split")
+@shared("device", "rpc", "tensor_split")
+@click.option(
+    "--measure",
+    is_flag=True,
+    help="Measure the devices again with this model, instead of what was measured before.",
+)
 @click.option(
     "--parallel",
     type=click.IntRange(1, MOST_PARALLEL),
@@ -50,7 +55,13 @@ _NOT_MEASURED = "not measured on this machine yet; run: localspec bench"
 )
 @json_option("object with everything found")
 def explain(
-    *, model: str | None, target: str | None, parallel: int | None, as_json: bool, **asked: Any
+    *,
+    model: str | None,
+    target: str | None,
+    parallel: int | None,
+    measure: bool,
+    as_json: bool,
+    **asked: Any,
 ) -> None:
     """Say whether a pair fits into memory and speeds up answers, before any download.
 
@@ -69,7 +80,7 @@ def explain(
 
     is_target = asked["draft"] is not None or asked["head"] is not None
     first = choose_model(model, None, target, is_target=is_target)
-    at_once: dict[str, Any] = {}
+    at_once: dict[str, Any] = {"measure": measure}
     if parallel is not None:
         at_once["parallel"] = parallel
         at_once["kept_bytes"] = served_kept_bytes(memory_here().total_bytes)
@@ -171,6 +182,7 @@ def explanation_text(found: Explanation, commands: Sequence[tuple[str, str]]) ->
         facts.append(("Draft", [f"none: {why}", *_draft_here(found)]))
     else:
         facts.append(("Caches", [_rollback(found)]))
+    facts.append(("Device", [found.device]))
     facts.append(("Memory", _memory_lines(found)))
     if found.can_draft:
         facts.append(("Speed-up", _gain_lines(found)))

@@ -204,6 +204,8 @@ _OPTIONS: dict[str, dict[str, str | dict[str, Any]]] = {
         "draft_num_threads": "CPU threads of the draft model. [default: --threads]",
         "num_gpu_layers": "Layers on GPUs; the others stay in main memory. [default: as many "
         "as fit]",
+        "device": "Where to compute: cpu, or a GPU by llama.cpp's name, as Vulkan0. [default: "
+        "what reads and writes fastest; it is measured at the first load]",
         "draft_num_gpu_layers": "Layers of the draft model on GPUs. [default: --gpu-layers]",
         "cpu_moe": _row(
             "Keep the target's experts in main memory. [default: those that do not fit]",

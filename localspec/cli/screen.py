@@ -34,7 +34,15 @@ PROPOSER_NAMES = {
 }
 # Keywords that errors name, for which commands have an option.
 _KEYWORDS = (
-    *("context_length", "draft_tokens", "flash_attention", "head", "local_dir", "main_gpu"),
+    *(
+        "context_length",
+        "draft_tokens",
+        "flash_attention",
+        "head",
+        "device",
+        "local_dir",
+        "main_gpu",
+    ),
     *("mmproj", "num_gpu_layers", "proposer", "rpc", "target", "template", "tensor_split"),
 )
 _WHOLE_FLAGS = {

@@ -86,7 +86,7 @@ Ollama's library for Python, and programs that ask an Ollama:
     "sees any. [default: each preset's, or a file mmproj*.gguf beside the target's]",
 )
 @shared("context_length", help=SERVED_CONTEXT)
-@shared("rpc", "exact")
+@shared("device", "rpc", "exact")
 @click.option(
     "--embeddings",
     shell_complete=complete_model,
@@ -130,6 +130,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
     allowed_hosts: tuple[str, ...],
     cors_origins: tuple[str, ...],
     context_length: int | None,
+    device: str | None,
     exact: bool | None,
     rpc: tuple[str, ...] | None,
     mmproj: str | None,
@@ -167,7 +168,14 @@ def serve(  # noqa: PLR0913  each is an option of the command
         offer_download(name)
     others = mmproj if mmproj == NO_PROJECTOR else None
     made = [
-        ServedModel(name, context_length, rpc, exact=exact, mmproj=others if number else mmproj)
+        ServedModel(
+            name,
+            context_length,
+            rpc,
+            device=device,
+            exact=exact,
+            mmproj=others if number else mmproj,
+        )
         for number, name in enumerate(names)
     ]
     embedder = None if embeddings is None else ServedEmbedder(embeddings)

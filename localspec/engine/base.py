@@ -70,6 +70,8 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
 
     description: str
     """The pair, for people."""
+    device: str
+    """Where the target computes, and what was measured of other devices, for people."""
     context_length: int
     """Tokens that a prompt and its answer may have together."""
     trained_context_length: int

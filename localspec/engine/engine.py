@@ -118,6 +118,7 @@ class Engine(BaseEngine):
     ) -> None:
         super().__init__(sampling, models.num_sequences)
         self.description = description
+        self.device = ""  # until it is known
         self.drafting = drafting
         self._target = target = models.target
         self.context_length = target.context_length

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import logging
 import os
 from collections.abc import Callable, Sequence
@@ -44,12 +43,20 @@ from localspec.gguf_file.head import head_facts
 from localspec.gguf_file.projector import cells_at_once
 from localspec.keywords import known_keywords
 from localspec.llama.devices import list_devices
+from localspec.llama.drivers import driver_fault
 from localspec.llama.options import LlamaOptions
-from localspec.llama.placement import is_on_gpus, place_layers, unused_gpu, usable_gpus
+from localspec.llama.placement import (
+    is_on_gpus,
+    place_layers,
+    require_device,
+    unused_gpu,
+    usable_gpus,
+)
 from localspec.llama.quirks import tiled_kernels
 from localspec.llama.quirks.spinning import computed_apart
 from localspec.llama.rpc_servers import reset_lines_at_end
 from localspec.policy.profile import Profile, exactness_setting
+from localspec.preflight.device_plans import Ranked, device_in_words, ranked_plans
 from localspec.preflight.free_memory import Planned, suited
 from localspec.preflight.memory import DEFAULT_KEPT_BYTES
 from localspec.preflight.plan import (
@@ -90,6 +97,7 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     context_length: int | None = None,
     num_threads: int | None = None,
     num_gpu_layers: int | None = None,
+    device: str | None = None,
     rpc: Sequence[str] | None = None,
     exact: bool | None = None,
     target_options: LlamaOptions | None = None,
@@ -111,12 +119,14 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     with which the target sees (else mmproj*.gguf beside it; "none": none). draft_tokens:
     proposed per step; None: as many as pay. proposer: "draft", "head", "lookup", "auto" or
     "none". context_length: tokens (the preset's, or the model's own up to 8192).
-    num_gpu_layers: what fits. rpc: "host:port" of llama.cpp's RPC servers with layers of the
-    target; one that fails ends the process; a head in the target's file is then used only if
-    proposer="head". exact: the same text to the bit with any draft. target_options,
-    draft_options: other settings of each. kept_bytes, cache_disk: for caches of conversations
-    that wait. parallel: answers at once. memory: earlier texts draft what repeats. progress:
-    called with the loaded share; raise to cancel. force: load what seems too large.
+    num_gpu_layers: what fits. device: "cpu", or a GPU by llama.cpp's name, as "Vulkan0"; else
+    what reads and writes fastest, as measured at the first load. rpc: "host:port" of
+    llama.cpp's RPC servers with layers of the target; one that fails ends the process; a head
+    in the target's file is then used only if proposer="head". exact: the same text to the bit
+    with any draft. target_options, draft_options: other settings of each. kept_bytes,
+    cache_disk: for caches of conversations that wait. parallel: answers at once. memory:
+    earlier texts draft what repeats. progress: called with the loaded share; raise to cancel.
+    force: load what seems too large.
 
     Raises PresetError, ModelFileError, MemoryLimitError, PairError, OptionError or RpcError.
     """
@@ -128,7 +138,10 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     if chosen is not None and context_length is None:
         context_length = chosen.context_length
     both = LlamaOptions(
-        context_length=context_length, num_threads=num_threads, num_gpu_layers=num_gpu_layers
+        context_length=context_length,
+        num_threads=num_threads,
+        num_gpu_layers=num_gpu_layers,
+        device=device,
     )
     of_target = replace(both, rpc=common_servers(rpc, chosen), exact=exact)
     target_options = _with_common(target_options, of_target)
@@ -141,10 +154,10 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     with contextlib.ExitStack() as stack:
         for sight in ways_to_see(mmproj, projector, sources[0].header):
             try:
-                plan = _plan(sources, sight, parallel, kept_bytes)
-                if not (plan is None or force):
-                    check_fit(plan)
-                models = _open_fitting(sources, sight, plan, stack)
+                ranked = _plans(sources, sight, parallel, kept_bytes)
+                if not (ranked is None or force):
+                    check_fit(ranked.plans[0])
+                models, plan = _open_fitting(sources, sight, ranked, stack)
                 break
             except (MemoryLimitError, ProjectorError) as error:  # others are the models'
                 if sight is None or sight.is_named:
@@ -154,8 +167,16 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
         room = CacheRoom(kept_bytes - reserved_bytes, CacheDisk.of(cache_disk))
         sampling = SamplingParams() if chosen is None else chosen.sampling
         description = _description(models) if chosen is None else chosen.description
-        description += models.target.gpus or _unused_gpu(sources[0])
+        measured = None if ranked is None else ranked.measured
+        device = "" if plan is None else device_in_words(plan, measured)
+        description += models.target.gpus
+        if measured is not None:
+            logger.info("%s", device)
+            description += f"; {device}"
+        elif not models.target.gpus:
+            description += _unused_gpu(sources[0])
         engine = Engine(models, drafting, sampling, description, room, memory=memory)
+        engine.device = device
         stack.pop_all()
         return engine
 
@@ -169,7 +190,10 @@ def _unused_gpu(target: Source) -> str:
         return ""
     from localspec.llama.library import devices  # loads libllama
 
-    words = unused_gpu(usable_gpus(devices()), target.options.num_gpu_layers)
+    num_layers = target.options.num_gpu_layers
+    words = unused_gpu(usable_gpus(devices()), num_layers)
+    if num_layers != 0:
+        words = driver_fault(devices()) or words
     if words:
         logger.info("%s", words)
     return f" ({words})" if words else ""
@@ -183,13 +207,13 @@ def _check_kept(kept_bytes: int, *, memory: bool) -> None:
         raise OptionError(f"memory is {memory!r}", "Choose True or False.")
 
 
-def _plan(
+def _plans(
     sources: list[Source], sight: Sight | None, parallel: int, kept_bytes: int
-) -> Plan | None:
-    """How the files are to be opened; None without one.
+) -> Ranked | None:
+    """How the files may be opened, by their devices; None without a file.
 
     One answer at a time where an application has loaded a model itself. Raises what `plan_here`
-    raises.
+    raises, and OptionError for a device that does not exist.
     """
     files = [
         Planned(source.header, source.options, source.role)
@@ -200,27 +224,35 @@ def _plan(
         return None
     if len(files) < len(sources):
         parallel = 1
+    for model in files:
+        if model.options.device is not None:
+            from localspec.llama.library import devices  # loads libllama
+
+            require_device(model.options.device, usable_gpus(devices()))
     if sight is not None:
         files[0] = files[0].changed(num_picture_cells=cells_at_once(sight.projector))
         files.append(Planned(sight.projector, role="mmproj"))
-    return plan_here(files, parallel, kept_bytes)
+    if sources[0].header is None:  # where its layers are is known to the application alone
+        return Ranked([plan_here(files, parallel, kept_bytes)])
+    make_plan = partial(plan_here, parallel=parallel, kept_bytes=kept_bytes)
+    return ranked_plans(files, make_plan, measure=True)
 
 
 def _open_fitting(
     sources: list[Source],
     sight: Sight | None,
-    plan: Plan | None,
+    ranked: Ranked | None,
     stack: contextlib.ExitStack,
-) -> Models:
-    """Open the models as planned, or with fewer layers on GPUs where memory runs out.
+) -> tuple[Models, Plan | None]:
+    """Open the models by the best plan, or by the next one where memory runs out.
 
     stack: gets what closes them. Raises MemoryLimitError where the user chose the layers, or
-    fewer do not help, and what `_open_models` raises.
+    no plan helps, and what `_open_models` raises.
     """
-    if plan is None:
-        return _open_models(sources, sight, stack)
+    if ranked is None:
+        return _open_models(sources, sight, stack), None
     fault: MemoryLimitError | None = None
-    for fitting in itertools.chain([plan], plan.fewer()):
+    for fitting in ranked.attempts():
         if fault is not None:
             logger.warning(
                 "memory ran out (%s); trying again with fewer layers on GPUs: %s",
@@ -240,7 +272,7 @@ def _open_fitting(
                 continue
             stack.push(attempt.pop_all())
             all_known = all(source.header is not None for source in sources)
-            return models._replace(memory=fitting.memory if all_known else None)
+            return models._replace(memory=fitting.memory if all_known else None), fitting
     assert fault is not None
     raise fault
 
@@ -284,7 +316,10 @@ def _with_common(own: LlamaOptions | None, common: LlamaOptions) -> LlamaOptions
     if not isinstance(own, LlamaOptions):
         raise OptionError(f"a model's options are {own!r}", "Give a LlamaOptions.")
     left = {}
-    for name in ("context_length", "num_threads", "num_gpu_layers", "rpc", "exact"):
+    names = ["context_length", "num_threads", "rpc", "exact"]
+    if own.num_gpu_layers is None and own.device is None:
+        names += ["num_gpu_layers", "device"]
+    for name in names:
         if getattr(own, name) in (None, ()):
             left[name] = getattr(common, name)
     return replace(own, **left)

@@ -51,6 +51,7 @@ class LoadKeywords(TypedDict, total=False):
     context_length: int | None
     num_threads: int | None
     num_gpu_layers: int | None
+    device: str | None
     rpc: Sequence[str] | None
     exact: bool | None
     target_options: LlamaOptions | None
@@ -227,7 +228,7 @@ def _for_head(target_options: LlamaOptions) -> LlamaOptions:
     target's output or cache, which are there.
     """
     if target_options.rpc:
-        target_options = replace(target_options, num_gpu_layers=0)
+        target_options = replace(target_options, num_gpu_layers=0, device=None)
     return replace(target_options, max_outputs=REPLAY_TOKENS, num_snapshots=0, exact=None)
 
 

@@ -146,6 +146,15 @@ def read_header(path: Path) -> Header:
         raise ModelFileError(f"{str(path)!r} is not a path: {error}", "Check it.") from None
 
 
+def raw_entries(path: Path) -> dict[str, bytes]:
+    """The metadata of a file that `read_header` has read: key, type and value of each entry."""
+    with (
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data,
+    ):
+        return _HeaderReader(path, data, len(data)).raw_entries()
+
+
 def read_source_header(source: ByteSource) -> Header:
     """The header of a file on another machine; its path is the source's name.
 
@@ -182,7 +191,19 @@ class _HeaderReader:
         self._at = 4
         self._tokens: Sequence[bytes] = ()
 
-    def header(self) -> Header:
+    def raw_entries(self) -> dict[str, bytes]:
+        """The metadata as in the file, by key: key, type and value of each entry."""
+        _, num_entries = self._counts()
+        entries: dict[str, bytes] = {}
+        for _ in range(num_entries):
+            begin = self._at
+            key = self._string()
+            self._value(key, self._scalar("<I"))
+            entries[key] = self._data[begin : self._at]
+        return entries
+
+    def _counts(self) -> tuple[int, int]:
+        """The numbers of tensors and of entries, behind which the entries are."""
         if self._data[:4] != b"GGUF":
             raise _not_gguf(self._path, self._data[:_BEGINNING])
         version = self._scalar("<I")
@@ -194,6 +215,10 @@ class _HeaderReader:
         num_tensors, num_entries = self._scalar("<Q"), self._scalar("<Q")
         if max(num_tensors, num_entries) > _MAX_ENTRIES:
             raise self._damaged(f"it claims {num_tensors} tensors and {num_entries} entries")
+        return num_tensors, num_entries
+
+    def header(self) -> Header:
+        num_tensors, num_entries = self._counts()
         metadata: dict[str, Value] = {}
         for _ in range(num_entries):
             key = self._string()

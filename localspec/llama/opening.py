@@ -24,7 +24,12 @@ from localspec.llama.devices import device_pointers, list_devices
 from localspec.llama.handle import Handle
 from localspec.llama.library import Llama, complaints, llama_cpp, own_process
 from localspec.llama.options import BATCH_SIZE, LlamaOptions, graph_batch_size, num_cells
-from localspec.llama.placement import experts_pattern, usable_gpus
+from localspec.llama.placement import (
+    default_gpus,
+    experts_pattern,
+    require_device,
+    usable_gpus,
+)
 from localspec.llama.quirks.huge_pages import asking_for_huge_pages
 from localspec.llama.rpc_backend import remote_pointers
 from localspec.machine import num_usable_cores
@@ -70,11 +75,9 @@ def model_params(options: LlamaOptions) -> Any:
     params.use_extra_bufts = options.repack is not False
     if options.num_gpu_layers is not None:
         params.n_gpu_layers = options.num_gpu_layers
-    if options.rpc:
-        known = zip(device_pointers(llama_cpp), list_devices(llama_cpp), strict=True)
-        usable = usable_gpus(list_devices(llama_cpp))
-        gpus_here = [pointer for pointer, device in known if device in usable]
-        devices = [*remote_pointers(options.rpc), *gpus_here, None]
+    if options.rpc or options.device is not None:
+        remote = remote_pointers(options.rpc) if options.rpc else []
+        devices = [*remote, *_pointers_here(options), None]
         _point_to(params, "devices", (ctypes.c_void_p * len(devices))(*devices))
     elif options.num_gpu_layers == 0:
         # Otherwise libllama takes GPU memory all the same, to compute prompts there, and does
@@ -87,7 +90,8 @@ def model_params(options: LlamaOptions) -> Any:
         experts = _BufferOverride(pattern.encode(), main_memory)
         _point_to(params, "tensor_buft_overrides", (_BufferOverride * 2)(experts))
     if options.main_gpu is not None:
-        names = [gpu.name for gpu in usable_gpus(list_devices(llama_cpp))]
+        found = usable_gpus(list_devices(llama_cpp))
+        names = [found[index].name for index in default_gpus(found)]
         if names and options.main_gpu >= len(names):  # without any, the processor computes
             listed = ", ".join(f"{index} for {name}" for index, name in enumerate(names))
             raise OptionError(
@@ -102,6 +106,21 @@ def model_params(options: LlamaOptions) -> Any:
         modes = ["MMAP"] * (options.use_mmap is not False) + ["MLOCK"] * options.use_mlock
         params.load_mode = getattr(llama_cpp, f"LLAMA_LOAD_MODE_{'_'.join(modes) or 'NONE'}")
     return params
+
+
+def _pointers_here(options: LlamaOptions) -> list[int]:
+    """ggml's pointers to the GPUs of this machine that the options want.
+
+    Raises OptionError for a device that does not exist.
+    """
+    known = list_devices(llama_cpp)
+    gpus = usable_gpus(known)
+    wanted = [gpus[index].name for index in default_gpus(gpus)]
+    if options.device is not None:
+        require_device(options.device, gpus)
+        wanted = [options.device]
+    pointers = zip(device_pointers(llama_cpp), known, strict=True)
+    return [pointer for pointer, device in pointers if device.name in wanted]
 
 
 class _BufferOverride(ctypes.Structure):

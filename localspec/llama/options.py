@@ -64,17 +64,19 @@ class LlamaOptions:
     "auto" (libllama chooses; load: off on a CPU unless it saves much memory). cache_type_k,
     cache_type_v: types of the cached keys and values (f16). use_mmap: map the file instead of
     reading it (what suits the devices; load: read small files). use_mlock: keep the model from
-    being swapped out. main_gpu: the only GPU to use (all are used). tensor_split: shares of the
-    GPUs in their order, RPC servers first (by free memory; load: as they fit). rpc: addresses
-    of llama.cpp's RPC servers, each "host:port", whose devices hold layers, too (none). repack:
-    keep weights in an order that the processor's kernels like (yes, unless exact). exact:
-    settings with which texts are the same to the bit with any draft, see docs/lossless.md (no).
-    num_snapshots: recurrent states of the last decode that a hybrid keeps; a step may draft as
-    many tokens for it (0; load: as many as fit, up to 8). with_head: use the MTP head in the
-    model's file (no; load: if there is one and it fits). num_sequences: texts that are cached
-    side by side, each with the whole context (1). num_picture_cells: of a picture, which may
-    have to be read at once (0; load: as the projector asks). max_outputs: rows of logits that a
-    decode may return for each of them; compute buffers grow with it.
+    being swapped out. device: the only device to use, by llama.cpp's name, as "Vulkan0", or
+    "cpu" (load: what reads and writes fastest, measured); with num_gpu_layers=0 the layers are
+    in main memory, and it computes large batches. main_gpu: the only GPU to use (all are used).
+    tensor_split: shares of the GPUs in their order, RPC servers first (by free memory; load: as
+    they fit). rpc: addresses of llama.cpp's RPC servers, each "host:port", whose devices hold
+    layers, too (none). repack: keep weights in an order that the processor's kernels like (yes,
+    unless exact). exact: settings with which texts are the same to the bit with any draft, see
+    docs/lossless.md (no). num_snapshots: recurrent states of the last decode that a hybrid
+    keeps; a step may draft as many tokens for it (0; load: as many as fit, up to 8). with_head:
+    use the MTP head in the model's file (no; load: if there is one and it fits). num_sequences:
+    texts that are cached side by side, each with the whole context (1). num_picture_cells: of a
+    picture, which may have to be read at once (0; load: as the projector asks). max_outputs:
+    rows of logits that a decode may return for each of them; compute buffers grow with it.
 
     Raises OptionError for a value outside its range.
     """
@@ -89,6 +91,7 @@ class LlamaOptions:
     cache_type_v: CacheType | None = None
     use_mmap: bool | None = None
     use_mlock: bool = False
+    device: str | None = None
     main_gpu: int | None = None
     tensor_split: tuple[float, ...] = ()
     rpc: tuple[str, ...] = ()
@@ -122,6 +125,7 @@ class LlamaOptions:
                     f"{name} is {value!r}",
                     f"Choose one of: {', '.join(map(str, get_args(kind)))}.",
                 )
+        self._settle_device()
         object.__setattr__(self, "rpc", checked_addresses(self.rpc))
         if self.rpc and self.exact:
             raise OptionError(
@@ -140,6 +144,29 @@ class LlamaOptions:
                     f"Choose main_gpu=… or {name}=….",
                 )
 
+    def _settle_device(self) -> None:
+        """Check `device`; "cpu" is the same as no layers on GPUs, and is kept as that."""
+        if self.device is None:
+            return
+        if not (isinstance(self.device, str) and self.device):
+            raise OptionError(
+                f"device is {self.device!r}", 'Give its name, as "Vulkan0", or "cpu".'
+            )
+        if self.main_gpu is not None:
+            raise OptionError(
+                f"device is {self.device!r} and main_gpu is {self.main_gpu}",
+                "Choose one of them.",
+            )
+        if self.device.lower() != "cpu":
+            return
+        if self.num_gpu_layers:
+            raise OptionError(
+                f"device is {self.device!r}, and num_gpu_layers is {self.num_gpu_layers}",
+                "Leave out num_gpu_layers, or name a GPU.",
+            )
+        object.__setattr__(self, "device", None)
+        object.__setattr__(self, "num_gpu_layers", 0)
+
     @property
     def most_outputs(self) -> int:
         """Rows of a decode that several texts have a part in."""
@@ -152,6 +179,7 @@ class LlamaOptions:
         return (
             f"GPU layers {self.num_gpu_layers}, flash attention {self.flash_attention}, "
             f"cache {self.cache_type_k}/{self.cache_type_v}, main GPU {self.main_gpu}, "
+            f"{f'on {self.device}, ' if self.device else ''}"
             f"split {self.tensor_split}"
             f"{f', on {self.rpc}' if self.rpc else ''}"
             f"{f', experts of {experts} layers in main memory' if experts else ''}"

@@ -19,6 +19,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from localspec.errors import OptionError
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import ModelShape, block_of
 from localspec.llama.devices import REMOTE, Device, gpus_of_drivers, hiding_variable
@@ -79,6 +80,22 @@ class Placement:
             return self.layers[min(block, len(self.layers) - 1)]
         return MAIN_MEMORY if _INPUT.match(name) else self.layers[-1]
 
+    def read_share(self, header: Header) -> float:
+        """The part of a token's weights that GPUs read: 0 (none) … 1 (all)."""
+        shape = ModelShape(header)
+        used = 1.0
+        if num_experts := header.number(f"{header.architecture}.expert_count"):
+            used = shape.num_experts_used / num_experts
+        on_gpus = 0.0
+        in_all = 0.0
+        for tensor in header.tensors:
+            if shape.is_head_tensor(tensor.name) or _INPUT.match(tensor.name):
+                continue  # of an input a token reads one row
+            size = tensor.size_bytes * (used if _ANY_EXPERTS.match(tensor.name) else 1.0)
+            in_all += size
+            on_gpus += size if self._place(tensor.name) != MAIN_MEMORY else 0.0
+        return on_gpus / in_all if in_all else 0.0
+
 
 def experts_pattern(num_layers: int) -> str:
     """A regular expression for the names of the first layers' experts."""
@@ -91,9 +108,28 @@ def has_experts(header: Header) -> bool:
 
 
 def usable_gpus(devices: Sequence[Device]) -> tuple[Device, ...]:
-    """The GPUs that libllama uses by default, in its order; integrated ones if no others."""
+    """The GPUs that libllama can use, in its order; integrated ones behind all others."""
     gpus = tuple(device for device in devices if device.kind == "GPU")
-    return gpus or tuple(device for device in devices if device.kind == "integrated GPU")
+    return gpus + tuple(device for device in devices if device.kind == "integrated GPU")
+
+
+def default_gpus(gpus: Sequence[Device]) -> list[int]:
+    """Numbers of the GPUs of this machine that libllama uses if none is named.
+
+    gpus: of `usable_gpus`. Integrated ones only if there are no others.
+    """
+    here = [index for index, gpu in enumerate(gpus) if not gpu.server]
+    dedicated = [index for index in here if gpus[index].kind == "GPU"]
+    return dedicated or here
+
+
+def require_device(name: str, gpus: Sequence[Device]) -> None:
+    """Raise OptionError if none of the GPUs has that name."""
+    if any(gpu.name == name for gpu in gpus):
+        return
+    listed = ", ".join(f"{gpu.name} ({gpu.description})" for gpu in gpus)
+    hint = f"Choose cpu, or one of: {listed}." if listed else "Choose cpu: there is no other."
+    raise OptionError(f"there is no device {name!r}", hint)
 
 
 def unused_gpu(gpus: Sequence[Device], num_gpu_layers: int | None) -> str:
@@ -124,7 +160,13 @@ def chosen_gpus(gpus: Sequence[Device], options: LlamaOptions) -> list[int]:
     """Numbers of the GPUs that hold a part of a model with these options."""
     if options.num_gpu_layers == 0:
         return []
-    here = [index for index, gpu in enumerate(gpus) if not gpu.server]
+    here = default_gpus(gpus)
+    if options.device is not None:
+        here = [
+            index
+            for index, gpu in enumerate(gpus)
+            if gpu.name == options.device and not gpu.server
+        ]
     if options.main_gpu is not None:
         return here[options.main_gpu : options.main_gpu + 1]
     remote = [n for at in options.rpc for n, gpu in enumerate(gpus) if gpu.server == at]

@@ -25,12 +25,17 @@ _EXACTNESS = "exactness ·"  # begins the setting of a profile of exact decodes
 
 
 class Profile:
-    """The file of one pair in one setting. identity: all that changes a decode's cost."""
+    """The file of one pair in one setting, or of a device's trial.
 
-    def __init__(self, identity: Sequence[str]) -> None:
+    Args:
+        identity: all that changes what was measured.
+        folder: where it is kept; by default among those of pairs.
+    """
+
+    def __init__(self, identity: Sequence[str], folder: Path | None = None) -> None:
         self._identity = list(identity)
         name = hashlib.sha256("\n".join(self._identity).encode()).hexdigest()[:16]
-        self.path = profiles_folder() / f"{name}.json"
+        self.path = (folder or profiles_folder()) / f"{name}.json"
         self._saved: dict[str, Any] | None = None
 
     def load(self) -> dict[str, Any] | None:
@@ -60,9 +65,15 @@ def latest_learned(contents: Sequence[str]) -> dict[str, Any] | None:
     return None
 
 
-def kept_profiles() -> Iterator[tuple[Path, list[str], dict[str, Any]]]:
-    """The usable files, the latest first: path, identity and what was learned."""
-    paths = filter(Path.is_file, profiles_folder().glob("*.json"))
+def kept_profiles(
+    folder: Path | None = None,
+) -> Iterator[tuple[Path, list[str], dict[str, Any]]]:
+    """The usable files, the latest first: path, identity and what was learned.
+
+    Args:
+        folder: where they are; by default that of pairs.
+    """
+    paths = filter(Path.is_file, (folder or profiles_folder()).glob("*.json"))
     for path in sorted(paths, key=lambda path: -path.stat().st_mtime):
         if content := _content(path):
             yield path, *content
@@ -97,3 +108,8 @@ def exactness_setting(num_snapshots: int, num_sequences: int, gpus: Sequence[str
 def profiles_folder() -> Path:
     """The folder of the profiles."""
     return user_cache_path("localspec", appauthor=False) / "profiles"
+
+
+def trials_folder() -> Path:
+    """The folder of what was measured of devices."""
+    return profiles_folder().parent / "devices"

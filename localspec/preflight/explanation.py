@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from localspec.chat.call_forms import takes_tools
-from localspec.errors import DAMAGES, LocalspecError, ModelFileError, PairError
+from localspec.errors import DAMAGES, LocalspecError, ModelFileError, OptionError, PairError
 from localspec.exactness import Exactness
 from localspec.gguf_file.content import FileContent
 from localspec.gguf_file.head import check_target, head_facts, head_misfit
@@ -30,6 +30,7 @@ from localspec.gguf_file.shape import DEFAULT_CONTEXT_LENGTH, ModelShape
 from localspec.gguf_file.tensor_types import type_name
 from localspec.keywords import known_keywords
 from localspec.llama.options import LlamaOptions
+from localspec.llama.placement import require_device
 from localspec.llama.quirks.tiled_kernels import are_tiled
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import is_of_exactness, kept_profiles, latest_learned
@@ -39,10 +40,12 @@ from localspec.policy.speedup import (
     break_even_acceptance,
     expected_speedup,
 )
+from localspec.preflight.device_plans import device_in_words, ranked_plans
 from localspec.preflight.free_memory import MemoryRoom, PairMemory, Planned, free_memory, suited
 from localspec.preflight.memory import DEFAULT_KEPT_BYTES
 from localspec.preflight.plan import (
     AtOnce,
+    Plan,
     check_parallel,
     fitting_preset,
     largest_context,
@@ -171,7 +174,8 @@ class Explanation:
     """All that is known of a pair.
 
     vocabulary: what target and draft share; misfit: why they are not a pair. size_warning:
-    why the draft is too large to pay, in a sentence, or empty.
+    why the draft is too large to pay, in a sentence, or empty. device: where the target is
+    computed, and what was measured of other devices, in a sentence.
     largest_context: tokens that fit into the memory that is free now. gpu_layers: the most
     layers of the target on GPUs that fit at this context, if more were asked for; None without
     GPUs, if no number fits, or if the number was left open. at_once: how many answers run at
@@ -188,6 +192,7 @@ class Explanation:
     vocabulary: SharedVocabulary | None
     misfit: str
     size_warning: str
+    device: str
     memory: PairMemory
     room: MemoryRoom
     largest_context: int
@@ -238,6 +243,8 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
     mmproj: str | os.PathLike[str] | None = None,
     context_length: int | None = None,
     num_gpu_layers: int | None = None,
+    device: str | None = None,
+    measure: bool = False,
     rpc: Sequence[str] | None = None,
     tensor_split: Sequence[float] = (),
     parallel: int = 1,
@@ -246,14 +253,17 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
     """Whether a preset, or a target and its draft or head, fits and pays on this machine.
 
     Models are named as for `localspec.load`; only the headers of missing files are fetched.
-    context_length: tokens; num_gpu_layers: of each model; rpc: RPC servers for the target,
-    which are asked for their devices; tensor_split: the target's shares of the devices;
-    parallel, kept_bytes: answers at once, and memory for caches (defaults: as for `load`).
+    context_length: tokens; num_gpu_layers: of each model; device: as for `load`; measure:
+    measure the devices of a target that is here again; rpc: RPC servers for the target, which
+    are asked for their devices; tensor_split: the target's shares of the devices; parallel,
+    kept_bytes: answers at once, and memory for caches (defaults: as for `load`).
 
     Raises PresetError, OptionError, ModelFileError or DownloadError for a model that cannot be
     found or read, OptionError for numbers that `load` refuses, and RpcError.
     """
-    asked = LlamaOptions(context_length=context_length, num_gpu_layers=num_gpu_layers)
+    asked = LlamaOptions(
+        context_length=context_length, num_gpu_layers=num_gpu_layers, device=device
+    )
     chosen, names = resolve_pair(
         preset, {"target": target, "draft": draft, "head": head, "mmproj": mmproj}
     )
@@ -272,7 +282,20 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
     usual_length = None if chosen is None else chosen.context_length
     length = target_context_length(found["target"].header, context_length or usual_length)
     check_parallel(parallel)
-    plan = plan_side_by_side(wanted, length, free, parallel, kept_bytes)
+    if asked.device is not None:
+        require_device(asked.device, free.gpus)
+    if measure and not found["target"].is_here:
+        name = found["target"].header.path.name
+        raise OptionError(
+            f"{name} is not on this machine, and cannot be measured",
+            "Download it first, or leave measure out.",
+        )
+
+    def make_plan(models: Sequence[Planned]) -> Plan:
+        return plan_side_by_side(models, length, free, parallel, kept_bytes)
+
+    ranked = ranked_plans(wanted, make_plan, measure=measure, again=measure)
+    plan = ranked.plans[0]
     memory = plan.memory
     at_once = AtOnce(
         num=plan.models[0].options.num_sequences,
@@ -295,6 +318,7 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
         vocabulary=vocabulary,
         misfit=misfit,
         size_warning=too_large,
+        device=device_in_words(plan, ranked.measured),
         memory=memory,
         room=free,
         largest_context=largest_context(wanted, free),

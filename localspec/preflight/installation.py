@@ -15,10 +15,12 @@ from localspec.errors import PresetError, RpcError
 from localspec.hub.api import is_offline
 from localspec.hub.cache import HubCache, free_bytes
 from localspec.llama.devices import Device, hiding_variable
+from localspec.llama.drivers import driver_fault
 from localspec.llama.placement import unused_gpu, usable_gpus
 from localspec.llama.rpc_servers import RpcServer, ask_servers
 from localspec.machine import Cores, Memory, cores_here, memory_here
 from localspec.policy.profile import is_of_exactness, kept_profiles, profiles_folder
+from localspec.preflight.device_trials import trials_in_words
 from localspec.preflight.free_memory import MemoryRoom, free_memory
 from localspec.preflight.plan import MARGIN_BYTES
 from localspec.presets.presets import load_presets, user_presets, user_presets_file
@@ -61,7 +63,8 @@ class Installation:
     RPC servers. rpc_faults: message and hint for each fault of a server. room: free memory of
     this machine. presets_fault: message and hint if the user's presets are malformed.
     num_profiles: pairs and settings whose costs are known; num_exact: models and settings that
-    were found exact.
+    were found exact. driver_fault: a driver or a device that should be there and is not, in
+    words, or "". trials: what was measured of devices, a sentence for each.
     """
 
     version: str
@@ -73,6 +76,8 @@ class Installation:
     amx_is_left_out: bool
     processor_flags: frozenset[str]
     unused_gpu: str
+    driver_fault: str
+    trials: tuple[str, ...]
     devices: tuple[Device, ...]
     rpc_faults: tuple[tuple[str, str], ...]
     cores: Cores
@@ -114,6 +119,8 @@ def inspect_installation(rpc: Sequence[str]) -> Installation:
         amx_is_left_out=amx_is_left_out,
         processor_flags=_processor_flags(),
         unused_gpu="" if usable_gpus(devices()) else unused_gpu((), None),
+        driver_fault=driver_fault(devices(), load_libraries=True),
+        trials=tuple(trials_in_words()),
         devices=(*devices(), *(device for server in servers for device in server.devices)),
         rpc_faults=rpc_faults,
         cores=cores_here(),
@@ -195,6 +202,12 @@ def _build(found: Installation) -> Iterator[Problem]:
         "python -m pip install --force-reinstall --no-deps --no-cache-dir --no-binary "
         f"llama-cpp-python llama-cpp-python=={found.packages['llama-cpp-python']}"
     )
+    if found.driver_fault:
+        yield Problem(
+            found.driver_fault,
+            "Install the driver again, or name its file or the device right; the processor "
+            "computes meanwhile.",
+        )
     if found.unused_gpu:
         variable = hiding_variable()
         build = f"Install a build of llama-cpp-python for it: {_BUILDS}"

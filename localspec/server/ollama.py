@@ -85,6 +85,8 @@ def loaded(models: ServedModels, unload_s: float) -> dict[str, Any]:
             part["context_length"] = model.context_length
             if model.gpu_bytes is not None:
                 part["size_vram"] = model.gpu_bytes
+            if model.device:
+                part["device"] = model.device
             found.append(part)
     return {"models": found}
 

@@ -45,12 +45,13 @@ class ServedFile(abc.ABC, Generic[_Opened]):
     chat_template, tool_template: the sources of its template and of the one for tools, or "".
     keep_s: how long it stays loaded without a request; None is the server's default.
     needed_bytes: the memory that it takes while it is loaded; gpu_bytes: of that on GPUs, None
-    if that is not known here.
+    if that is not known here. device: where it computes, and why, in words, while it is loaded.
     """
 
     context_length: int
     needed_bytes = 0
     gpu_bytes: int | None = None
+    device = ""
 
     def __init__(self, name: str, header: Header, preset: Preset | None) -> None:
         self.name = name
@@ -108,9 +109,9 @@ class ServedModel(ServedFile[IsolatedEngine]):
     """A model that answers, under its name, and its engine while it is loaded.
 
     model: whatever `localspec.load` takes: a preset or its name, a file, or a model of the hub.
-    rpc: RPC servers that hold layers of it, in place of the preset's. exact, mmproj, parallel:
-    as for `load`. name: the preset's; a file's without its ending; or a hub model's own.
-    sampling: of answers that say nothing of it. end_texts: the texts of its begin and end
+    rpc: RPC servers that hold layers of it, in place of the preset's. device, exact, mmproj,
+    parallel: as for `load`. name: the preset's; a file's without its ending; or a hub model's
+    own. sampling: of answers that say nothing of it. end_texts: the texts of its begin and end
     tokens, or "". fim: its fill-in-the-middle tokens. kept_bytes: memory for caches of texts
     that wait. cache_disk: what may be kept on disk of texts, and of whom. remembers: `memory`
     of `load`. is_on_servers: whether RPC servers hold layers of it. memory: of the models, once
@@ -125,6 +126,7 @@ class ServedModel(ServedFile[IsolatedEngine]):
         context_length: int | None,
         rpc: Sequence[str] | None = None,
         *,
+        device: str | None = None,
         exact: bool | None = None,
         mmproj: str | None = None,
     ) -> None:
@@ -146,7 +148,13 @@ class ServedModel(ServedFile[IsolatedEngine]):
         self.context_length = target_context_length(header, context_length or usual)
         length = self.context_length
         self._load = partial(
-            IsolatedEngine, model, context_length=length, rpc=rpc, exact=exact, mmproj=mmproj
+            IsolatedEngine,
+            model,
+            context_length=length,
+            device=device,
+            rpc=rpc,
+            exact=exact,
+            mmproj=mmproj,
         )
         self.kept_bytes = 0
         self.parallel = 1
@@ -171,6 +179,7 @@ class ServedModel(ServedFile[IsolatedEngine]):
         if self.memory is not None:
             self.needed_bytes = self.memory.needed_bytes
             self.gpu_bytes = sum(self.memory.gpu_bytes)
+        self.device = engine.device
         return engine
 
     @property

@@ -48,6 +48,7 @@ export function addStep(steps = { drafted: 0, accepted: 0, lengths: [], off: {} 
 export class Live {
   model = null; // as /v1/models lists it
   memory = null; // bytes
+  device = null; // in words
   outlook = null; // what the policy expected at the end of the last answer
 
   // Draws the picture of an answer; pace: while it is coming.
@@ -85,6 +86,7 @@ export class Live {
       ["Lossless", explanation && (explanation.exact ? "same text, bit for bit" : "same distribution")],
       ["Context", used && this.model && `${used} of ${counted(this.model.max_model_len, "token")}`],
       ["Memory", this.memory && `${(this.memory / 1e9).toFixed(2)} GB`],
+      ["Device", this.device],
     ];
   }
 }

@@ -45,7 +45,9 @@ export async function noteModel() {
 export async function noteMemory() {
   const name = $("model").value;
   const found = await loaded().catch(() => []);
-  live.memory = found.find((each) => [name, `${name}:latest`].includes(each.name))?.size ?? null;
+  const model = found.find((each) => [name, `${name}:latest`].includes(each.name));
+  live.memory = model?.size ?? null;
+  live.device = model?.device ?? null;
   drawState();
 }
 

@@ -1,0 +1,159 @@
+"""Drivers of GPUs: their versions, and those that are installed and cannot be used."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import platform
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from localspec.llama.devices import Device
+
+_NAMED = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "VK_ADD_DRIVER_FILES")
+_VULKAN = {"win32": "vulkan-1.dll", "darwin": "libvulkan.1.dylib"}
+_CUDA = {"win32": "nvcuda.dll"}
+# Where Vulkan's loader looks for drivers on Linux, in the order of its documentation.
+_FOLDERS = ("/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/usr/share/vulkan/icd.d")
+_MOST_VULKAN_DEVICES = 16
+
+
+class _InstanceInfo(ctypes.Structure):
+    """VkInstanceCreateInfo without anything."""
+
+    _fields_ = (
+        ("type", ctypes.c_int),
+        ("next", ctypes.c_void_p),
+        ("flags", ctypes.c_uint32),
+        ("application", ctypes.c_void_p),
+        ("num_layers", ctypes.c_uint32),
+        ("layers", ctypes.c_void_p),
+        ("num_extensions", ctypes.c_uint32),
+        ("extensions", ctypes.c_void_p),
+    )
+
+
+class _DeviceProperties(ctypes.Structure):
+    """The beginning of VkPhysicalDeviceProperties, and space for the rest."""
+
+    _fields_ = (
+        ("api_version", ctypes.c_uint32),
+        ("driver_version", ctypes.c_uint32),
+        ("vendor", ctypes.c_uint32),
+        ("device", ctypes.c_uint32),
+        ("type", ctypes.c_int),
+        ("name", ctypes.c_char * 256),
+        ("rest", ctypes.c_byte * 2048),
+    )
+
+
+def driver_version(device: Device) -> str:
+    """What changes when the driver of a GPU does, in words."""
+    version = ""
+    if device.name.startswith("Vulkan"):
+        version = _vulkan_versions().get(device.description, "")
+    elif device.name.startswith("CUDA"):
+        version = _cuda_version()
+    return version or f"{platform.system()} {platform.version()}"  # as for Metal
+
+
+def _vulkan_versions() -> dict[str, str]:
+    """The versions of Vulkan's drivers, by the names of their devices."""
+    try:
+        vulkan: Any = ctypes.CDLL(_VULKAN.get(sys.platform, "libvulkan.so.1"))
+    except OSError:
+        return {}
+    instance = ctypes.c_void_p()
+    info = _InstanceInfo(type=1)  # VK_STRUCTURE_TYPE_INSTANCE_CREATE_INFO
+    if vulkan.vkCreateInstance(ctypes.byref(info), None, ctypes.byref(instance)):
+        return {}
+    versions = {}
+    count = ctypes.c_uint32(_MOST_VULKAN_DEVICES)
+    devices = (ctypes.c_void_p * _MOST_VULKAN_DEVICES)()
+    if vulkan.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), devices) >= 0:
+        for pointer in devices[: count.value]:
+            found = _DeviceProperties()
+            vulkan.vkGetPhysicalDeviceProperties(ctypes.c_void_p(pointer), ctypes.byref(found))
+            name = found.name.decode(errors="replace")
+            versions[name] = f"driver {found.driver_version:x}, Vulkan {found.api_version:x}"
+    vulkan.vkDestroyInstance(instance, None)
+    return versions
+
+
+def _cuda_version() -> str:
+    version = ctypes.c_int(0)
+    try:
+        driver: Any = ctypes.CDLL(_CUDA.get(sys.platform, "libcuda.so.1"))
+        driver.cuDriverGetVersion(ctypes.byref(version))
+    except (AttributeError, OSError):
+        return ""
+    return f"CUDA driver {version.value}"
+
+
+def driver_fault(devices: Sequence[Device], *, load_libraries: bool = False) -> str:
+    """Why a driver that is installed, or a device that is asked for, is not there, in words.
+
+    "" if there is no fault, or a GPU is there all the same. Drivers are looked for on Linux, on
+    other systems only those that a variable names.
+
+    Args:
+        devices: all that libllama knows.
+        load_libraries: also load drivers that are named without a folder, which takes longer.
+    """
+    if any(device.kind in ("GPU", "integrated GPU") for device in devices):
+        return ""
+    is_named = any(os.environ.get(name) for name in _NAMED)
+    for file in _driver_files():
+        if fault := _file_fault(file, load_library=load_libraries or is_named):
+            return f"the Vulkan driver of {file} cannot be loaded: {fault}"
+    numbers = os.environ.get("GGML_VK_VISIBLE_DEVICES", "")
+    if numbers not in ("", "-1"):
+        return f"GGML_VK_VISIBLE_DEVICES={numbers} names a device that is not there"
+    return ""
+
+
+def _driver_files() -> list[Path]:
+    """The files that describe Vulkan's drivers, as its loader finds them."""
+    for name in _NAMED[:2]:
+        if listed := os.environ.get(name):
+            return _in_folders([Path(each) for each in listed.split(os.pathsep) if each])
+    folders = [Path(each) for each in os.environ.get(_NAMED[2], "").split(os.pathsep) if each]
+    if sys.platform.startswith("linux"):
+        folders += [Path(each) for each in _FOLDERS]
+        folders.append(Path.home() / ".local/share/vulkan/icd.d")
+    return _in_folders(folders)
+
+
+def _in_folders(paths: list[Path]) -> list[Path]:
+    found = []
+    for path in paths:
+        found += sorted(path.glob("*.json")) if path.is_dir() else [path]
+    return [path for path in found if path.suffix == ".json"]
+
+
+def _file_fault(file: Path, *, load_library: bool) -> str:
+    """Why a driver cannot be loaded, in words, or "".
+
+    Args:
+        file: that describes it.
+        load_library: whether a library that is named without a folder is looked for.
+    """
+    try:
+        library = json.loads(file.read_text(encoding="utf-8"))["ICD"]["library_path"]
+    except OSError as error:
+        return error.strerror or str(error)
+    except (ValueError, KeyError, TypeError):
+        return "it is no description of a driver"
+    if "/" in library or "\\" in library:
+        path = file.parent / library
+        return "" if path.exists() else f"{path} does not exist"
+    if load_library:
+        with contextlib.suppress(OSError):
+            ctypes.CDLL(library)
+            return ""
+        return f"{library} is not there, or does not fit this machine"
+    return ""
