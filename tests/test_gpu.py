@@ -54,7 +54,7 @@ def gpus():
 
 
 @pytest.fixture(scope="module")
-def opened(tmp_path_factory, demo_target, demo_draft, demo_head):
+def opened(tmp_path_factory, gpus, demo_target, demo_draft, demo_head):
     """Opens a target with what drafts for it, by a drafter's name."""
     folder = tmp_path_factory.mktemp("gpu")
     inside, target = (
@@ -72,9 +72,14 @@ def opened(tmp_path_factory, demo_target, demo_draft, demo_head):
         files[kind] = {
             "head": write_block_head(folder / f"{kind}.gguf", target, BlockHead(kind))
         }
-    return lambda name, **more: localspec.load(
-        **{"target": target, "proposer": "head", "context_length": 512, **files[name], **more}
-    )
+
+    def open_it(name, **more):
+        options = {"target": target, "proposer": "head", "context_length": 512, **files[name]}
+        if gpus and more.get("num_gpu_layers") != 0:  # a processor may be faster for so little
+            options["device"] = gpus[0].name
+        return localspec.load(**{**options, **more})
+
+    return open_it
 
 
 def tokens_of(engine, question):
@@ -157,8 +162,11 @@ def kind_of_cache(request, tmp_path_factory, demo_target):
     return write_cache_kind(path, demo_target, request.param)
 
 
-def test_caches_from_disk_go_on_as_they_were(kind_of_cache, tmp_path):
-    opened = functools.partial(localspec.load, target=kind_of_cache, draft=kind_of_cache)
+def test_caches_from_disk_go_on_as_they_were(kind_of_cache, tmp_path, gpus):
+    device = gpus[0].name if gpus else "cpu"
+    opened = functools.partial(
+        localspec.load, target=kind_of_cache, draft=kind_of_cache, device=device
+    )
     with resumed(opened, tmp_path / "kept", TEXT):
         pass
 

@@ -123,6 +123,20 @@ def default_gpus(gpus: Sequence[Device]) -> list[int]:
     return dedicated or here
 
 
+def named_devices(used: Sequence[Device], helping: Sequence[Device]) -> str:
+    """The devices that compute, in words.
+
+    Args:
+        used: the GPUs that have layers; none for the processor.
+        helping: the GPU that computes large batches of layers in main memory, if any.
+    """
+    names = " and ".join(f"{gpu.name} ({gpu.description})" for gpu in used) or "CPU"
+    if helping:
+        gpu = helping[0]
+        names += f", with {gpu.name} ({gpu.description}) for large batches"
+    return names
+
+
 def require_device(name: str, gpus: Sequence[Device]) -> None:
     """Raise OptionError if none of the GPUs has that name."""
     if any(gpu.name == name for gpu in gpus):

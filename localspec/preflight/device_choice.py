@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from localspec.llama.device_times import Times
 from localspec.llama.devices import Device
-from localspec.llama.placement import place_layers
+from localspec.llama.placement import named_devices, place_layers
 from localspec.preflight.plan import Plan
 
 _NOTHING = Times(0.0, 0.0)
@@ -124,15 +124,6 @@ class Measured:
             elif one.whole is not None:
                 others.append(_compared(what, one.whole, best))
         return f"{name}: {'; '.join(others)}" if others else name
-
-
-def named_devices(used: Sequence[Device], helping: Sequence[Device]) -> str:
-    """The devices that compute. For the arguments see `Measured.in_words`."""
-    names = " and ".join(f"{gpu.name} ({gpu.description})" for gpu in used) or "CPU"
-    if helping:
-        gpu = helping[0]
-        names += f", with {gpu.name} ({gpu.description}) for large batches"
-    return names
 
 
 def _compared(what: str, other: Times, best: Times) -> str:

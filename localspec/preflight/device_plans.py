@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from localspec.llama.devices import Device
 from localspec.llama.options import LlamaOptions
-from localspec.llama.placement import default_gpus, usable_gpus
-from localspec.preflight.device_choice import Measured, named_devices
+from localspec.llama.placement import default_gpus, named_devices, usable_gpus
 from localspec.preflight.free_memory import Planned
 from localspec.preflight.plan import Plan
+
+if TYPE_CHECKING:
+    from localspec.preflight.device_choice import Measured
 
 MakePlan = Callable[[Sequence[Planned]], Plan]
 
