@@ -13,6 +13,7 @@ from command_line import run
 import localspec
 from localspec.llama import placement
 from localspec.llama.devices import Device, gpus_of_drivers
+from localspec.llama.quirks.amx import Verdict
 from localspec.machine import Cores, Memory
 from localspec.preflight.installation import inspect_installation
 from localspec.presets.presets import find_preset, hub_files
@@ -30,7 +31,7 @@ def sound():
     found = inspect_installation(())
     return replace(
         found,
-        amx_is_left_out=False,
+        amx_verdict=Verdict.ABSENT,
         processor_flags=frozenset(),
         unused_gpu="",
         driver_fault="",
@@ -64,7 +65,8 @@ def test_nothing_is_found_where_nothing_is_wrong(sound):
             "has AVX512, and",
             "GGML_NATIVE",
         ),
-        ({"amx_is_left_out": True}, "AMX kernels fail", "CXXFLAGS=-fno-dse"),
+        ({"amx_verdict": Verdict.WRONG}, "AMX kernels fail", "CXXFLAGS=-fno-dse"),
+        ({"amx_verdict": Verdict.UNTRIED}, "could not be tried", "neither frozen"),
     ],
 )
 def test_each_problem_has_its_remedy(sound, change, what, remedy):

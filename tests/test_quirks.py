@@ -14,11 +14,10 @@ import llama_cpp
 import numpy as np
 import pytest
 
-import inside
 from gguf_maker import write_random_model
 from localspec.gguf_file.tensor_types import repacked_types
 from localspec.llama import native
-from localspec.llama.library import amx_is_left_out, system_info
+from localspec.llama.library import amx_verdict, system_info
 from localspec.llama.model import LlamaModel
 from localspec.llama.options import LlamaOptions
 from localspec.llama.quirks import amx
@@ -35,13 +34,11 @@ HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 @pytest.mark.skipif(not HAS_KERNELS, reason="this build has no AMX kernels")
 def test_amx_kernels_are_used_if_and_only_if_they_are_right():
     """As a process of its own finds out, whose libllama nothing was taken from."""
-    program = [sys.executable, amx.__file__, inside.library_path(GGML)]
-    tried = subprocess.run(program, capture_output=True, text=True, check=False)
-    is_right = tried.stdout.strip() == amx.RIGHT
+    verdict = amx.tried(GGML, amx.BUFFER_TYPE)
+    is_right = verdict is amx.Verdict.RIGHT
     buffer_types = amx.listed(amx.extra_buffer_types(GGML))
     names = [amx.name_of(GGML, each) for each in buffer_types]
-    assert (tried.returncode == 0) == is_right
-    assert amx_is_left_out != is_right
+    assert amx_verdict is verdict
     assert (amx.BUFFER_TYPE in names) == is_right
     assert ("AMX_INT8 = 1" in system_info()) == is_right
     assert ("Q6_K" in repacked_types(system_info())) == is_right
@@ -50,6 +47,32 @@ def test_amx_kernels_are_used_if_and_only_if_they_are_right():
 def test_the_trial_finds_usual_kernels_right():
     usual = native.ggml_function(llama_cpp, "ggml_backend_cpu_buffer_type", ctypes.c_void_p)
     assert amx.products_are_right(GGML, usual())
+
+
+@pytest.mark.process
+@pytest.mark.skipif(sys.platform != "linux", reason="no other build has AMX kernels")
+def test_a_trial_in_another_process_loads_back_ends_that_are_files():
+    """The ready-made libllama has its back ends as files. All builds have usual kernels."""
+    assert amx.tried(GGML, b"CPU") is amx.Verdict.RIGHT
+
+
+@pytest.mark.process
+@pytest.mark.skipif(sys.platform != "linux", reason="no other build has AMX kernels")
+def test_kernels_without_a_product_are_not_wrong():
+    assert amx.tried(GGML, b"no such buffer type") is amx.Verdict.UNTRIED
+
+
+@pytest.mark.parametrize(
+    ("written", "verdict"),
+    [
+        ("", amx.Verdict.UNTRIED),
+        ("begins", amx.Verdict.WRONG),  # the product ended the process
+        ("begins\nwrong", amx.Verdict.WRONG),
+        ("begins\nright", amx.Verdict.RIGHT),
+    ],
+)
+def test_a_trial_is_wrong_only_where_a_product_was(written, verdict):
+    assert amx.verdict_of(written) is verdict
 
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0"])

@@ -17,7 +17,7 @@ from localspec.llama.quirks import amx
 
 complaints = native.capture_logs(llama_cpp)
 native.load_backends(llama_cpp, loaded.library)
-amx_is_left_out = amx.leave_out_if_wrong(llama_cpp)
+amx_verdict = amx.leave_out_unless_right(llama_cpp)
 stop_callback = native.new_stop_callback(llama_cpp)
 _kept: list[object] = []  # of callbacks: C has their pointers
 own_process = OwnProcess()  # libllama's threads and devices belong to it from now on
@@ -46,7 +46,12 @@ def system_info() -> str:
     """The features of this processor that libllama's kernels use, in its own words."""
     found: bytes = llama_cpp.llama_print_system_info()
     words = found.decode(errors="replace").strip(" |")
-    return words.replace(" | AMX_INT8 = 1", "") if amx_is_left_out else words
+    return words.replace(" | AMX_INT8 = 1", "") if amx_is_left_out() else words
+
+
+def amx_is_left_out() -> bool:
+    """Whether libllama has AMX kernels that are not used."""
+    return amx_verdict in (amx.Verdict.WRONG, amx.Verdict.UNTRIED)
 
 
 def mtmd() -> Any:

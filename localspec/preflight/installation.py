@@ -17,6 +17,7 @@ from localspec.hub.cache import HubCache, free_bytes
 from localspec.llama.devices import Device, hiding_variable
 from localspec.llama.drivers import driver_fault
 from localspec.llama.placement import unused_gpu, usable_gpus
+from localspec.llama.quirks.amx import Verdict
 from localspec.llama.rpc_servers import RpcServer, ask_servers
 from localspec.machine import Cores, Memory, cores_here, memory_here
 from localspec.policy.profile import is_of_exactness, kept_profiles, profiles_folder
@@ -57,7 +58,7 @@ class Installation:
     """The state of this machine; `problems` judges it.
 
     packages: versions by name. library: where libllama is from. build: libllama's own
-    description. amx_is_left_out: whether its AMX kernels are not used because they are wrong.
+    description. amx_verdict: what a trial of its AMX kernels found.
     processor_flags: the processor's features, as the system names them; empty if they are not
     known. unused_gpu: a GPU that libllama cannot compute on, and why, or "". devices: also of
     RPC servers. rpc_faults: message and hint for each fault of a server. room: free memory of
@@ -73,7 +74,7 @@ class Installation:
     packages: dict[str, str]
     library: str
     build: str
-    amx_is_left_out: bool
+    amx_verdict: Verdict
     processor_flags: frozenset[str]
     unused_gpu: str
     driver_fault: str
@@ -103,7 +104,7 @@ def inspect_installation(rpc: Sequence[str]) -> Installation:
 
     rpc: checked addresses.
     """
-    from localspec.llama.library import amx_is_left_out, devices, system_info  # loads libllama
+    from localspec.llama.library import amx_verdict, devices, system_info  # loads libllama
     from localspec.llama.loaded import library
 
     of_presets = [address for one in load_presets().values() for address in one.rpc]
@@ -116,7 +117,7 @@ def inspect_installation(rpc: Sequence[str]) -> Installation:
         packages={name: importlib.metadata.version(name) for name in _PACKAGES},
         library=library.origin,
         build=system_info(),
-        amx_is_left_out=amx_is_left_out,
+        amx_verdict=amx_verdict,
         processor_flags=_processor_flags(),
         unused_gpu="" if usable_gpus(devices()) else unused_gpu((), None),
         driver_fault=driver_fault(devices(), load_libraries=True),
@@ -223,7 +224,14 @@ def _build(found: Installation) -> Iterator[Problem]:
             "use it",
             f"Build it here, with a C++ compiler: CMAKE_ARGS=-DGGML_NATIVE=ON {reinstall}",
         )
-    if found.amx_is_left_out:
+    if found.amx_verdict is Verdict.UNTRIED:
+        yield Problem(
+            "this build's AMX kernels could not be tried in another process, and are left out: "
+            "quantised models could be twice as fast",
+            "Use localspec in a Python that is neither frozen nor embedded; if it is, report "
+            "this with the output of localspec doctor.",
+        )
+    if found.amx_verdict is Verdict.WRONG:
         yield Problem(
             "this build's AMX kernels fail, as those that GCC 12 compiles do, and are left "
             "out: quantised models could be twice as fast",

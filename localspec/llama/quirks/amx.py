@@ -5,9 +5,10 @@ the tile configuration in ggml_tile_config_init as dead stores (its ldtilecfg is
 eight bytes), and the first product of a batch ends the process. Where they are right they
 decode a quantised model more than twice as fast as the AVX-512 kernels (docs/performance.md).
 
-    python amx.py LIBLLAMA
+    python amx.py LIBLLAMA BACK_END NAME
 
-is the trial, in another process, as a file that imports nothing of the package.
+is the trial, in another process, as a file that imports nothing of the package. It writes that
+it begins, and then its verdict: a process that ends in between was ended by the product.
 
 Remove it when the oldest supported llama-cpp-python has a ggml that writes that configuration
 so that no compiler drops it, or can no longer be built by GCC 12.
@@ -16,13 +17,15 @@ so that no compiler drops it, or can no longer be built by GCC 12.
 from __future__ import annotations
 
 import ctypes
+import enum
 import itertools
+import os
 import struct
 import sys
 from typing import Any
 
 BUFFER_TYPE = b"AMX"  # the name of ggml's buffer type for weights in the kernels' order
-RIGHT = "right"  # what the trial writes
+_BEGINS = "begins"  # what the trial writes before the product
 
 _WIDTH, _NUM_OUTPUTS, _NUM_ROWS = 256, 64, 32  # of weights and of a batch
 _F32, _Q8_0 = 0, 8  # of enum ggml_type
@@ -36,25 +39,52 @@ class _InitParams(ctypes.Structure):
     _fields_ = (("mem_size", _Size), ("mem_buffer", _Pointer), ("no_alloc", ctypes.c_bool))
 
 
-def leave_out_if_wrong(lib: Any) -> bool:
-    """Keep ggml from placing weights where faulty kernels would multiply them.
+class Verdict(str, enum.Enum):
+    """What a trial found. The values of the first two are what it writes."""
 
-    Returns whether that was necessary. lib: the llama_cpp module.
+    RIGHT = "right"
+    WRONG = "wrong"  # a product was wrong, or ended the process
+    UNTRIED = "untried"  # no product was computed
+    ABSENT = "absent"  # there are no such kernels here, so there was no trial
+
+
+def leave_out_unless_right(lib: Any) -> Verdict:
+    """Keep ggml from placing weights where kernels multiply them that no trial found right.
+
+    lib: the llama_cpp module, whose back ends are loaded.
     """
     from localspec.llama import native
-    from localspec.llama.quirks.own_process import written_by
 
     has_kernels = b"AMX_INT8 = 1" in lib.llama_print_system_info()
     if not (sys.platform.startswith("linux") and has_kernels):
-        return False
+        return Verdict.ABSENT
     ggml = native.shared_library(lib)
-    if written_by(__file__, ggml._name) == RIGHT:
-        return False
+    verdict = tried(ggml, BUFFER_TYPE)
+    if verdict is Verdict.RIGHT:
+        return verdict
     buffer_types = extra_buffer_types(ggml)
     kept = [each for each in listed(buffer_types) if name_of(ggml, each) != BUFFER_TYPE]
     for index, buffer_type in enumerate([*kept, None]):
         buffer_types[index] = buffer_type
-    return True
+    return verdict
+
+
+def tried(ggml: ctypes.CDLL, buffer_type_name: bytes) -> Verdict:
+    """What another process finds of the kernels of a buffer type."""
+    from localspec.llama.quirks.own_process import written_by
+
+    library, back_end = ggml._name, _file_of_cpu_back_end(ggml)
+    return verdict_of(written_by(__file__, library, back_end, buffer_type_name.decode()))
+
+
+def verdict_of(written: str) -> Verdict:
+    """The verdict of a trial that wrote this."""
+    lines = written.split()
+    if _BEGINS not in lines:
+        return Verdict.UNTRIED
+    if lines[-1] == Verdict.RIGHT.value:
+        return Verdict.RIGHT
+    return Verdict.WRONG
 
 
 def _call(ggml: ctypes.CDLL, name: str, *arguments: Any) -> Any:
@@ -70,10 +100,37 @@ def extra_buffer_types(ggml: ctypes.CDLL) -> Any:
     The result is ggml's own array, from which a load chooses one for each weight.
     """
     cpu = _call(ggml, "ggml_backend_dev_by_type", _CPU_DEVICE)
-    registry = _call(ggml, "ggml_backend_dev_backend_reg", cpu)
-    find, wanted = "ggml_backend_reg_get_proc_address", b"ggml_backend_dev_get_extra_bufts"
-    address = _call(ggml, find, registry, wanted)
+    address = _finder_of_extra_buffer_types(ggml, cpu)
     return ctypes.CFUNCTYPE(ctypes.POINTER(_Pointer), _Pointer)(address)(cpu)
+
+
+def _finder_of_extra_buffer_types(ggml: ctypes.CDLL, cpu: int) -> Any:
+    """The address of a function of the CPU back end."""
+    registry = _call(ggml, "ggml_backend_dev_backend_reg", cpu)
+    wanted = b"ggml_backend_dev_get_extra_bufts"
+    return _call(ggml, "ggml_backend_reg_get_proc_address", registry, wanted)
+
+
+class _Place(ctypes.Structure):
+    """Dl_info."""
+
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", _Pointer),
+        ("symbol", ctypes.c_char_p),
+        ("address", _Pointer),
+    )
+
+
+def _file_of_cpu_back_end(ggml: ctypes.CDLL) -> str:
+    """The file that the CPU back end in use was loaded from: one of several may be."""
+    cpu = _call(ggml, "ggml_backend_dev_by_type", _CPU_DEVICE)
+    address = _finder_of_extra_buffer_types(ggml, cpu)
+    place = _Place()
+    find = ctypes.CDLL(None).dladdr
+    find.argtypes = (_Pointer, ctypes.POINTER(_Place))
+    find(address, ctypes.byref(place))
+    return os.fsdecode(place.file)
 
 
 def listed(buffer_types: Any) -> list[int]:
@@ -113,17 +170,33 @@ def products_are_right(ggml: ctypes.CDLL, buffer_type: int) -> bool:
     return all(abs(each - _WIDTH) < 1.0 for each in found)
 
 
-def main(library: str) -> None:
-    """Try the kernels of the library at that path."""
+def main(library: str, back_end: str, name: str) -> None:
+    """Try the kernels of a buffer type.
+
+    Args:
+        library: the path of libllama.
+        back_end: the path of its CPU back end, loaded if libllama is not linked to one.
+        name: the name of the buffer type. Nothing is written if there is none of that name.
+    """
     if sys.platform != "win32":
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # leave no core file
     ggml = ctypes.CDLL(library)
-    for buffer_type in listed(extra_buffer_types(ggml)):
-        if name_of(ggml, buffer_type) == BUFFER_TYPE and products_are_right(ggml, buffer_type):
-            sys.stdout.write(RIGHT)
+    if not ggml.ggml_backend_reg_count():
+        _call(ggml, "ggml_backend_load", back_end.encode())
+    cpu = _call(ggml, "ggml_backend_dev_by_type", _CPU_DEVICE)
+    usual = _call(ggml, "ggml_backend_dev_buffer_type", cpu)
+    for buffer_type in [*listed(extra_buffer_types(ggml)), usual]:
+        if name_of(ggml, buffer_type) != name.encode():
+            continue
+        sys.stdout.write(f"{_BEGINS}\n")
+        sys.stdout.flush()
+        is_right = products_are_right(ggml, buffer_type)
+        verdict = Verdict.RIGHT if is_right else Verdict.WRONG
+        sys.stdout.write(verdict.value)
+        return
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

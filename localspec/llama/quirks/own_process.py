@@ -12,15 +12,15 @@ from pathlib import Path
 _MOST_S = 20.0  # a run takes a tenth of a second
 
 
-def written_by(program: str, library: str) -> str:
-    """The output of a program for a library; empty if it fails or cannot be started."""
+def written_by(program: str, *arguments: str) -> str:
+    """What a program wrote; empty if it cannot be started or takes too long."""
     # A frozen application, or one that embeds Python, would start itself again.
     is_frozen = hasattr(sys, "frozen")
     if is_frozen or not Path(sys.executable or "").name.startswith("python"):
         return ""
     try:
         done = subprocess.run(
-            [sys.executable, "-I", "-S", program, library],
+            [sys.executable, "-I", "-S", program, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

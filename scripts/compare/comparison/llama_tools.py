@@ -76,7 +76,7 @@ def build_programs(folder: Path, programs: Sequence[str], *, jobs: int) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     source = _source(folder)
     target = binaries_of(folder).parent
-    without_amx = f" {_NO_AMX}" if amx_is_left_out else ""
+    without_amx = f" {_NO_AMX}" if amx_is_left_out() else ""
     options = [
         "-DCMAKE_BUILD_TYPE=Release",
         "-DLLAMA_USE_PREBUILT_UI=OFF",
