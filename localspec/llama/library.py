@@ -51,7 +51,7 @@ def system_info() -> str:
 
 def amx_is_left_out() -> bool:
     """Whether libllama has AMX kernels that are not used."""
-    return amx_verdict in (amx.Verdict.WRONG, amx.Verdict.UNTRIED)
+    return amx_verdict in (amx.AmxTrial.WRONG, amx.AmxTrial.UNTRIED)
 
 
 def mtmd() -> Any:

