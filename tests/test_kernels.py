@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import hashlib
 import json
 import os
 import sys
+import zipfile
 from array import array
 from importlib.metadata import version
 from pathlib import Path
@@ -16,8 +19,9 @@ import pytest
 from command_line import run
 
 import inside
+import library_wheel
 from localspec.errors import LocalspecError
-from localspec.kernels import comparing, making, source, toolchain, trial
+from localspec.kernels import comparing, compiling, making, source, toolchain, trial
 from localspec.kernels.comparing import NotFasterError, require_faster
 from localspec.kernels.making import BuildPlan, make_build
 from localspec.kernels.steps import run_step
@@ -173,7 +177,7 @@ def test_a_build_that_is_stopped_leaves_nothing(data, monkeypatch, failure):
 
     data.mkdir()
     (data / ".making-left-by-a-kill").mkdir()
-    monkeypatch.setattr(making, "run_step", fail)
+    monkeypatch.setattr(compiling, "run_step", fail)
     with pytest.raises(type(failure)):
         make_build(PLAN, lambda _what, _part: None)
     assert list(data.iterdir()) == []
@@ -307,3 +311,19 @@ def test_a_gpu_in_use_is_not_given_up(monkeypatch):
     refused = run("kernels", "--yes")
     assert refused.exit_code == 1
     assert "computes on Vulkan0, A card" in refused.output
+
+
+def test_a_wheel_of_libraries_has_each_by_the_name_that_others_look_for(tmp_path):
+    """As a package manager reads it: its record has the hash of each file."""
+    library = tmp_path / "libllama.so.0"
+    library.write_bytes(b"library")
+    wheel = library_wheel.pack(tmp_path / "dist", "linux_x86_64", [library], b"MIT")
+    number = version("llama-cpp-python")
+    assert wheel.name == f"localspec_libllama-{number}-py3-none-linux_x86_64.whl"
+    with zipfile.ZipFile(wheel) as archive:
+        assert archive.read("localspec_libllama/lib/libllama.so.0") == b"library"
+        [record] = [name for name in archive.namelist() if name.endswith("/RECORD")]
+        lines = archive.read(record).decode().splitlines()
+    assert len(lines) == len(zipfile.ZipFile(wheel).namelist())
+    digest = base64.urlsafe_b64encode(hashlib.sha256(b"library").digest()).decode().rstrip("=")
+    assert f"localspec_libllama/lib/libllama.so.0,sha256={digest},7" in lines

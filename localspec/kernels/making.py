@@ -7,7 +7,6 @@ a build that was stopped, or is no faster, leaves nothing.
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -20,14 +19,12 @@ from localspec.errors import LocalspecError
 from localspec.hub.cache import free_bytes
 from localspec.kernels import source
 from localspec.kernels.comparing import compare, require_faster
-from localspec.kernels.steps import OnStep, last_line, num_jobs, run_step
+from localspec.kernels.compiling import compile_libraries, fetch_source
+from localspec.kernels.steps import OnStep, last_line, num_jobs
 from localspec.kernels.toolchain import (
     Toolchain,
     choose_toolchain,
-    environment_with,
-    install_packages,
     pip,
-    wrappers_of_zig,
 )
 from localspec.llama.binding import Library, installed_library
 from localspec.llama.own_build import (
@@ -43,24 +40,7 @@ from localspec.llama.placement import usable_gpus
 _DISK_BYTES = 700_000_000  # source and objects
 _ZIG_DISK_BYTES = 900_000_000  # its package and its cache
 _CORE_SECONDS = 400  # that compiling takes, about
-_OPTIONS = (
-    "-DCMAKE_BUILD_TYPE=Release",
-    "-DBUILD_SHARED_LIBS=ON",
-    "-DGGML_NATIVE=ON",
-    "-DLLAMA_BUILD_COMMON=OFF",
-    "-DLLAMA_BUILD_TOOLS=OFF",
-    "-DLLAMA_BUILD_TESTS=OFF",
-    "-DLLAMA_BUILD_EXAMPLES=OFF",
-    "-DLLAMA_BUILD_APP=OFF",
-    "-DLLAMA_BUILD_MTMD=ON",  # which reads pictures
-    "-DLLAMA_OPENSSL=OFF",
-    # The libraries find each other in the folder where they come to lie.
-    "-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON",
-    "-DCMAKE_INSTALL_RPATH=$ORIGIN",
-    "-DCMAKE_SHARED_LINKER_FLAGS=-s",  # without symbols for debuggers
-)
-_TARGETS = ("llama", "mtmd")
-_NINJA_STEP = re.compile(r"\[(\d+)/(\d+)\]")
+_OPTIONS = ("-DGGML_NATIVE=ON",)  # for this processor
 _SCRATCH = ".making-"
 # What libllama says once it is loaded as localspec loads it, structures compared.
 _LOADING = "from localspec.llama.library import system_info; print(system_info())"
@@ -151,22 +131,9 @@ def _no_room(plan: BuildPlan) -> LocalspecError:
 
 
 def _made_in(scratch: Path, plan: BuildPlan, on_progress: OnStep) -> OwnBuild:
-    toolchain, packages = plan.toolchain, scratch / "packages"
-    environment = environment_with(packages, scratch)
-    if toolchain.packages:
-        on_progress("installing " + ", ".join(toolchain.packages), None)
-        command = install_packages(toolchain.packages, packages)
-        run_step(
-            command, dict(os.environ), "the packages could not be installed", lambda _: None
-        )
-    on_progress("downloading llama.cpp's source", None)
-    command = source.download_command(pip(), scratch)
-    run_step(command, dict(os.environ), "the source could not be downloaded", lambda _: None)
-    on_progress("unpacking", None)
-    unpacked = source.unpack(scratch)
-    if not toolchain.has_openmp:
-        source.let_threads_yield(unpacked)
-    libraries = _compiled(scratch, unpacked, toolchain, environment, on_progress)
+    toolchain = plan.toolchain
+    unpacked = fetch_source(scratch, toolchain, on_progress)
+    libraries = compile_libraries(scratch, unpacked, toolchain, _OPTIONS, on_progress)
     made = scratch / "made"
     build = OwnBuild(
         folder=made,
@@ -189,45 +156,6 @@ def _made_in(scratch: Path, plan: BuildPlan, on_progress: OnStep) -> OwnBuild:
         shutil.rmtree(plan.folder)
     made.rename(plan.folder)
     return final
-
-
-def _compiled(
-    scratch: Path,
-    unpacked: Path,
-    toolchain: Toolchain,
-    environment: dict[str, str],
-    on_progress: OnStep,
-) -> list[Path]:
-    """The libraries, compiled."""
-    target = scratch / "build"
-    c, cxx = toolchain.c, toolchain.cxx
-    options = [*_OPTIONS, f"-DGGML_OPENMP={'ON' if toolchain.has_openmp else 'OFF'}"]
-    if not c:
-        wrappers = wrappers_of_zig(scratch / "packages", scratch)
-        c, cxx = str(wrappers["cc"]), str(wrappers["c++"])
-        options += [
-            f"-DCMAKE_AR={wrappers['ar']}",
-            f"-DCMAKE_RANLIB={wrappers['ranlib']}",
-        ]
-    options += [f"-DCMAKE_C_COMPILER={c}", f"-DCMAKE_CXX_COMPILER={cxx}"]
-    if toolchain.flags:
-        options += [
-            f"-DCMAKE_C_FLAGS={toolchain.flags}",
-            f"-DCMAKE_CXX_FLAGS={toolchain.flags}",
-        ]
-    on_progress("looking at the compiler", None)
-    configure = ["cmake", "-G", "Ninja", "-S", str(unpacked), "-B", str(target), *options]
-    run_step(configure, environment, "the compiler could not be set up", lambda _: None)
-
-    def read(line: str) -> None:
-        step = _NINJA_STEP.match(line)
-        if step is not None:
-            on_progress("compiling", int(step[1]) / int(step[2]))
-
-    on_progress("compiling", 0.0)
-    compiling = ["cmake", "--build", str(target), f"-j{num_jobs()}", "--target", *_TARGETS]
-    run_step(compiling, environment, "libllama could not be compiled", read)
-    return sorted((target / "bin").glob("lib*"))
 
 
 def _check_loading(build: OwnBuild) -> None:

