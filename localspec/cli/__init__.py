@@ -116,6 +116,7 @@ def main() -> None:
         localspec download qwen3.5-9b  download a preset's files
         localspec sessions             saved conversations
         localspec doctor               what is installed, and what to improve
+        localspec kernels              libllama for this processor
     """
 
 
