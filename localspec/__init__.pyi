@@ -44,6 +44,7 @@ from localspec.errors import (
     SessionError as SessionError,
     TemplateError as TemplateError,
     TemplateLimitError as TemplateLimitError,
+    ToolServerError as ToolServerError,
     UnknownKeywordError as UnknownKeywordError,
     UnknownPresetError as UnknownPresetError,
 )
@@ -83,6 +84,7 @@ from localspec.speculative.policy_api import (
 from localspec.streaming.answer import Answer as Answer
 from localspec.streaming.options import AnswerOptions as AnswerOptions
 from localspec.streaming.reply import Piece as Piece, Reply as Reply, StepFacts as StepFacts
+from localspec.tool_servers.servers import McpServers as McpServers
 from localspec.tools.tool import CallPiece as CallPiece, Tool as Tool, ToolCall as ToolCall
 
 def _modules() -> dict[str, str]: ...

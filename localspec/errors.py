@@ -154,6 +154,10 @@ class CrashedError(EngineError):
     """The process of an isolated engine ended; the next question starts it again."""
 
 
+class ToolServerError(LocalspecError):
+    """An MCP server could not be started, has ended, or did not answer."""
+
+
 class ForkedError(EngineError):
     """The engine belongs to the process that this one was forked from."""
 

@@ -35,7 +35,7 @@ PACKAGES = [
     ["preflight"],
     ["chat"],
     ["streaming", "llama", "presets"],
-    ["policy", "constraints", "hub"],
+    ["policy", "constraints", "hub", "tool_servers"],
     ["speculative", "gguf_file", "tools"],
     ["sampling", "machine", "atomic_write", "fork_guard", "rpc_address", "pictures"],
     ["keywords"],
@@ -126,6 +126,7 @@ def test_nothing_imports_the_top_of_the_house():
         ("jinja2", {"chat.sandbox"}),
         ("llguidance", {"constraints.guidance"}),
         ("pydantic", {"tools.python_types"}),
+        ("mcp", {"tool_servers.connection"}),
     ],
 )
 def test_each_library_has_one_place(library, allowed):
@@ -158,11 +159,11 @@ def test_the_loop_sees_no_text_no_path_and_no_clock():
 @pytest.mark.parametrize(
     ("code", "more"),
     [
-        ("import localspec", {"click", "numpy", "jinja2", "PIL"}),
+        ("import localspec", {"click", "numpy", "jinja2", "PIL", "mcp", "anyio"}),
         (
             "from click.testing import CliRunner; from localspec.cli import main;"
             "CliRunner().invoke(main, ['--help'], catch_exceptions=False)",
-            {"httpx", "httpx2", "rich", "prompt_toolkit"},
+            {"httpx", "httpx2", "mcp", "rich", "prompt_toolkit"},
         ),
     ],
     ids=["import", "--help"],

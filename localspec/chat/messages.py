@@ -57,7 +57,8 @@ def checked_messages(messages: object) -> list[Message]:
     if not messages:
         raise OptionError("there are no messages", "Give one or more.")
     checked = [
-        _checked(number, message, len(messages)) for number, message in enumerate(messages)
+        checked_message(number, message, len(messages))
+        for number, message in enumerate(messages)
     ]
     return with_results(checked)
 
@@ -110,7 +111,8 @@ def _is_system(message: Message) -> bool:
     return message["role"] in ("system", "developer")
 
 
-def _checked(number: int, message: object, count: int) -> Message:
+def checked_message(number: int, message: object, count: int) -> Message:
+    """A message of `count`, checked as by `checked_messages`, but for what stands around it."""
     if not isinstance(message, Mapping):
         raise OptionError(
             f"message {number} is {message!r:.80}", "Give a dict with role and content."

@@ -10,12 +10,14 @@ from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping, S
 from typing import TYPE_CHECKING, Any
 
 from localspec.chat.chat import Chat
+from localspec.chat.foreign_bounds import check_room, fitting_text
 from localspec.chat.turns import result_text
 from localspec.errors import OptionError, is_whole
 from localspec.streaming.answer import Answer
 from localspec.streaming.options import AnswerKeywords, AnswerOptions
 from localspec.streaming.reply import Reply
-from localspec.tools.tool import ToolCall, choice_once_called
+from localspec.tools.foreign import ForeignFunction, ForeignResult
+from localspec.tools.tool import Tool, ToolCall, choice_once_called
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
@@ -43,9 +45,10 @@ class RequestedCall:
     Args:
         call: the call.
         function: takes its arguments by name.
+        chat: the conversation, in whose context the result has to fit.
     """
 
-    def __init__(self, call: ToolCall, function: Callable[..., Any]) -> None:
+    def __init__(self, call: ToolCall, function: Callable[..., Any], chat: Chat) -> None:
         self.call = call
         self.result: str | None = None
         """What the model gets, once it is known."""
@@ -53,10 +56,22 @@ class RequestedCall:
         self.error: Exception | None = None
         """What the function has raised, if it failed."""
 
+        self.note = ""
+        """What was done to the result, in words: that it was cut, and where."""
+
+        self.pictures: tuple[str, ...] = ()
+        """Images in the result of an MCP server's tool, as data URLs."""
+
         self._function = function
+        self._chat = chat
 
     def __repr__(self) -> str:
         return f"<RequestedCall of {self.call.name}, result {self.result!r:.80}>"
+
+    @property
+    def foreign(self) -> ForeignFunction | None:
+        """The function where it is a tool of an MCP server, else None."""
+        return self._function if isinstance(self._function, ForeignFunction) else None
 
     def run(self) -> str:
         """Run the call, unless it was run or refused. Returns the result as the model reads it.
@@ -66,7 +81,7 @@ class RequestedCall:
         if self.result is None:
             _require_not_async(self.call.name, self._function)
             with self._errors_as_result():
-                self.result = result_text(self._function(**self.call.arguments))
+                self._take(self._function(**self.call.arguments))
         assert self.result is not None
         return self.result
 
@@ -86,9 +101,23 @@ class RequestedCall:
                     found = await self._function(**self.call.arguments)
                 else:
                     found = await asyncio.to_thread(self._function, **self.call.arguments)
-                self.result = result_text(found)
+                self._take(found)
         assert self.result is not None
         return self.result
+
+    @property
+    def _sent(self) -> object:
+        """The result as the conversation gets it."""
+        if self.pictures:
+            return ForeignResult(self.result or "", self.pictures)
+        return self.result
+
+    def _take(self, found: object) -> None:
+        if isinstance(found, ForeignResult):
+            self.result, self.note = fitting_text(self._chat._engine, found.text)
+            self.pictures = found.pictures
+        else:
+            self.result = result_text(found)
 
     @contextlib.contextmanager
     def _errors_as_result(self) -> Iterator[None]:
@@ -121,20 +150,29 @@ def tool_steps(
     function.
     """
     chosen = AnswerOptions.of(options, **keywords)
-    functions = _functions(chat, chosen)
+    functions = functions_of(chat, chosen)
     if not is_whole(most_calls, 1):
         raise OptionError(f"most_calls is {most_calls!r}", "Choose 1 or more.")
     answer = chat.send(question, chosen, images=images)
-    return _steps(chat, answer, chosen, functions, most_calls)
+    return steps_from(chat, answer, chosen, functions, most_calls)
 
 
-def _steps(
+def steps_from(
     chat: Chat,
     answer: Answer,
     chosen: AnswerOptions,
     functions: Mapping[str, Callable[..., Any]],
-    most_calls: int,
+    most_calls: int = MOST_CALLS,
 ) -> Generator[Answer | RequestedCall, None, None]:
+    """The steps from an answer on that was asked for in another way than by `tool_steps`.
+
+    Args:
+        chat: the conversation.
+        answer: the first answer.
+        chosen: its options.
+        functions: those of its tools, by name, as `functions_of` gives them.
+        most_calls: as for `run_tools`.
+    """
     following = AnswerOptions.of(chosen, tool_choice=choice_once_called(chosen.tool_choice))
     requested: dict[str, RequestedCall] = {}  # by the ids of all calls so far
     num_run = 0
@@ -144,7 +182,7 @@ def _steps(
             reply = answer.reply()
             if not reply.tool_calls or reply.finish_reason == "cancelled":
                 return
-            now = [RequestedCall(call, functions[call.name]) for call in reply.tool_calls]
+            now = [RequestedCall(call, functions[call.name], chat) for call in reply.tool_calls]
             requested |= {step.call.id: step for step in now}
             for step in now:
                 if num_run == most_calls:
@@ -154,16 +192,16 @@ def _steps(
                     num_run += 1
                     yield step
                     step.run()
-            results = {step.call.id: step.run() for step in now}
+            results = {step.call.id: step._sent for step in now}
             answer = chat.send_tool_results(results, following)
     finally:
         answer.close()
-        results = {}
+        ended: dict[str, str] = {}
         with contextlib.suppress(Exception):  # it was refused, which its reader has heard
-            results = {call.id: _INTERRUPTED for call in answer.reply().tool_calls}
+            ended = {call.id: _INTERRUPTED for call in answer.reply().tool_calls}
         for call_id, step in requested.items():
-            results[call_id] = step.result or _INTERRUPTED
-        chat._end_calls(results)
+            ended[call_id] = step.result or _INTERRUPTED
+        chat._end_calls(ended)
 
 
 def run_tools(
@@ -187,7 +225,8 @@ def run_tools(
         question: the text.
         options: of each answer; `tool_choice` is that of the first one, and then the model
             chooses. Its tools are functions, or `Tool`s with one.
-        ask: whether a call may be run, asked before each. Without it each one is.
+        ask: whether a call may be run, asked before each. Without it each one is, but for
+            tools that an MCP server marks as destructive.
         most_calls: how many calls are run or refused, since small models may repeat one for
             ever. The next one is not run, and the model has to answer without calls.
         images: as for `Chat.send`.
@@ -197,17 +236,17 @@ def run_tools(
         OptionError: a tool has no function, or one that is async.
     """
     chosen = AnswerOptions.of(options, **keywords)
-    for name, function in _functions(chat, chosen).items():
+    for name, function in functions_of(chat, chosen).items():
         _require_not_async(name, function)
     steps = tool_steps(chat, question, chosen, most_calls=most_calls, images=images)
     with contextlib.closing(steps):
         for step in steps:
             if isinstance(step, Answer):
                 reply = step.reply()
-            elif ask is not None and not ask(step.call):
-                step.refuse()
-            else:
+            elif _may_run_unasked(step) if ask is None else ask(step.call):
                 step.run()
+            else:
+                step.refuse()
     return reply
 
 
@@ -233,7 +272,7 @@ async def run_tools_async(
         for step in steps:
             if isinstance(step, Answer):
                 reply = await step
-            elif await _may_run(ask, step.call):
+            elif await _may_run(ask, step):
                 await step
             else:
                 step.refuse()
@@ -241,28 +280,42 @@ async def run_tools_async(
 
 
 async def _may_run(
-    ask: Callable[[ToolCall], bool | Awaitable[bool]] | None, call: ToolCall
+    ask: Callable[[ToolCall], bool | Awaitable[bool]] | None, step: RequestedCall
 ) -> bool:
     if ask is None:
-        return True
-    found = ask(call)
+        return _may_run_unasked(step)
+    found = ask(step.call)
     return await found if inspect.isawaitable(found) else found
 
 
-def _functions(chat: Chat, chosen: AnswerOptions) -> dict[str, Callable[..., Any]]:
-    """The functions of the tools, by name. Raises OptionError where one has none."""
+def _may_run_unasked(step: RequestedCall) -> bool:
+    """Whether a call is run where nobody is asked: not one that may destroy something."""
+    return step.foreign is None or not step.foreign.is_destructive
+
+
+def functions_of(chat: Chat, chosen: AnswerOptions) -> dict[str, Callable[..., Any]]:
+    """The functions of the tools, by name.
+
+    Raises OptionError where one has none, and where those of MCP servers take too much of the
+    context.
+    """
     if not isinstance(chat, Chat):
         raise OptionError(f"the chat is {chat!r:.80}", "Give one of an engine: engine.chat().")
-    functions = {}
-    for tool in chosen.tool_use(chat._tools).tools:
-        if tool.function is None:
-            raise OptionError(
-                f"the tool {tool.name} has no function to run",
-                "Give the function itself, or a localspec.Tool with its function=. Or run the "
-                "calls yourself: see Chat.send_tool_results.",
-            )
-        functions[tool.name] = tool.function
-    return functions
+    tools = chosen.tool_use(chat._tools).tools
+    foreign = [tool for tool in tools if isinstance(tool.function, ForeignFunction)]
+    if foreign:
+        check_room(chat._engine, foreign)
+    return {tool.name: _function_of(tool) for tool in tools}
+
+
+def _function_of(tool: Tool) -> Callable[..., Any]:
+    if tool.function is None:
+        raise OptionError(
+            f"the tool {tool.name} has no function to run",
+            "Give the function itself, or a localspec.Tool with its function=. Or run the "
+            "calls yourself: see Chat.send_tool_results.",
+        )
+    return tool.function
 
 
 def _require_not_async(name: str, function: Callable[..., Any]) -> None:

@@ -6,15 +6,16 @@ import json
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard
 
-from localspec.chat.messages import checked_messages
+from localspec.chat.messages import checked_message, checked_messages
 from localspec.chat.shown import attached_pictures, shown_in, with_shown
 from localspec.chat.template import Message
 from localspec.errors import ContextError, OptionError, is_whole
 from localspec.streaming.answer import Answer
 from localspec.streaming.answer_text import Prompt
 from localspec.streaming.record import AnswerRecord, MadePrompt, PromptSource
+from localspec.tools.foreign import ForeignResult
 
 if TYPE_CHECKING:
     from localspec.pictures.picture import PictureSource
@@ -78,15 +79,17 @@ def result_messages(turns: Sequence[Turn], results: Mapping[str, object]) -> Tur
             f"the last answer's calls are {', '.join(ids)}; results are given for {given}",
             "Give one result for each call, by its id.",
         )
-    return tuple(
-        {
-            "role": "tool",
-            "content": result_text(results[str(call["id"])]),
-            "tool_call_id": call["id"],
-            "name": call["function"]["name"],
-        }
-        for call in calls
-    )
+    return tuple(_result_message(call, results[str(call["id"])]) for call in calls)
+
+
+def _result_message(call: Message, result: object) -> Message:
+    message = {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"]}
+    if not isinstance(result, ForeignResult):
+        return {**message, "content": result_text(result)}
+    parts: list[dict[str, Any]] = [{"type": "text", "text": result.text}]
+    for picture in result.pictures:
+        parts.append({"type": "image_url", "image_url": {"url": picture}})
+    return checked_message(0, {**message, "content": parts}, 1)
 
 
 def pending_calls(turns: Sequence[Turn]) -> Sequence[Message]:
@@ -232,6 +235,13 @@ class ChatBackend(Protocol):
 
     @property
     def tool_template(self) -> str | None: ...
+
+    @property
+    def context_length(self) -> int: ...
+
+    def tokenize(self, text: str, *, special: bool = False) -> list[int]: ...
+
+    def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str: ...
 
     def _answer(self, record: AnswerRecord) -> Answer: ...
 

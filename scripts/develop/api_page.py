@@ -45,7 +45,7 @@ SECTIONS = {
         "EngineMemory",
         "localspec.exactness.Exactness",
         "Chat",
-        *("run_tools", "run_tools_async", "tool_steps", "RequestedCall"),
+        *("run_tools", "run_tools_async", "tool_steps", "RequestedCall", "McpServers"),
     ),
     "Options": ("AnswerOptions", "LlamaOptions", "SamplingParams", "Picture"),
     "Answers": (
@@ -64,6 +64,9 @@ SECTIONS = {
         "localspec.tools.tool.ToolChoice",
         "localspec.tools.tool.AnyTool",
         "localspec.tools.tool.ToolUse",
+        "localspec.tools.foreign.ForeignFunction",
+        "localspec.tools.foreign.ForeignResult",
+        "localspec.tool_servers.servers.ServerState",
         "localspec.streaming.cancellation.Watch",
         "localspec.streaming.cancellation.Cancellation",
         "localspec.streaming.reply.FinishReason",

@@ -1,0 +1,266 @@
+"""Which servers there are: files in the notation `mcpServers`, as other programs have them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import urlsplit
+
+import platformdirs
+
+from localspec.atomic_write import write_whole
+from localspec.errors import OptionError, perhaps
+
+CALL_S = 30.0  # for a call, where a server has no timeout of its own
+_MOST_S = 3600.0  # above that it is taken for milliseconds, which some programs count in
+_MOST_BYTES = 4_000_000  # of a file
+_KEY = "mcpServers"
+_EXAMPLE = '{"mcpServers": {"time": {"command": "uvx", "args": ["mcp-server-time"]}}}'
+_VARIABLE = re.compile(r"\$\{(?:env:)?(\w+)\}")
+_NAME = re.compile(r"[^\x00-\x1f\x7f]{1,64}")
+
+
+@dataclass(frozen=True, slots=True)
+class ServerEntry:
+    """A server as a file describes it: a command, or an address."""
+
+    name: str
+
+    command: str | None = None
+    """The program to start; None for a server at an address."""
+
+    args: tuple[str, ...] = ()
+    """The program's arguments."""
+
+    env: Mapping[str, str] = field(default_factory=dict)
+    """Variables for the program, beside the usual ones such as PATH and HOME."""
+
+    cwd: Path | None = None
+    """The folder where the program starts; None for the user's home."""
+
+    url: str | None = None
+    """The address; None for a server that is started."""
+
+    headers: Mapping[str, str] = field(default_factory=dict)
+    """Headers of each request to the address."""
+
+    is_disabled: bool = False
+    """Whether the file switches it off."""
+
+    auto_approve: tuple[str, ...] = ()
+    """Tools that the file allows to be called without a question; * for all."""
+
+    timeout_s: float = CALL_S
+    """Seconds that a call may take."""
+
+    @property
+    def target(self) -> str:
+        """What is started or asked, in words."""
+        return self.url or " ".join([self.command or "", *self.args])
+
+
+def own_file() -> Path:
+    """The user's own file, which `localspec mcp add` writes."""
+    return platformdirs.user_config_path("localspec", appauthor=False) / "mcp.json"
+
+
+def files_of_others() -> dict[str, Path]:
+    """The files of other programs that are there, by the names of the programs."""
+    home = Path.home()
+    claude = home / ".config/Claude"
+    if sys.platform == "darwin":
+        claude = home / "Library/Application Support/Claude"
+    elif sys.platform == "win32":
+        claude = Path(os.environ.get("APPDATA", home)) / "Claude"
+    found = {
+        "Claude Desktop": claude / "claude_desktop_config.json",
+        "Cursor": home / ".cursor/mcp.json",
+        "LM Studio": home / ".lmstudio/mcp.json",
+    }
+    return {name: path for name, path in found.items() if path.is_file()}
+
+
+def read_servers(path: Path) -> dict[str, ServerEntry]:
+    """The servers of a file by their names, those that are switched off among them.
+
+    Raises OptionError where the file cannot be read or an entry is wrong.
+    """
+    return servers_in(str(path), _read(path))
+
+
+def servers_in(where: str, content: Mapping[str, Any]) -> dict[str, ServerEntry]:
+    """The servers of an object with `mcpServers`, as a file holds it.
+
+    Args:
+        where: where it is from, for errors.
+        content: the object.
+
+    Raises:
+        OptionError: an entry is wrong.
+    """
+    given = content.get(_KEY, {})
+    if not isinstance(given, Mapping):
+        raise OptionError(f"{_KEY} in {where} is {given!r:.80}", f"Write it as in {_EXAMPLE}")
+    return {name: _entry(where, name, values) for name, values in given.items()}
+
+
+def add_server(path: Path, name: str, values: Mapping[str, object]) -> None:
+    """Add a server to a file, and leave the rest of the file as it is.
+
+    Args:
+        path: the file, which need not exist.
+        name: the server's, which the file has not.
+        values: as the notation has them.
+
+    Raises:
+        OptionError: the name is taken, or something is wrong.
+    """
+    content = _read(path) if path.exists() else {}
+    servers = content.setdefault(_KEY, {})
+    if name in servers:
+        raise OptionError(
+            f"{path} has a server {name!r} already", f"Remove it: localspec mcp remove {name}"
+        )
+    _entry(str(path), name, dict(values))
+    servers[name] = dict(values)
+    _write(path, content)
+
+
+def remove_server(path: Path, name: str) -> None:
+    """Remove a server from a file. Raises OptionError if there is none of that name."""
+    content = _read(path) if path.exists() else {}
+    servers = content.get(_KEY, {})
+    if name not in servers:
+        raise OptionError(f"{path} has no server {name!r:.80}", perhaps(name, servers))
+    del servers[name]
+    _write(path, content)
+
+
+def _write(path: Path, content: Mapping[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    write_whole(path, text.encode(), durable=True)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            data = file.read(_MOST_BYTES)
+    except OSError as error:
+        raise OptionError(
+            f"the file of MCP servers {path} cannot be read: {error.strerror}",
+            "Name a file, or make one: localspec mcp add NAME -- COMMAND",
+        ) from error
+    try:
+        content = json.loads(data.decode("utf-8-sig") or "{}")
+    except (ValueError, RecursionError) as error:
+        raise OptionError(
+            f"{path} is not JSON: {error}", f"Write it as in {_EXAMPLE}"
+        ) from None
+    if not isinstance(content, dict):
+        raise OptionError(f"{path} holds no JSON object", f"Write it as in {_EXAMPLE}")
+    return content
+
+
+def _entry(where: str, name: str, values: object) -> ServerEntry:
+    reader = _Values(where, name, values)
+    if not _NAME.fullmatch(name):
+        raise OptionError(
+            f"the name of a server in {where} is {name!r:.80}",
+            "Give 1 to 64 characters, none of them a control character.",
+        )
+    command = reader.text("command")
+    url = reader.text("url")
+    if (command is None) == (url is None):
+        reader.refuse("command", "Give either a command or a url.")
+    if url is not None and urlsplit(url).scheme not in ("http", "https"):
+        reader.refuse("url", "Give an address that begins with http:// or https://.")
+    cwd = reader.text("cwd")
+    timeout_s = reader.seconds("timeout")
+    return ServerEntry(
+        name,
+        command=command,
+        args=reader.texts("args"),
+        env=reader.texts_by_name("env"),
+        cwd=None if cwd is None else Path(cwd).expanduser(),
+        url=url,
+        headers=reader.texts_by_name("headers"),
+        is_disabled=reader.flag("disabled"),
+        auto_approve=reader.texts("autoApprove"),
+        timeout_s=timeout_s,
+    )
+
+
+class _Values:
+    """The values of a server's entry, each checked as it is read."""
+
+    def __init__(self, where: str, name: str, values: object) -> None:
+        self._where = f"of the server {name!r:.80} in {where}"
+        if not isinstance(values, dict):
+            raise OptionError(f"the entry {self._where} is no object", f"Write: {_EXAMPLE}")
+        self._values = values
+
+    def refuse(self, key: str, hint: str) -> NoReturn:
+        raise OptionError(f"{key} {self._where} is {self._values.get(key)!r:.200}", hint)
+
+    def text(self, key: str) -> str | None:
+        value = self._values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, str) or not value or "\0" in value:
+            self.refuse(key, "Give a text.")
+        return self._filled(key, value)
+
+    def texts(self, key: str) -> tuple[str, ...]:
+        value = self._values.get(key) or []
+        if not isinstance(value, list) or not all(_is_plain(each) for each in value):
+            self.refuse(key, "Give a list of texts.")
+        return tuple(self._filled(key, each) for each in value)
+
+    def texts_by_name(self, key: str) -> dict[str, str]:
+        value = self._values.get(key) or {}
+        if not isinstance(value, dict) or not all(_is_plain(each) for each in value.values()):
+            self.refuse(key, "Give an object of texts.")
+        return {name: self._filled(key, each) for name, each in value.items()}
+
+    def flag(self, key: str) -> bool:
+        value = self._values.get(key, False)
+        if not isinstance(value, bool):
+            self.refuse(key, "Give true or false.")
+        return bool(value)
+
+    def seconds(self, key: str) -> float:
+        value = self._values.get(key)
+        if value is None:
+            return CALL_S
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not math.isfinite(value) or value <= 0:
+            self.refuse(key, "Give seconds, more than 0.")
+        return float(value) / 1000 if value > _MOST_S else float(value)
+
+    def _filled(self, key: str, text: str) -> str:
+        """The text with variables of this process in place of ${env:NAME} and ${NAME}."""
+
+        def value_of(found: re.Match[str]) -> str:
+            name = found[1]
+            if name == "userHome":
+                return str(Path.home())
+            if name not in os.environ:
+                raise OptionError(
+                    f"{key} {self._where} names the variable {name}, which is not set",
+                    f"Set it: export {name}=…",
+                )
+            return os.environ[name]
+
+        return _VARIABLE.sub(value_of, text)
+
+
+def _is_plain(value: object) -> bool:
+    return isinstance(value, str) and "\0" not in value

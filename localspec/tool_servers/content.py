@@ -1,0 +1,56 @@
+"""What a call has returned → text for a model, and pictures."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from localspec.tools.foreign import ForeignResult
+
+_EMPTY = "[The tool returned nothing.]"
+
+
+def foreign_result(result: Mapping[str, Any]) -> ForeignResult:
+    """A result as MCP's JSON has it → as a model gets it.
+
+    Texts, links and embedded resources become text. Structured content stands for them where
+    there is no text, as JSON. A sound or a file that is no text becomes a note.
+    """
+    blocks: Sequence[Mapping[str, Any]] = result.get("content") or ()
+    texts: list[str] = []
+    pictures: list[str] = []
+    for block in blocks:
+        if block.get("type") == "image":
+            pictures.append(f"data:{block.get('mimeType')};base64,{block.get('data')}")
+        else:
+            texts.append(_in_words(block))
+    structured = result.get("structuredContent")
+    if structured is not None and not texts:
+        texts.append(json.dumps(structured, ensure_ascii=False))
+    text = "\n".join(texts)
+    if not text and not pictures:
+        text = _EMPTY
+    is_error = bool(result.get("isError"))
+    if is_error:
+        text = f"Error: {text}"
+    return ForeignResult(text, tuple(pictures), is_error)
+
+
+def _in_words(block: Mapping[str, Any]) -> str:
+    kind = block.get("type")
+    if kind == "text":
+        return str(block.get("text", ""))
+    if kind == "resource_link":
+        said = [str(block.get("name") or ""), str(block.get("uri") or "")]
+        said.append(str(block.get("description") or ""))
+        return f"[link: {' '.join(each for each in said if each)}]"
+    if kind == "resource":
+        resource = block.get("resource") or {}
+        if "text" in resource:
+            return f"{resource.get('uri')}:\n{resource['text']}"
+        size = len(str(resource.get("blob", ""))) * 3 // 4
+        what = resource.get("mimeType") or "data"
+        return f"[{resource.get('uri')}: {size:,} bytes of {what}, which are no text]"
+    what = block.get("mimeType") or kind
+    return f"[{what}, which this model cannot read]"
