@@ -23,6 +23,7 @@ from localspec.cli.generate import generate
 from localspec.cli.help import Group
 from localspec.cli.kernels import kernels
 from localspec.cli.launch import LAUNCHERS
+from localspec.cli.mcp import mcp
 from localspec.cli.models import models
 from localspec.cli.screen import error_lines, note, printable
 from localspec.cli.serve import serve
@@ -115,13 +116,14 @@ def main() -> None:
         localspec explain qwen3.5-9b   whether it fits and would be faster
         localspec download qwen3.5-9b  download a preset's files
         localspec sessions             saved conversations
+        localspec mcp                  MCP servers, whose tools a model may call
         localspec doctor               what is installed, and what to improve
         localspec kernels              libllama for this processor
     """
 
 
 for _command in (
-    *(bench, chat, generate, sessions, serve, verify),
+    *(bench, chat, generate, mcp, sessions, serve, verify),
     *(download, models, explain, doctor, kernels, completion),
     *LAUNCHERS,
 ):

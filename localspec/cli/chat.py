@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,6 +26,7 @@ from localspec.cli.quoted_text import quoted_together, unquoted
 from localspec.cli.screen import error_lines, in_flags, note, show_legend
 from localspec.cli.sessions import note_resumed
 from localspec.cli.standard_streams import is_terminal, piped_lines
+from localspec.cli.tool_calls import OWN_FILE, Toolbox, opened_servers
 from localspec.errors import LocalspecError, OptionError
 
 if TYPE_CHECKING:
@@ -53,11 +56,29 @@ if TYPE_CHECKING:
 @click.option(
     "--no-think", is_flag=True, help="Ask a reasoning model to answer without thinking first."
 )
+@click.option(
+    "--mcp",
+    "mcp_source",
+    is_flag=False,
+    flag_value=OWN_FILE,
+    metavar="[FILE]",
+    help="Let the model call the tools of MCP servers: those of FILE, or of localspec's own "
+    "file, see 'localspec mcp'. You are asked before each call.",
+)
+@click.option(
+    "--mcp-tool",
+    "mcp_tools",
+    multiple=True,
+    metavar="NAME",
+    help="With --mcp: a tool, or all tools of a server. Repeatable. [default: all]",
+)
 @constraint_options
 @pair_options
-def chat(
+def chat(  # noqa: PLR0913  each is an option of the command
     options: PairOptions,
     *,
+    mcp_source: str | None,
+    mcp_tools: tuple[str, ...],
     session: str | None,
     keep_caches: bool,
     quiet: bool,
@@ -78,29 +99,41 @@ def chat(
         localspec chat qwen3-8b
         localspec chat --session french --system "You teach me French."
         localspec chat big.gguf --draft small.gguf --show-draft
+        localspec chat qwen3-8b --mcp
     """
     # What is wrong with them is said before a model is downloaded or loaded.
     template = options.template()
     if session is not None:
         check_opens(session)
-    with options.open_engine(cache_disk=CACHE_DISK if keep_caches else 0) as engine:
+    is_dialogue = is_terminal(sys.stdin) and is_terminal(sys.stdout)
+    with contextlib.ExitStack() as until_end:
+        toolbox = None
+        if mcp_source is not None:
+            servers = until_end.enter_context(opened_servers(mcp_source, mcp_tools))
+            toolbox = Toolbox(servers, can_ask=is_dialogue)
+        cache_disk = CACHE_DISK if keep_caches else 0
+        engine = until_end.enter_context(options.open_engine(cache_disk=cache_disk))
         # Imported here, because it loads NumPy, which libllama has to come before.
         from localspec.cli.conversation import Conversation
 
-        is_dialogue = is_terminal(sys.stdin) and is_terminal(sys.stdout)
         write = _write_plain
         if is_dialogue:
             # Imported here: a pipe does not need the libraries that draw and edit.
             from localspec.cli.terminal.dialogue import converse, show_answer
 
             write = show_answer
+        chosen = options.for_answer(engine, **fits)
+        if toolbox is not None:
+            toolbox.open(engine)
+            chosen = replace(chosen, tools=toolbox.tools)
         conversation = Conversation(
             engine=engine,
             chat=engine.chat(template=template, think=not no_think),
-            options=options.for_answer(engine, **fits),
+            options=chosen,
             write=write,
             show_draft=options.show_draft,
             is_quiet=quiet,
+            toolbox=toolbox,
         )
         is_resumed = session is not None and conversation.begin(session)
         if options.system is not None:

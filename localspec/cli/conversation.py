@@ -20,8 +20,10 @@ from localspec.chat.session import (
     save_session,
     session_file,
 )
+from localspec.chat.tool_loop import functions_of, steps_from
 from localspec.chat.turns import longer_context
 from localspec.cli.screen import error_lines, note
+from localspec.cli.tool_calls import Toolbox
 from localspec.engine.base import BaseEngine
 from localspec.errors import ContextError, SessionError
 from localspec.streaming.answer import Answer
@@ -43,6 +45,7 @@ class Conversation:
     last: the latest reply. lock: the session's lock, held while the session is in use.
     text_so_far: of the answer that is being continued. is_saved: whether the session's file is
     up to date. shown_error: the last error of saving that was shown.
+    toolbox: the tools of MCP servers.
     """
 
     engine: BaseEngine
@@ -60,6 +63,7 @@ class Conversation:
     text_so_far: str = ""
     is_saved: bool = False
     shown_error: str = ""
+    toolbox: Toolbox | None = None
 
     @property
     def is_kept(self) -> bool:
@@ -126,11 +130,32 @@ class Conversation:
     def _answer(self, answer: Answer) -> None:
         num_forgotten = self.chat.num_forgotten
         try:
-            self.last = self.write(self, answer)
+            if self.toolbox is None:
+                self.last = self.write(self, answer)
+            else:
+                self._answer_with_tools(answer, self.toolbox)
         finally:
             self.save()
         if num_forgotten == 0 and self.chat.num_forgotten:
             note("The context is full: from now on the oldest turns are dropped.")
+
+    def _answer_with_tools(self, answer: Answer, toolbox: Toolbox) -> None:
+        """Show the answer, make those of its calls that are allowed, and so on."""
+        functions = functions_of(self.chat, self.options)
+        steps = steps_from(self.chat, answer, self.options, functions)
+        with contextlib.closing(steps):
+            for step in steps:
+                if isinstance(step, Answer):
+                    self.last = self.write(self, step)
+                elif toolbox.may_run(step):
+                    toolbox.run(step)
+                else:
+                    step.refuse()
+
+    def begin_anew(self) -> None:
+        """What was allowed for the conversation until now is asked again."""
+        if self.toolbox is not None:
+            self.toolbox.forget()
 
     def save(self) -> None:
         """Write the session, if there is one. An error is shown once."""
@@ -184,6 +209,7 @@ class Conversation:
                 return False
             session.resume(self.chat)
             self._hold(name, lock)
+            self.begin_anew()
         return True
 
     def begin(self, name: str) -> bool:

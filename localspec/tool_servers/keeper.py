@@ -9,10 +9,10 @@ from collections.abc import Mapping, Sequence
 
 # A watcher in the server's own group of processes. Once we or the server have ended, it ends
 # the group: the server, its children, and itself. `exec` leaves the server the number that was
-# started, and its stdin and stdout. $0 is our number, $$ the server's.
+# started, and its stdin and stdout. $0 is our number, $$ the server's. The shell sets PWD.
 _WATCHED = (
     '(while kill -0 "$0" && kill -0 "$$"; do sleep 1; done; kill -KILL 0) '
-    '</dev/null >/dev/null 2>&1 & exec "$@"'
+    '</dev/null >/dev/null 2>&1 & unset PWD OLDPWD; exec "$@"'
 )
 
 

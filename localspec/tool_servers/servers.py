@@ -146,10 +146,17 @@ class McpServers:
         named = [_with_server(tool) if counts[tool.name] > 1 else tool for tool in found]
         return list(checked_tools(named))
 
-    def states(self) -> list[ServerState]:
-        """What is known of each server; those that are not switched off are started for it."""
+    def states(self, *, only: str | None = None) -> list[ServerState]:
+        """What is known of each server; those that are not switched off are started for it.
+
+        Args:
+            only: the name of a server; others are left out, and not started.
+        """
+        wanted = [name for name in self._entries if only in (None, name)]
         with self._lock:
-            missing = [name for name in self.names if name not in self._states]
+            missing = [
+                name for name in self.names if name in wanted and name not in self._states
+            ]
             if missing:
                 work = [self._state(self._entries[name]) for name in missing]
                 for state in self._wait(self._submit(_gathered(work))):
@@ -157,7 +164,7 @@ class McpServers:
             for name, entry in self._entries.items():
                 if entry.is_disabled:
                     self._states[name] = ServerState(name, entry.target, is_disabled=True)
-            return [self._states[name] for name in self._entries]
+            return [self._states[name] for name in wanted]
 
     def call_soon(
         self, server: str, tool: str, arguments: Mapping[str, Any]

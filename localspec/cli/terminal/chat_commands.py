@@ -260,6 +260,7 @@ def _draft(conversation: Conversation, argument: str) -> None:
 def _clear(conversation: Conversation, _argument: str) -> None:
     conversation.chat.clear()
     conversation.attachments.clear()
+    conversation.begin_anew()
     note("The conversation starts over; the system message stays.")
 
 
