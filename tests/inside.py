@@ -354,3 +354,8 @@ def used_file() -> Path:
 def used_files() -> list[str]:
     """The paths in it."""
     return _used()
+
+
+def calls_under_way(server: Any) -> set[object]:
+    """The calls of MCP servers' tools that a server makes now."""
+    return set(server._service.calls)

@@ -19,6 +19,7 @@ from localspec.server.guard import AccessRules
 from localspec.server.own_server import announced
 from localspec.server.running import Runner, listen
 from localspec.server.served_models import ServedEmbedder, ServedModel, ServedModels
+from localspec.tool_servers.servers import McpServers
 from waiting import wait_until
 
 
@@ -113,6 +114,7 @@ def running_server(
     parallel: int = 1,
     exact: bool | None = None,
     cache_disk: CacheDisk | None = None,
+    tool_servers: McpServers | None = None,
 ) -> Iterator[Running]:
     """A server until the block is left. It loads its models when they are asked for."""
     models = ServedModels(
@@ -128,7 +130,13 @@ def running_server(
         listening = until_end.enter_context(listen("127.0.0.1", 0))
         port = listening.getsockname()[1]
         own_key = None if keys else until_end.enter_context(announced(port))
-        server = Server(models, limits or Limits(), has_page=has_page, own_key=own_key)
+        server = Server(
+            models,
+            limits or Limits(),
+            has_page=has_page,
+            own_key=own_key,
+            tool_servers=tool_servers,
+        )
         app = server.app(AccessRules(keys=keys, hosts=hosts, origins=origins))
         runner = Runner(app, is_ready.set, server.stop)
         thread = threading.Thread(target=runner.run, kwargs={"sockets": [listening]})

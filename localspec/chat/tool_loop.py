@@ -28,8 +28,8 @@ logger = logging.getLogger(__name__)
 
 MOST_CALLS = 20
 _INTERRUPTED = "[The call was interrupted.]"
-_REFUSED = "[The user has refused this call.]"
-_TOO_MANY = (
+REFUSED_CALL = "[The user has refused this call.]"
+TOO_MANY_CALLS = (
     "Error: too many calls. No more calls can be made. Answer the question in words, from the "
     "results so far."
 )
@@ -88,7 +88,7 @@ class RequestedCall:
     def refuse(self) -> None:
         """Leave the call: the model is told that the user has refused it."""
         if self.result is None:
-            self.result = _REFUSED
+            self.result = REFUSED_CALL
 
     def __await__(self) -> Generator[Any, None, str]:
         return self._run_soon().__await__()
@@ -186,7 +186,7 @@ def steps_from(
             requested |= {step.call.id: step for step in now}
             for step in now:
                 if num_run == most_calls:
-                    step.result = _TOO_MANY
+                    step.result = TOO_MANY_CALLS
                     following = AnswerOptions.of(following, tool_choice="none")
                 else:
                     num_run += 1

@@ -23,6 +23,7 @@ from localspec.cli.flags import read_option_file
 from localspec.cli.help import Command
 from localspec.cli.options import CACHE_DISK, SERVED_CONTEXT, shared
 from localspec.cli.screen import SIZE, in_flags, printable, readable_bytes
+from localspec.cli.tool_calls import OWN_FILE, opened_servers
 from localspec.cli.waiting import waiting
 from localspec.errors import OptionError
 from localspec.gguf_file.projector import NO_PROJECTOR
@@ -121,6 +122,15 @@ Ollama's library for Python, and programs that ask an Ollama:
     default=True,
     help="Serve a chat page to browsers. [default: on]",
 )
+@click.option(
+    "--mcp",
+    "mcp_source",
+    is_flag=False,
+    flag_value=OWN_FILE,
+    metavar="[FILE]",
+    help="Let models call the tools of MCP servers, on the page and in /v1/responses: those of "
+    "FILE, or of localspec's own file, see 'localspec mcp'.",
+)
 def serve(  # noqa: PLR0913  each is an option of the command
     *,
     models: tuple[str, ...],
@@ -140,6 +150,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
     log_json: bool,
     embeddings: str | None,
     has_page: bool,
+    mcp_source: str | None,
 ) -> None:
     """Serve the OpenAI, Anthropic and Ollama APIs.
 
@@ -182,6 +193,9 @@ def serve(  # noqa: PLR0913  each is an option of the command
     served = ServedModels(made, takes_any_name=not known_models_only, embedder=embedder)
     _prepare(served, access, parallel, cache_disk)
     with contextlib.ExitStack() as until_end:
+        tool_servers = None
+        if mcp_source is not None:
+            tool_servers = until_end.enter_context(opened_servers(mcp_source, ()))
         listening = until_end.enter_context(listen(host, port))
         own_host, own_port = listening.getsockname()[:2]
         shown_host = f"[{host}]" if ":" in host else host
@@ -191,7 +205,13 @@ def serve(  # noqa: PLR0913  each is an option of the command
             own_key = until_end.enter_context(announced(own_port))
         with waiting(lambda: "Loading the models …"):
             served.open_first()
-        server = Server(served, Limits(), has_page=has_page, own_key=own_key)
+        server = Server(
+            served,
+            Limits(),
+            has_page=has_page,
+            own_key=own_key,
+            tool_servers=tool_servers,
+        )
         words = _greeting(address, served.all[0], has_key=bool(keys), has_page=has_page)
         runner = Runner(server.app(access), lambda: say(words), server.stop)
         with contextlib.suppress(KeyboardInterrupt):  # raised again once the server has stopped

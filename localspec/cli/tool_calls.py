@@ -68,7 +68,7 @@ class Toolbox:
             f"{counted(len(self.tools), 'tool')} of MCP servers: {number:,} of "
             f"{engine.context_length:,} tokens."
         )
-        allowed = [name_of(each) for each in map(foreign_of, self.tools) if each.is_allowed]
+        allowed = [tool_title(each) for each in map(foreign_of, self.tools) if each.is_allowed]
         if allowed:
             note(f"Called without asking, as you have allowed: {', '.join(allowed)}.")
 
@@ -80,7 +80,7 @@ class Toolbox:
         """Show a call, and ask whether it may be made unless that is known."""
         function = step.foreign
         assert function is not None
-        name = name_of(function)
+        name = tool_title(function)
         note(f"→ {name} {step.call.json}")
         key = (function.server, function.tool)
         is_known = function.is_allowed or key in self._allowed_here
@@ -102,7 +102,7 @@ class Toolbox:
     def run(self, step: RequestedCall) -> None:
         """Make a call, and show what came of it. Ctrl-C ends the call."""
         assert step.foreign is not None
-        name = name_of(step.foreign)
+        name = tool_title(step.foreign)
         with waiting(lambda: f"Calling {name} … Ctrl-C ends the call."):
             result = step.run()
         note(f"← {excerpt(result, _SHOWN)}")
@@ -122,7 +122,7 @@ def foreign_of(tool: Tool) -> ForeignFunction:
     return tool.function
 
 
-def name_of(function: ForeignFunction) -> str:
+def tool_title(function: ForeignFunction) -> str:
     """A tool as people see it."""
     return printable(f"{function.server}.{function.tool}")
 

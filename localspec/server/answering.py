@@ -7,13 +7,14 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 import anyio
 
+from localspec.call_thread import Result
 from localspec.chat.prompt_source import RawSource
 from localspec.engine.prompt_logprobs import prompt_logprobs
 from localspec.isolated.isolated_engine import IsolatedEngine
@@ -36,6 +37,7 @@ from localspec.streaming.options import AnswerOptions
 from localspec.streaming.record import AnswerRecord, Reading
 from localspec.streaming.reply import Piece, Reply
 from localspec.streaming.waiting import Outbox
+from localspec.tool_servers.servers import McpServers
 
 _LONG_S = 10.0  # to read the rest of a prompt, from which the log tells how far it is
 _LONG = 1024  # tokens, where it is not known how long one takes
@@ -174,6 +176,12 @@ class Service:
     answerings: set[Answering] = field(default_factory=set)
     """Questions under way."""
 
+    tool_servers: McpServers | None = None
+    """The MCP servers whose tools may be called, if there are any."""
+
+    calls: set[asyncio.Future[Any]] = field(default_factory=set)
+    """Calls of their tools under way."""
+
     asides: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by requests that need no decode: many of them do not slow an answer down."""
 
@@ -202,6 +210,25 @@ class Service:
         turn = ServerTurn(model, client)
         is_free = not self.is_stopping and self.line.join_if_free(turn.place)
         return turn if is_free else None
+
+    async def call(self, work: Coroutine[Any, Any, Result]) -> Result:
+        """The result of a call of a tool, which ends where the server stops.
+
+        Raises RequestError if the server is stopping.
+        """
+        if self.is_stopping:
+            work.close()
+            raise stopping()
+        task = asyncio.ensure_future(work)
+        self.calls.add(task)
+        try:
+            return await task
+        except asyncio.CancelledError:
+            if self.is_stopping:
+                raise stopping() from None
+            raise
+        finally:
+            self.calls.discard(task)
 
     def leave(self, turn: ServerTurn) -> None:
         """Give up a turn, whether it has come or not. Idempotent."""

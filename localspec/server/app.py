@@ -42,6 +42,7 @@ from localspec.server.guard import PAGE_PATH, AccessRules, BodyReader, Guard
 from localspec.server.own_server import PROOF_PATH, ServerKey, is_nonce
 from localspec.server.refusal import RequestError, refusal_of, refusal_response
 from localspec.server.served_models import ServedFile, ServedModels
+from localspec.tool_servers.servers import McpServers
 
 _NUM_THREADS = MOST_PARALLEL + 16
 _IDLE_CHECKS_S = 15.0  # between two checks for unused models
@@ -53,7 +54,6 @@ _POSTS: dict[str, RequestReader] = {
     "/v1/chat/completions": completions.ChatCompletion,
     "/v1/chat/completions/input_tokens": completions.chat_input_tokens,
     "/v1/completions": completions.Completion,
-    "/v1/responses": responses.ResponseForm,
     "/v1/responses/input_tokens": responses.response_input_tokens,
     "/v1/messages": messages.MessageForm,
     "/v1/messages/count_tokens": messages.count_tokens,
@@ -116,7 +116,8 @@ class Server:
     """The routes, the models behind them, and the line of requests.
 
     has_page: whether a browser gets a page to chat on. own_key: with which the server shows the
-    user's programs that it is this user's; None where nobody asks for it.
+    user's programs that it is this user's; None where nobody asks for it. tool_servers: MCP
+    servers whose tools clients may let the models call; closed by who has made them.
     """
 
     def __init__(
@@ -126,12 +127,16 @@ class Server:
         *,
         has_page: bool = True,
         own_key: ServerKey | None = None,
+        tool_servers: McpServers | None = None,
     ) -> None:
         self._has_page = has_page
         self._own_key = own_key
         self._limits = limits
         self._service = Service(
-            models=models, num_waiting=limits.num_waiting, patience_s=limits.patience_s
+            models=models,
+            num_waiting=limits.num_waiting,
+            patience_s=limits.patience_s,
+            tool_servers=tool_servers,
         )
         self._bodies = BodyReader(limits.body_bytes, limits.body_s)
 
@@ -164,6 +169,8 @@ class Server:
         for each in list(self._service.answerings):
             if each.is_waiting:
                 each.stop()
+        for call in self._service.calls:
+            call.cancel()
         asyncio.get_running_loop().call_later(LAST_ANSWER_S, self._stop_all)
 
     def _stop_all(self) -> None:
@@ -177,9 +184,14 @@ class Server:
         if self._has_page:
             routes.append(Route("/", _root, methods=["GET"]))
             routes.append(Mount(PAGE_PATH, GZipMiddleware(_PageFiles(directory=_PAGE))))
+        tool_servers = self._service.tool_servers
+        posts: dict[str, RequestReader] = {
+            **_POSTS,
+            "/v1/responses": partial(responses.ResponseForm, servers=tool_servers),
+        }
         found: list[tuple[str, str, Any]] = [
             ("POST", path, PostEndpoint(self._service, self._bodies, kind))
-            for path, kind in _POSTS.items()
+            for path, kind in posts.items()
         ]
         found += [("GET", path, partial(_get, value)) for path, value in self._gets().items()]
         for method, path, endpoint in found:

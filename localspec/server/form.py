@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import abc
 import asyncio
+import contextlib
 import json
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, TypeVar
 
@@ -38,11 +39,13 @@ class Form(abc.ABC):
     """A request for an answer, and the answer, in one protocol.
 
     content_type: of a stream. model: the one that answers, set before anything is written.
+    goes_on: whether another question follows from the answers.
     Raises RequestError and OptionError for a wrong request.
     """
 
     content_type: ClassVar[str] = EVENTS
     model: ServedModel
+    goes_on: bool = False
 
     @abc.abstractmethod
     def __init__(self, fields: Fields) -> None:
@@ -64,6 +67,21 @@ class Form(abc.ABC):
         """The end of a stream behind its last answer; in some protocols nothing."""
         return ""
 
+    async def before(self, service: Service) -> AsyncGenerator[str, None]:
+        """What is to be done before the first answer, and the texts of it in a stream."""
+        return
+        yield ""
+
+    async def after(
+        self, service: Service, finished: Sequence[Finished]
+    ) -> AsyncGenerator[str, None]:
+        """What is to be done once a question is answered, and the texts of it in a stream.
+
+        Where another question follows from it, `question` is that one, and `goes_on` is true.
+        """
+        return
+        yield ""
+
     def failure(self, error: RequestError) -> str:
         """The end of a stream whose answer failed; in OpenAI's shape, which most have."""
         return sse_event(openai_error(error))
@@ -83,18 +101,27 @@ def engine_aside(fields: Fields, compute: Callable[[IsolatedEngine], Any]) -> As
     name = fields.text("model")
 
     async def result(service: Service) -> Any:
-        model = service.models.named(name)
-        turn = service.join(model) if model.engine is None else None
-        try:
-            if turn is not None:
-                await turn.has_come.wait()
-            async with service.models.opened(model) as engine, service.asides:
-                return await in_thread(partial(compute, engine))
-        finally:
-            if turn is not None:
-                service.leave(turn)
+        return await with_engine(service, service.models.named(name), compute)
 
     return result
+
+
+async def with_engine(
+    service: Service, model: ServedModel, compute: Callable[[IsolatedEngine], _Outcome]
+) -> _Outcome:
+    """What an engine computes without a decode, in a thread of its own.
+
+    It waits in line only if the model has to be loaded.
+    """
+    turn = service.join(model) if model.engine is None else None
+    try:
+        if turn is not None:
+            await turn.has_come.wait()
+        async with service.models.opened(model) as engine, service.asides:
+            return await in_thread(partial(compute, engine))
+    finally:
+        if turn is not None:
+            service.leave(turn)
 
 
 def input_tokens_aside(
@@ -177,12 +204,37 @@ class PostEndpoint:
         """The response; None if it was streamed, even if that failed midway."""
         if not isinstance(form, Form):
             return json_response(await form(self._service))
-        form.question.client = scope[CLIENT]
-        answering = scope[ANSWERING] = Answering(self._service, form.question)
-        form.model = answering.model
-        headers = {"x-localspec-queue": str(answering.position)}
+        form.model = self._service.models.named(form.question.model_name)
+        headers: dict[str, str] = {}
         writer = _StreamWriter(send, headers, form.content_type)
         finished: list[Finished] = []
+        try:
+            await self._write_all(form, form.before(self._service), writer)
+            goes_on = True
+            while goes_on:
+                form.question.client = scope[CLIENT]
+                answers = await self._answers(form, scope, headers, writer)
+                finished += answers
+                form.goes_on = False
+                await self._write_all(form, form.after(self._service, answers), writer)
+                goes_on = form.goes_on
+            if not form.question.streams:
+                return json_response(form.body(finished), headers=headers)
+            last = form.end(finished)
+        except Exception as error:
+            if not writer.has_begun:
+                raise
+            last = form.failure(refusal_of(error))
+        await writer.write(last, is_last=True)
+        return None
+
+    async def _answers(
+        self, form: Form, scope: Scope, headers: dict[str, str], writer: _StreamWriter
+    ) -> list[Finished]:
+        """The answers to the form's question, written as they come if it is streamed."""
+        finished: list[Finished] = []
+        answering = scope[ANSWERING] = Answering(self._service, form.question)
+        headers["x-localspec-queue"] = str(answering.position)
         try:
             async for events in answering.events():
                 finished += [each for each in events if isinstance(each, Finished)]
@@ -197,18 +249,19 @@ class PostEndpoint:
                         text = form.text_for(Waiting(0))  # what happens is not shown yet
                     headers.update(_notes(answering))
                     await writer.write(text)
-            if not form.question.streams:
-                headers.update(_notes(answering))
-                return json_response(form.body(finished), headers=headers)
-            last = form.end(finished)
-        except Exception as error:
-            if not writer.has_begun:
-                raise
-            last = form.failure(refusal_of(error))
+            headers.update(_notes(answering))
         finally:
             await answering.aclose()
-        await writer.write(last, is_last=True)
-        return None
+        return finished
+
+    async def _write_all(
+        self, form: Form, texts: AsyncGenerator[str, None], writer: _StreamWriter
+    ) -> None:
+        """Do what a form has to do, and write its texts if the answer is streamed."""
+        async with contextlib.aclosing(texts):
+            async for text in texts:
+                if form.question.streams:
+                    await writer.write(text)
 
 
 def _notes(answering: Answering) -> dict[str, str]:

@@ -24,6 +24,8 @@ _FIXED: dict[str, Any] = {
     "truncation": "disabled",
     "user": None,
 }
+# Fields of a tool that is an MCP server; its headers and keys are not repeated.
+_OF_MCP = ("type", "server_label", "server_description", "allowed_tools", "require_approval")
 _NAME_OF_FORM = "answer"  # of a schema without a name, which the protocol wants
 
 
@@ -92,6 +94,8 @@ def _functions(fields: Fields) -> list[dict[str, Any]]:
             found.append({"type": "namespace", **own, "tools": within})
         elif _is_function(tool):
             found.append(_function(tool))
+        elif tool.any("type") == "mcp":
+            found.append({name: tool.any(name) for name in _OF_MCP})
     return found
 
 

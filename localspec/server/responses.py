@@ -6,16 +6,37 @@ import copy
 import logging
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
-from localspec.chat.messages import checked_messages
+from localspec.chat.foreign_bounds import check_room, fitting_text
+from localspec.chat.messages import answer_message, checked_messages
 from localspec.chat.template import NO_VARIABLES, Message
-from localspec.server.answering import Event, Finished, NewPiece
+from localspec.chat.tool_loop import MOST_CALLS, TOO_MANY_CALLS
+from localspec.isolated.isolated_engine import IsolatedEngine
+from localspec.server.answering import Event, Finished, NewPiece, Service
 from localspec.server.completions import logprob_object
 from localspec.server.encoding import sse_event
 from localspec.server.fields import Fields
-from localspec.server.form import Aside, Form, input_tokens_aside, own_fields, usage_of
+from localspec.server.form import (
+    Aside,
+    Form,
+    input_tokens_aside,
+    own_fields,
+    usage_of,
+    with_engine,
+)
+from localspec.server.mcp_calls import (
+    MCP_TYPE,
+    McpCall,
+    McpUse,
+    approved_calls,
+    call_of,
+    messages_of_call,
+    messages_of_item,
+    result_message,
+)
 from localspec.server.question import (
     Question,
     answer_form,
@@ -31,7 +52,9 @@ from localspec.server.question import (
 from localspec.server.refusal import RequestError
 from localspec.server.response_echo import RequestEcho
 from localspec.streaming.reply import Piece, Reply
-from localspec.tools.tool import CallPiece, ToolCall
+from localspec.tool_servers.servers import McpServers
+from localspec.tools.foreign import ForeignFunction, ForeignResult
+from localspec.tools.tool import CallPiece, Tool, ToolCall, choice_once_called
 
 logger = logging.getLogger(__name__)
 
@@ -58,39 +81,162 @@ class ResponseForm(Form):
     response.completed, or response.incomplete where the answer was cut.
     """
 
-    def __init__(self, fields: Fields) -> None:
+    def __init__(self, fields: Fields, servers: McpServers | None = None) -> None:
         if fields.flag("background"):
             fields.refuse("background", "Leave it out: answers are given at once.")
-        options = answer_options(fields) | constraint_fields(fields) | openai_tools(fields)
+        self._fields = fields
+        self._servers = servers
+        self._mcp = McpUse(fields, servers)
+        self._approved = approved_calls(fields, self._mcp)
+        self._num_calls_left = fields.whole_from("max_tool_calls", 1, MOST_CALLS) or MOST_CALLS
+        options = answer_options(fields) | constraint_fields(fields)
+        options |= openai_tools(_with_mcp_tools(fields, self._mcp))
         options |= answer_form(fields.object("text").object("format"))
         options["max_tokens"] = max_tokens(fields, "max_output_tokens")
         options["stop"] = fields.texts("stop")
         has_logprobs = _LOGPROBS in (fields.texts("include") or ())
         options["logprobs"] = asked_logprobs(fields, is_asked=has_logprobs)
-        messages = _input_messages(fields)
-        inputs = [messages] if messages else []
-        self.question = Question(fields, inputs, options, variables=_variables(fields))
+        self._messages = _input_messages(fields, self._mcp)
+        self._options = options
+        self.question = self._question(options)
         self._echo = RequestEcho(fields, self.question)
         self._id = f"resp_{secrets.token_hex(24)}"
         self._created = int(time.time())
         self._num_events = 0
         self._item: _Item | None = None  # the open one
+        self._call: dict[str, Any] = {}  # the item of a call that is made now
         self._output: list[dict[str, Any]] = []
         self._logprobs: list[dict[str, Any]] = []  # of new text, not yet in an item
         self._spaces = namespaced(fields)
 
-    def body(self, finished: Sequence[Finished]) -> Any:
+    def _question(self, options: Mapping[str, Any]) -> Question:
+        inputs = [self._messages] if self._messages else []
+        return Question(self._fields, inputs, options, variables=_variables(self._fields))
+
+    async def before(self, service: Service) -> AsyncGenerator[str, None]:
+        """List the tools of MCP servers, and make the calls that the client has approved."""
+        if self._mcp.by_name:
+            tools = list(self._mcp.by_name.values())
+            await with_engine(service, self.model, partial(_check_room, tools))
+        for item in self._mcp.listed:
+            yield self._whole_item(item, "mcp_list_tools")
+        for call in self._approved:
+            name = self._mcp.shown_name(call.function.server, call.function.tool)
+            yield self._begin() + self._start_call(call)
+            result = await self._result_of(service, call)
+            yield self._end_call(result)
+            self._messages = [*self._messages, *messages_of_call(name, call, result)]
+        if self._approved:
+            self._messages = checked_messages(self._messages)
+            self.question = self._question(self._options)
+
+    async def after(
+        self, service: Service, finished: Sequence[Finished]
+    ) -> AsyncGenerator[str, None]:
+        """Make the calls of MCP servers' tools in the answer, unless they need approval.
+
+        The answer to their results follows where there is no other call.
+        """
         for each in finished:
+            if not self.question.streams:
+                self._take(each)
             reply = each.reply
-            if reply.thoughts:
-                self._add("reasoning", reply.thoughts)
-            said = (reply.logprobs or ())[reply.num_thought_tokens :]
-            self._logprobs = [*map(logprob_object, said)]
-            if reply.text:
-                self._add("message", reply.text)
-            for number, call in enumerate(reply.tool_calls):
+            ours = [call for call in reply.tool_calls if call.name in self._mcp.by_name]
+            if not ours or reply.finish_reason != "tool_calls":
+                return
+            said = answer_message(reply.text, reply.tool_calls, reply.thoughts)
+            results: list[Message] = []
+            for made in ours:
+                call = self._mcp.call(made.name, made.json)
+                if self._mcp.needs_approval(made.name):
+                    yield self._whole_item(call.item("mcp_approval_request"), None)
+                    continue
+                yield self._start_call(call)
+                result = await self._result_of(service, call)
+                yield self._end_call(result)
+                results.append(result_message(made.id, made.name, result))
+            if len(results) == len(reply.tool_calls):
+                self._messages = checked_messages([*self._messages, said, *results])
+                choice = choice_once_called(self._options.get("tool_choice"))
+                if self._num_calls_left <= 0:
+                    choice = "none"
+                self._options = {**self._options, "tool_choice": choice}
+                self.question = self._question(self._options)
+                self.goes_on = True
+
+    async def _result_of(self, service: Service, call: McpCall) -> ForeignResult:
+        """What comes of a call, in the part of the context that a result may take."""
+        assert self._servers is not None
+        if self._num_calls_left <= 0:
+            return ForeignResult(TOO_MANY_CALLS, is_error=True)
+        self._num_calls_left -= 1
+        found = await service.call(call_of(self._servers, call))
+        fit = partial(_fitting, found.text)
+        text, note = await with_engine(service, self.model, fit)
+        if note:
+            logger.info("%s.%s: %s", call.function.server, call.function.tool, note)
+        return found._replace(text=text)
+
+    def _start_call(self, call: McpCall) -> str:
+        """Begin the item of a call that is made now."""
+        more = {"output": None, "error": None, "status": "in_progress"}
+        self._call = call.item("mcp_call", approval_request_id=call.request_id, **more)
+        ended = self._end_item()
+        where = {"output_index": len(self._output), "item_id": self._call["id"]}
+        item = {**self._call, "arguments": ""}
+        texts = [
+            ended,
+            self._event(
+                "response.output_item.added", output_index=len(self._output), item=item
+            ),
+            self._event("response.mcp_call.in_progress", **where),
+            self._event("response.mcp_call_arguments.delta", **where, delta=call.json),
+            self._event("response.mcp_call_arguments.done", **where, arguments=call.json),
+        ]
+        return "".join(texts)
+
+    def _end_call(self, result: ForeignResult) -> str:
+        """End the item of a call with what came of it."""
+        item = {**self._call, "output": result.text, "status": "completed"}
+        word = "completed"
+        if result.is_error:
+            word = "failed"
+            item |= {"output": None, "error": result.text, "status": "failed"}
+        index = len(self._output)
+        self._output.append(item)
+        where = {"output_index": index, "item_id": item["id"]}
+        return self._event(f"response.mcp_call.{word}", **where) + self._event(
+            "response.output_item.done", output_index=index, item=item
+        )
+
+    def _whole_item(self, item: dict[str, Any], progress: str | None) -> str:
+        """Add an item that is complete at once. progress: the name of its events, if any."""
+        texts = [self._begin(), self._end_item()]
+        index = len(self._output)
+        where = {"output_index": index, "item_id": item["id"]}
+        texts.append(self._event("response.output_item.added", output_index=index, item=item))
+        if progress is not None:
+            texts.append(self._event(f"response.{progress}.in_progress", **where))
+            texts.append(self._event(f"response.{progress}.completed", **where))
+        self._output.append(item)
+        texts.append(self._event("response.output_item.done", output_index=index, item=item))
+        return "".join(texts)
+
+    def _take(self, each: Finished) -> None:
+        """Add the items of an answer that is not streamed."""
+        reply = each.reply
+        if reply.thoughts:
+            self._add("reasoning", reply.thoughts)
+        said = (reply.logprobs or ())[reply.num_thought_tokens :]
+        self._logprobs = [*map(logprob_object, said)]
+        if reply.text:
+            self._add("message", reply.text)
+        for number, call in enumerate(reply.tool_calls):
+            if call.name not in self._mcp.by_name:
                 self._add(number, call.json, call)
-            self.text_for(each)
+        self.text_for(each)
+
+    def body(self, finished: Sequence[Finished]) -> Any:
         return self._response("completed", self._output, finished)
 
     def text_for(self, event: Event) -> str:
@@ -100,7 +246,7 @@ class ResponseForm(Form):
         if isinstance(event, Finished):
             # An empty answer has an item, too.
             name = self._item.name if self._item else ""
-            if name == "reasoning" or (name == "" and not event.reply.tool_calls):
+            if not event.reply.tool_calls and name in ("", "reasoning"):
                 begun += self._switch_to(_Item("message"))
             is_whole = self._item is not None and self._item.is_whole
             return begun + self._end_item("completed" if is_whole else _status(event.reply))
@@ -129,6 +275,8 @@ class ResponseForm(Form):
         if piece.logprobs is not None and not piece.is_thought:
             self._logprobs.append(logprob_object(piece.logprobs))
         if (call := piece.call) is not None:
+            if call.name in self._mcp.by_name:
+                return ""  # it has an item once it is whole
             return self._add(call.number, call.json, call, is_whole=call.is_last)
         name: _Kind = "reasoning" if piece.is_thought else "message"
         return self._add(name, piece.text) if piece.text else ""
@@ -224,9 +372,39 @@ class ResponseForm(Form):
         return response
 
 
+def _with_mcp_tools(fields: Fields, use: McpUse) -> Fields:
+    """The request with the tools of MCP servers among the functions."""
+    if not use.by_name:
+        return fields
+    given = [tool.values for tool in fields.objects("tools") if tool.any("type") != MCP_TYPE]
+    choice = fields.any("tool_choice")
+    if isinstance(choice, Mapping) and choice.get("type") == MCP_TYPE:
+        label = choice.get("server_label")
+        names = [choice.get("name")]
+        if choice.get("name") is None:
+            names = [
+                tool.function.tool
+                for tool in use.by_name.values()
+                if isinstance(tool.function, ForeignFunction) and tool.function.server == label
+            ]
+        chosen = [{"type": "function", "name": use.shown_name(label, each)} for each in names]
+        choice = {"type": "allowed_tools", "mode": "required", "tools": chosen}
+    more = {"tools": [*given, *use.declared], "tool_choice": choice}
+    fields.flag("parallel_tool_calls")
+    return Fields({**fields.values, **more})
+
+
+def _check_room(tools: Sequence[Tool], engine: IsolatedEngine) -> None:
+    check_room(engine, tools)
+
+
+def _fitting(text: str, engine: IsolatedEngine) -> tuple[str, str]:
+    return fitting_text(engine, text)
+
+
 def response_input_tokens(fields: Fields) -> Aside:
     """Answer a request to /v1/responses/input_tokens: the number of tokens in the prompt."""
-    messages = _input_messages(fields)
+    messages = _input_messages(fields, McpUse(Fields({}), None))
     return input_tokens_aside(fields, messages, openai_tools(fields), _variables(fields))
 
 
@@ -234,7 +412,7 @@ def _variables(fields: Fields) -> dict[str, Any]:
     return template_variables(fields, effort=fields.object("reasoning").text("effort"))
 
 
-def _input_messages(fields: Fields) -> list[Message]:
+def _input_messages(fields: Fields, use: McpUse) -> list[Message]:
     """The conversation; an empty one loads the model. Raises RequestError, OptionError."""
     for name in ("previous_response_id", "conversation", "prompt"):
         if name in fields:
@@ -246,8 +424,10 @@ def _input_messages(fields: Fields) -> list[Message]:
     if isinstance(given, str):
         messages += [{"role": "user", "content": given}] if given else []
     else:
-        for item in fields.objects("input"):
+        items = fields.objects("input")
+        for item in items:
             _add_item(messages, item)
+            messages += messages_of_item(items, item, use)
     instructions = fields.text("instructions")
     if instructions and messages:
         messages = [{"role": "system", "content": instructions}, *messages]
@@ -283,7 +463,7 @@ def _add_item(messages: list[Message], item: Fields) -> None:
         messages.append(
             {"role": "tool", "content": item.any("output"), "tool_call_id": call_id}
         )
-    else:
+    elif not kind.startswith("mcp_"):
         logger.debug("an item of type %.80r is ignored", kind)
 
 

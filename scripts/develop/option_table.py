@@ -37,6 +37,8 @@ IN_PYTHON = {
     "template_name": "`chat(template=…)`",
     "system": "`chat(system=…)`",
     "no_think": "`chat(think=False)`",
+    "mcp_source": "`McpServers(FILE)`",
+    "mcp_tools": "`McpServers(allowed_tools=[…])`",
     "raw": "`generate_raw(…)`",
 }
 # Options of a terminal, which say how an answer is shown or where a text comes from.
