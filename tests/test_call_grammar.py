@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from call_families import FAMILIES, TOOLS
+from call_families import FAMILIES, TOOLS, written_call
 
 from localspec.chat.call_forms import tools_of
 from localspec.chat.prompt import kept_calls
@@ -144,3 +144,30 @@ def test_a_schema_that_refers_to_itself_has_a_small_grammar_in_gemmas_notation(a
     _, grammar = grammar_of("Gemma 4", tools=[{"name": "f", "parameters": schema}])
     assert len(grammar.lark) < 2000
     assert fit(grammar, f"call:f{{{arguments}}}<tool_call|>") is fits
+
+
+def call_with(name, keys):
+    """A call with the number 1 for each of the arguments, which may be there twice."""
+    call = written_call(name, {f"key_{index}": 1 for index in range(len(keys))})
+    for index, key in enumerate(keys):
+        call = call.replace(f"key_{index}", key)
+    return call
+
+
+@pytest.mark.parametrize("name", ["Qwen3-Coder", "Gemma 4"])
+@pytest.mark.parametrize("required", [[], ["a"]])
+def test_an_argument_is_written_once_and_optional_ones_in_any_order(name, required):
+    """What is repeated would be the same key of an object twice, which some clients refuse."""
+    names = ["a", "b", "c", *(f"more_{number}" for number in range(70))]
+    schema = {
+        "type": "object",
+        "properties": {each: {"type": "integer"} for each in names},
+        "required": required,
+    }
+    _, grammar = grammar_of(name, "required", tools=[{"name": "f", "parameters": schema}])
+    for keys in ("a", "ab", "abc", "acb"):
+        assert fit(grammar, call_with(name, keys)), keys
+    for keys in ("aa", "abb", "acbc"):
+        assert not fit(grammar, call_with(name, keys)), keys
+    assert fit(grammar, call_with(name, ["a", "more_69", "b", "more_68"]))
+    assert fit(grammar, call_with(name, [])) is not bool(required)

@@ -146,7 +146,7 @@ class AnswerText:
         return self._told_apart(self._called(self._parted(self._text(token))))
 
     def _parted(self, text: str) -> list[Part]:
-        """The thoughts and speech that a text adds, or a part of calls, marks included."""
+        """The thoughts and speech that a text adds. In kept calls it may have any mark."""
         if self._calls is None or not self._calls.is_kept:
             return self._split.push(text)
         return [*self._split.finish(), Part(text, is_thought=False)]

@@ -255,7 +255,7 @@ def tag_rules(name: str, schema: Schema, tags: Tags, spell: GrammarTexts) -> lis
     between = spell.of(tags.between)
     if not properties_of(schema) and schema.get("additionalProperties") is not False:
         found = writer.any_one()
-        return [f"{name}: {_in_a_row('', name + '_any', between)}", *found]
+        return [f"{name}: ({name}_any ({between} {name}_any)*)?", *found]
     rules: list[str] = []
     required: list[str] = []
     others: list[str] = []
@@ -268,17 +268,42 @@ def tag_rules(name: str, schema: Schema, tags: Tags, spell: GrammarTexts) -> lis
         elif key in schema.get("required", ()):
             raise _unwritable(key)
     first = f" {between} ".join(required)
-    written = _in_a_row(first, " | ".join(others), between)
-    return [f"{name}: {written}" if written else f'{name}: ""', *rules]
+    written, found = _in_a_row(name, first, others, between)
+    return [f"{name}: {written}" if written else f'{name}: ""', *found, *rules]
 
 
-def _in_a_row(first: str, others: str, between: str) -> str:
-    """The first ones, then any number of the others, with a text between all of them."""
+_MOST_ONCE = 64  # bits of a parameter of llguidance's rules
+
+
+def _in_a_row(
+    name: str, first: str, others: Sequence[str], between: str
+) -> tuple[str, list[str]]:
+    """The first arguments, then any of the others, each at most once, in any order.
+
+    The second value is the rules that this needs. Each of the others has a bit of a parameter
+    that says whether it was there; those for which no bit is left may come again.
+
+    Args:
+        name: With which the name of a rule begins.
+        first: The first arguments, with what stands between them; "" for none.
+        others: The rule of each of the others.
+        between: What stands between two arguments.
+    """
     if not others:
-        return first
-    if first or not between:
-        return f"{first} ({between} ({others}))*".strip()
-    return f"(({others}) ({between} ({others}))*)?"
+        return first, []
+    more = f"{name}_more"
+    following = ['""']
+    beginning = []
+    for number, other in enumerate(others):
+        if number < _MOST_ONCE:
+            once = f"{more}::set_bit({number}) %if bit_clear({number})"
+            following.append(f"{between} {other} {once}")
+            beginning.append(f"{other} {more}::{1 << number:#x}")
+        else:
+            following.append(f"{between} {other} {more}::_")
+            beginning.append(f"{other} {more}::0x0")
+    written = f"{first} {more}::0x0" if first else f"({' | '.join(beginning)})?"
+    return written, [f"{more}::_: {' | '.join(following)}"]
 
 
 class _TagWriter:
@@ -501,12 +526,11 @@ class _GemmaWriter:
 
         required = [key for key in properties if key in schema.get("required", ())]
         first = _COMMA.join(map(pair, required))
-        rest = " | ".join(_writable(pair, [key for key in properties if key not in required]))
-        if not rest:
-            return f'"{{" {first} "}}"'
-        if first:
-            return f'"{{" {first} ("," ({rest}))* "}}"'
-        return f'"{{" (({rest}) ("," ({rest}))*)? "}}"'
+        others = _writable(pair, [key for key in properties if key not in required])
+        name = f"{self._name}_row_{len(self.rules)}"
+        written, rules = _in_a_row(name, first, others, '","')
+        self.rules += rules
+        return f'"{{" {written} "}}"'
 
 
 _COMMA = ' "," '
