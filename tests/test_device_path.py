@@ -269,6 +269,7 @@ def loaded_with(target, **environment):
     return done.stdout
 
 
+@pytest.mark.process
 @pytest.mark.skipif(ON_PROCESSOR, reason="needs a driver of Vulkan")
 @pytest.mark.parametrize(
     ("environment", "words"),
@@ -287,6 +288,7 @@ def test_a_driver_that_fails_is_named_and_the_processor_computes(
     assert "device: CPU" in said
 
 
+@pytest.mark.process
 @pytest.mark.skipif(ON_PROCESSOR, reason="needs a device")
 def test_a_device_that_is_not_done_is_not_used(
     demo_target, device, tmp_path, monkeypatch, caplog
