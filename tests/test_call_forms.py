@@ -343,6 +343,17 @@ def test_a_call_that_does_not_fit_its_schema_does_not_fit_the_grammar(name):
     assert not fits(grammar, text.replace("count", "number"))
 
 
+@pytest.mark.parametrize("name", ["tags", "kinds of values"])
+def test_an_argument_may_have_the_name_of_a_placeholder(name):
+    form = tools_of(MADE_UP[name]).form
+    schema = {"type": "object", "properties": {"a_KIND": {"type": "integer"}}}
+    use = tool_use([{"name": "look", "parameters": schema}], "auto", is_parallel=True)
+    grammar = kept_calls(form, use, {})
+    text = ended(form, turn_of(MADE_UP[name], [("look", {"a_KIND": 2})], ""))
+    assert fits(grammar, text)
+    assert not fits(grammar, text.replace("a_KIND", "a_number"))
+
+
 COMMAND = (
     "{% for m in messages %}<|turn|>{{ m.role }}{% if m.tool_calls %}<|START_THINKING|>"
     "{{ m.content }}<|END_THINKING|><|START_ACTION|>["

@@ -88,10 +88,12 @@ class ArgumentReader(abc.ABC):
                 continue
             quote = next(filter(text.startswith, quotes), "")
             begun = text[0]
-            if quote:
+            if quote == QUOTE:
                 self._at += len(quote)
-                is_raw = quote == QUOTE
-                yield from self._string(_QUOTE_END, quotes) if is_raw else self._escaped(quote)
+                yield from self._string(_QUOTE_END, quotes)
+            elif quote:
+                self._at += len(quote)
+                yield from self._escaped(quote)
             elif begun in "[{":
                 brackets += begun
                 self._at += 1
@@ -104,14 +106,18 @@ class ArgumentReader(abc.ABC):
                 self._at += 1
                 yield f"{begun} " if begun in ",:" else begun
             else:
-                pattern = _BARE_KEY if is_key else _WORD
-                while (word := pattern.match(self.rest, self._at)) is None:
-                    yield None
-                self._at = word.end()
-                yield json_text(word[0].strip() if is_key else _value_of(word[0]))
+                yield from self._bare(is_key=is_key)
             if not brackets:
                 return
             is_key = begun in "{," and brackets[-1] == "{"
+
+    def _bare(self, *, is_key: bool) -> Iterator[str | None]:
+        """A key or a value without quotes."""
+        pattern = _BARE_KEY if is_key else _WORD
+        while (word := pattern.match(self.rest, self._at)) is None:
+            yield None
+        self._at = word.end()
+        yield json_text(word[0].strip() if is_key else _value_of(word[0]))
 
     def _escaped(self, quote: str) -> Iterator[str | None]:
         """A text up to its quote, with escapes of JSON's or Python's."""

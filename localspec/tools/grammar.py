@@ -193,7 +193,7 @@ def _kinds(schema: Schema) -> Schema:
 
 
 _ANY_ID = "/[A-Za-z0-9]{1,10}/"
-_ANY_KIND = f" ({' | '.join(map(json.dumps, VALUE_KINDS))}) "
+_ANY_KIND = f"({' | '.join(map(json.dumps, VALUE_KINDS))})"
 
 
 class GrammarTexts:
@@ -370,8 +370,9 @@ class _TagWriter:
 
     def _opened(self, key: str, naming: str) -> str:
         """What stands before a value, with any kind where the naming has one."""
-        parts = f"{self._tags.opening}{key}{naming}".split(KIND)
-        return _ANY_KIND.join(map(self._spell.of, parts))
+        before, kind, behind = naming.partition(KIND)
+        opened = self._spell.of(f"{self._tags.opening}{key}{before}")
+        return f"{opened} {_ANY_KIND} {self._spell.of(behind)}" if kind else opened
 
     def _with_root(self, schema: object) -> Schema:
         """A schema by itself, which may refer to what its root defines."""
