@@ -225,12 +225,13 @@ class GrammarTexts:
         return f" {between} ".join(self.of(part.replace(NAME, name)) for part in parts)
 
     def until(self, name: str, end: str) -> str:
-        """A rule of that name: any text up to and with `end`."""
-        if end in self.tokens:
+        """Rules of that name: any text up to and with `end`, but for blank space before it."""
+        bare = end.strip()
+        if any(mark in bare for mark in self.tokens):
             # `tools.arguments` cannot tell an end that is spelled out from the entry.
-            text, spelled = f"{name.upper()}_TEXT", re.escape(end).replace("/", "\\/")
-            holding = f"~/(.|\\n)*{spelled}(.|\\n)*/"
-            return f"{name}: {text}? {self.of(end)}\n{text}: /(.|\\n)+/ & {holding}"
+            text = f"{name.upper()}_TEXT"
+            holding = f"~/(.|\\n)*{_in_regex(bare)}(.|\\n)*/"
+            return f"{name}: {text}? {self.of(end.lstrip())}\n{text}: /(.|\\n)+/ & {holding}"
         return f"{name}[lazy]: /(.|\\n)*/ {json.dumps(end)}"
 
 
@@ -393,14 +394,9 @@ class _TagWriter:
     def _bare_text(self, rule: str, closing: str) -> list[str]:
         """As `_text`, of one without marks around it."""
         bare = closing.strip()
-        text = rule.upper()
         if any(mark in bare for mark in self._spell.tokens):
-            behind = closing[closing.index(bare) :]
-            holding = f"~/(.|\\n)*{_in_regex(bare)}(.|\\n)*/"
-            return [
-                f"{rule}: {text}? {self._spell.of(behind)}",
-                f"{text}: /(.|\\n)+/ & {holding}",
-            ]
+            return [self._spell.until(rule, closing)]
+        text = rule.upper()
         more = r"(.|\n)" * (len(closing) - closing.index(bare) - len(bare))
         whole = f"/(.|\\n)*{_in_regex(closing)}/"
         return [
