@@ -68,7 +68,11 @@ from localspec.presets.located import (
     list_models as list_models,
     preset_state as preset_state,
 )
-from localspec.presets.presets import LocalModel as LocalModel, Preset as Preset
+from localspec.presets.presets import (
+    Adapter as Adapter,
+    LocalModel as LocalModel,
+    Preset as Preset,
+)
 from localspec.presets.presets import find_preset as find_preset
 from localspec.sampling.logprobs import (
     TokenLogprob as TokenLogprob,

@@ -135,6 +135,12 @@ _TABLE = (
         'proposer="lookup" drafts from the text.', ("--proposer lookup",),
     ),
     _Row(("chat_handler", "clip_model_path"), "mmproj"),
+    _Row(
+        ("lora", "lora_path", "lora_paths", "lora_adapters", "lora_scaled", "lora_scale",
+         "lora_request", "adapter", "enable_lora"),
+        "adapters", 'adapters=[localspec.Adapter("lora.gguf", scale=0.5)].',
+        ("--lora FILE=SCALE",),
+    ),
     _Row(("n_parallel", "num_parallel", "max_num_seqs", "-np"), "parallel"),
     _Row(
         ("embedding", "embedding_only"),

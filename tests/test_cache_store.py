@@ -62,7 +62,10 @@ def asked(engine, tokens, **options):
 def store(*, num_bytes=LARGE, owner="", identities=("a",)):
     """A store of texts that can be cut anywhere."""
     return CacheStore(
-        CacheDisk(num_bytes, owner), identities, lambda _state, count: count, 10_000
+        CacheDisk(num_bytes, owner),
+        lambda _scales: list(identities),
+        lambda _state, count: count,
+        10_000,
     )
 
 
@@ -257,7 +260,7 @@ def check():
 
 data = np.ones(20_000_000, dtype=np.uint8)
 kept = PooledCache(list(range(200)), [CacheState(200, data)])
-store = CacheStore(CacheDisk(10**9), ["a"], lambda _state, count: count, 999)
+store = CacheStore(CacheDisk(10**9), lambda _scales: ["a"], lambda _state, count: count, 999)
 store.keep(kept, check)
 """
 

@@ -130,7 +130,7 @@ def test_nothing_is_for_others_whatever_the_umask(home, engine, demo_target):
     lock_session("x").release()
     text = PooledCache([1, 2, 3], [CacheState(3, np.zeros(8, np.uint8))])
     disk = CacheDisk(1_000_000)
-    CacheStore(disk, ["a"], lambda _state, count: count, 100).keep(text)
+    CacheStore(disk, lambda _scales: ["a"], lambda _state, count: count, 100).keep(text)
     Profile(["a"]).save({"x": 1})
     change_names(lambda _names: Names("demo", {}))
     note_used(demo_target)

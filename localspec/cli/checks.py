@@ -23,6 +23,7 @@ from localspec.cli.flags import read_option_file
 from localspec.cli.help import Command
 from localspec.cli.json_output import json_option, write_json
 from localspec.cli.options import PairOptions, model_argument, pair_options, shared
+from localspec.cli.screen import note
 from localspec.cli.waiting import ProgressLine, cancel_on_interrupt, waiting
 from localspec.errors import ContextError
 from localspec.streaming.cancellation import Watch
@@ -65,6 +66,7 @@ def bench(options: PairOptions, *, prompts: Path | None, seconds: float, as_json
     if options.max_tokens is None:
         options = replace(options, max_tokens=_DEFAULT_TOKENS)
     with options.open_engine(memory=False) as engine:
+        _note_adapters(engine)
         asked = {"options": options.for_answer(engine), "system": options.system}
         asked["template"] = options.template()
         found = _measured(engine, run_bench, tasks, asked, seconds=seconds)
@@ -111,6 +113,7 @@ def verify(
         schema = read_option_file("--json-schema", json_schema)
     texts = built_in_texts() if prompts is None else read_prompts(prompts)
     with options.open_engine(memory=False) as engine:
+        _note_adapters(engine)
         tokens = _prompts(engine, options, texts, are_own=prompts is not None)
         asked = AnswerOptions(json_schema=schema)
         report = _measured(engine, check, tokens, options=asked, seconds=seconds)
@@ -119,6 +122,16 @@ def verify(
         raise click.exceptions.Exit(exit_codes.FAILED)
     if report.finding is Finding.NOT_ENOUGH:
         raise click.exceptions.Exit(exit_codes.NOT_ENOUGH_EVIDENCE)
+
+
+def _note_adapters(engine: BaseEngine) -> None:
+    """Say what the adapters of an engine change."""
+    names = [f"{Path(str(one.file)).name} ({one.scale:g})" for one in engine.adapters]
+    if names:
+        note(
+            f"Adapters, on the target alone: {', '.join(names)}. What drafts keeps its own "
+            "weights; plain decoding has the adapters, too."
+        )
 
 
 def _measured(

@@ -41,7 +41,7 @@ _NOT_MEASURED = "not measured on this machine yet; run: localspec bench"
 @shared("target", "draft", "head", "mmproj")
 @shared("context_length", help="Context in tokens. [default: as for chat]")
 @shared("num_gpu_layers", help="Layers of each model on GPUs. [default: as many as fit]")
-@shared("device", "rpc", "tensor_split")
+@shared("device", "rpc", "tensor_split", "adapters")
 @click.option(
     "--measure",
     is_flag=True,
@@ -78,6 +78,7 @@ def explain(
     """
     from localspec.preflight import explanation  # not needed for completion
 
+    asked["adapters"] = asked["adapters"] or None  # which are the preset's
     is_target = asked["draft"] is not None or asked["head"] is not None
     first = choose_model(model, None, target, is_target=is_target)
     at_once: dict[str, Any] = {"measure": measure}
@@ -148,6 +149,8 @@ def _commands(
 def _command(name: str, model: str | None, named: dict[str, Any]) -> str:
     """A command of localspec as it is typed, with a model and options by their keywords."""
     words = ["localspec", name, *([] if model is None else [model])]
+    for adapter in named.pop("adapters", None) or ():
+        words += ["--lora", f"{adapter.file}={adapter.scale:g}"]
     for keyword, value in named.items():
         if value not in (None, ()):
             is_list = isinstance(value, tuple | list)
@@ -170,9 +173,7 @@ def explanation_text(found: Explanation, commands: Sequence[tuple[str, str]]) ->
             facts.append(("Sizes", [found.size_warning]))
     if found.head is not None:
         facts.append(("Head", [_head(found.head)]))
-    if found.projector is not None:
-        facts.append(("Images", [_projector(found.projector)]))
-    facts.append(("Tools", [_tools(found.target)]))
+    facts += _beside(found)
     if not found.is_pair:
         return titled([*facts, ("NO PAIR", _no_pair(found))])
     if found.draft is None and found.head is None:
@@ -266,6 +267,25 @@ def _projector(projector: ProjectorReport) -> str:
     return f"{projector.name}, {projector.kind}, {size}"
 
 
+def _beside(found: Explanation) -> list[tuple[str, list[str]]]:
+    """Facts about what else belongs to a target."""
+    facts = []
+    if found.adapters:
+        facts.append(("Adapters", _adapters(found)))
+    if found.projector is not None:
+        facts.append(("Images", [_projector(found.projector)]))
+    return [*facts, ("Tools", [_tools(found.target)])]
+
+
+def _adapters(found: Explanation) -> list[str]:
+    lines = [
+        f"{one.name} times {one.scale:g}: it changes {counted(one.num_weights, 'tensor')}, "
+        f"{readable_bytes(one.size_bytes)}"
+        for one in found.adapters
+    ]
+    return [*lines, "on the target alone: a draft or a head keeps its own weights"]
+
+
 def _draft_here(found: Explanation) -> list[str]:
     """Which model on this machine could draft, or why none, if the target can roll back."""
     if not found.target.can_roll_back:
@@ -302,6 +322,8 @@ def _memory_lines(found: Explanation) -> list[str]:
         f"weights {total('weights')}, caches {total('cache')}, compute {total('compute')}, "
         f"vocabularies {total('vocabulary')}",
     ]
+    if found.adapters:
+        lines.append(f"of the weights, adapters take {total('adapter')}")
     if "mmproj" in memory.roles:
         lines.append(f"of that, up to {total('picture')} for the images that were shown last")
     if memory.peak_bytes > memory.main_bytes:

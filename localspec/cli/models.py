@@ -45,6 +45,7 @@ from localspec.presets.located import (
 )
 from localspec.presets.presets import (
     DEFAULT_PRESET,
+    Adapter,
     LocalModel,
     PackagedModel,
     Preset,
@@ -285,12 +286,20 @@ def _state_json(state: PresetState, free: MemoryRoom) -> dict[str, Any]:
 @click.argument("name")
 @shared("target", required=True)
 @shared("draft", "head", "mmproj")
+@shared("adapters", help="A LoRA adapter for the target, and its scale. Repeatable. [SCALE: 1]")
 @click.option("--description", default="", help="A description for the list of models.")
 @shared(
     "context_length",
     help="Context in tokens. [default: what target and draft were trained for, up to 8192]",
 )
-def add(*, name: str, description: str, context_length: int | None, **models: Any) -> None:
+def add(
+    *,
+    name: str,
+    adapters: tuple[Adapter, ...],
+    description: str,
+    context_length: int | None,
+    **models: Any,
+) -> None:
     """Add a preset of your own.
 
     MODEL is a GGUF file, hf:owner/repo/file.gguf, hf:owner/repo@revision/file.gguf,
@@ -303,8 +312,13 @@ def add(*, name: str, description: str, context_length: int | None, **models: An
             --target Qwen/Qwen2.5-7B-Instruct-GGUF:Q8_0
     """
     with waiting(lambda: "Looking at the models …"):
-        description = description or name
-        add_preset(name, models, description=description, context_length=context_length)
+        add_preset(
+            name,
+            models,
+            adapters=adapters,
+            description=description or name,
+            context_length=context_length,
+        )
     say(f"{name} added to {user_presets_file()}")
 
 
@@ -346,7 +360,13 @@ def _add_proposal(one: ProposedPreset) -> bool:
     try:
         files = {"target": one.target, "draft": one.draft, "mmproj": one.mmproj}
         models = {role: str(path) for role, path in files.items() if path}
-        add_preset(one.name, models, description=one.target.name, context_length=None)
+        add_preset(
+            one.name,
+            models,
+            adapters=[Adapter(path) for path in one.adapters],
+            description=one.target.name,
+            context_length=None,
+        )
     except LocalspecError as error:
         say(f"{one.name} is not added: {error}")
         return False
@@ -359,6 +379,7 @@ def _found_lines(found: FolderContent) -> list[str]:
     for one in found.proposals:
         draft = f"no draft: {one.why_no_draft}" if one.draft is None else f"draft {one.draft}"
         draft += f", sees images with {one.mmproj}" if one.mmproj else ""
+        draft += "".join(f", with the adapter {path}" for path in one.adapters)
         lines.append(f"{one.name}: {one.target}, {readable_bytes(one.size_bytes)}, {draft}")
     lines += [f"{path} is a preset already: {name}" for path, name in found.known.items()]
     lines += [f"Skipped: {reason}" for reason in found.skipped.values()]

@@ -27,8 +27,9 @@ from localspec.cli.flags import (
 )
 from localspec.cli.waiting import waiting
 from localspec.errors import OptionError
+from localspec.gguf_file.adapter import split_scale
 from localspec.llama.options import ALL_LAYERS, LlamaOptions
-from localspec.presets.presets import DEFAULT_PRESET
+from localspec.presets.presets import DEFAULT_PRESET, Adapter
 from localspec.presets.source import choose_model
 from localspec.rpc_address import checked_addresses
 from localspec.sampling.params import SamplingParams
@@ -44,6 +45,11 @@ if TYPE_CHECKING:
 def _servers(text: str) -> tuple[str, ...]:
     """Comma-separated addresses of RPC servers; "none" means no server."""
     return () if text == "none" else checked_addresses(text.split(","))
+
+
+def _adapter(text: str) -> Adapter:
+    """An adapter's file and scale. Raises OptionError for a scale out of range."""
+    return Adapter(*split_scale(text))
 
 
 def _bias(text: str) -> tuple[int, float]:
@@ -121,6 +127,15 @@ _OPTIONS: dict[str, dict[str, str | dict[str, Any]]] = {
             "The projector with which the target sees images, named like the --target. "
             "[default: the preset's, or a file mmproj*.gguf beside the target's]",
             **_MODEL,
+        ),
+        "adapters": _row(
+            "A LoRA adapter for the target, and what its weights are multiplied with; 0 "
+            "leaves it out. Draft and head keep their own weights. Repeatable. [default: the "
+            "preset's; SCALE: 1]",
+            type=Parsed(_adapter, "is not FILE or FILE=SCALE with a scale from -1000 to 1000"),
+            multiple=True,
+            metavar="FILE[=SCALE]",
+            flags=["--lora"],
         ),
         "context_length": _row(
             "Context in tokens. [default: the preset's or the model's]",
@@ -243,7 +258,16 @@ _OPTIONS: dict[str, dict[str, str | dict[str, Any]]] = {
     },
     "Output": {"show_draft": _row("Colour tokens by where they came from.", is_flag=True)},
 }
-_LOADING = ("draft", "head", "mmproj", "draft_tokens", "proposer", "context_length", "force")
+_LOADING = (
+    "draft",
+    "head",
+    "mmproj",
+    "adapters",
+    "draft_tokens",
+    "proposer",
+    "context_length",
+    "force",
+)
 # Options of sampling that mean something only with a model's tokens
 _OF_VOCABULARY = ("ban", "logit_bias")
 _CONSTRAINTS = ("json_schema", "strict", "regex", "grammar", "choices")
@@ -372,6 +396,7 @@ def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
         device = {name: values.pop(name) for name in _OPTIONS["Device"]}
         loading = {"rpc": device.pop("rpc"), **_llama_options(device)}
         loading |= {name: values.pop(name) for name in _LOADING}
+        loading["adapters"] = loading["adapters"] or None  # which are the preset's
         if values.pop("no_draft"):
             loading["draft_tokens"] = 0
         values |= {"sampling_changes": given, "loading": loading}

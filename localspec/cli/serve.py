@@ -31,6 +31,7 @@ from localspec.presets.presets import DEFAULT_PRESET
 from localspec.presets.source import choose_model
 
 if TYPE_CHECKING:
+    from localspec.presets.presets import Adapter
     from localspec.server.guard import AccessRules
     from localspec.server.served_models import ServedModel, ServedModels
 
@@ -85,6 +86,11 @@ Ollama's library for Python, and programs that ask an Ollama:
     "mmproj",
     help="The projector with which the first MODEL sees images, as for chat; 'none': no MODEL "
     "sees any. [default: each preset's, or a file mmproj*.gguf beside the target's]",
+)
+@shared(
+    "adapters",
+    help="A LoRA adapter for the first MODEL, as for chat; /lora-adapters and the field lora "
+    "of a request change its scale. Repeatable. [default: each preset's; SCALE: 1]",
 )
 @shared("context_length", help=SERVED_CONTEXT)
 @shared("device", "rpc", "exact")
@@ -144,6 +150,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
     exact: bool | None,
     rpc: tuple[str, ...] | None,
     mmproj: str | None,
+    adapters: tuple[Adapter, ...],
     parallel: int,
     cache_disk: int | None,
     known_models_only: bool,
@@ -186,6 +193,7 @@ def serve(  # noqa: PLR0913  each is an option of the command
             device=device,
             exact=exact,
             mmproj=others if number else mmproj,
+            adapters=None if number else adapters or None,
         )
         for number, name in enumerate(names)
     ]

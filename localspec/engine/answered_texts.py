@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 
 from localspec.speculative.prefix import common_length
 from localspec.streaming.reply import Piece
@@ -16,11 +16,11 @@ class AnsweredText:
     """A prompt and its answer; the owner of caches.
 
     Args:
-        client: whose it is.
+        scope: of its caches.
     """
 
-    def __init__(self, client: str) -> None:
-        self.client = client
+    def __init__(self, scope: Hashable) -> None:
+        self.scope = scope
 
         self.is_in_use = False
         """Whether it is being answered: until that ends its tokens are not known."""
@@ -52,16 +52,16 @@ class AnsweredTexts:
         self._texts: list[AnsweredText] = []
 
     def text_for(
-        self, prompt: Sequence[int], client: str, num_stable: int | None
+        self, prompt: Sequence[int], scope: Hashable, num_stable: int | None
     ) -> AnsweredText:
-        """The client's longest text that the prompt continues, or a new one; it is in use.
+        """The scope's longest text that the prompt continues, or a new one; it is in use.
 
         So a conversation finds its own caches, which neither a side question with the same
         beginning takes, nor the same question when it is asked again meanwhile.
         """
-        found = self._continued_by(prompt, client)
+        found = self._continued_by(prompt, scope)
         if found is None:
-            found = AnsweredText(client)
+            found = AnsweredText(scope)
             self._texts = self._texts[1 - _MOST_TEXTS :]
         else:
             self._texts.remove(found)
@@ -69,11 +69,11 @@ class AnsweredTexts:
         found.begin(prompt, num_stable)
         return found
 
-    def _continued_by(self, prompt: Sequence[int], client: str) -> AnsweredText | None:
+    def _continued_by(self, prompt: Sequence[int], scope: Hashable) -> AnsweredText | None:
         longest: AnsweredText | None = None
         longest_length = 0
         for text in self._texts:
-            if text.client != client or text.is_in_use:
+            if text.scope != scope or text.is_in_use:
                 continue
             length = common_length(text.tokens, prompt)
             # A prompt repeats all of a text that it continues, perhaps without its thoughts.

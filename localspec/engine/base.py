@@ -9,6 +9,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,7 +27,12 @@ from localspec.speculative.rules import rule_name
 from localspec.streaming.answer import Answer, Producer
 from localspec.streaming.cancellation import Cancellation
 from localspec.streaming.line import Line, Place
-from localspec.streaming.options import AnswerKeywords, AnswerOptions, spec_of
+from localspec.streaming.options import (
+    AnswerKeywords,
+    AnswerOptions,
+    scales_of,
+    spec_of,
+)
 from localspec.streaming.record import AnswerPlan, AnswerRecord, MadePrompt, PromptSource, State
 from localspec.vocabulary import Vocabulary
 
@@ -36,6 +42,7 @@ if TYPE_CHECKING:
     from localspec.engine.models import EngineMemory
     from localspec.exactness import Exactness
     from localspec.pictures.picture import Vision
+    from localspec.presets.presets import Adapter
     from localspec.speculative.policy_api import Drafting
     from localspec.speculative.shared_vocabulary import SharedVocabulary
 
@@ -87,8 +94,11 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
     exactness: Exactness
     """Sizes of the target's decodes that equal single decodes to the bit."""
 
-    def __init__(self, sampling: SamplingParams, parallel: int) -> None:
+    def __init__(
+        self, sampling: SamplingParams, parallel: int, adapters: Sequence[Adapter]
+    ) -> None:
         self._sampling = sampling
+        self._adapters = tuple(adapters)
         self._line = Line(lambda _: parallel)
         self._own_process = OwnProcess()
         self._records: weakref.WeakSet[AnswerRecord] = weakref.WeakSet()  # of its answers
@@ -145,6 +155,27 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
         self._sampling = sampling
 
     @property
+    def adapters(self) -> tuple[Adapter, ...]:
+        """The target's LoRA adapters, with the scales that answers have by default."""
+        return self._adapters
+
+    @property
+    def adapter_scales(self) -> tuple[float, ...]:
+        """The scale of each adapter in answers that say nothing of it. May be set.
+
+        Answers under other scales share neither a decode nor a cached text.
+        """
+        return tuple(adapter.scale for adapter in self._adapters)
+
+    @adapter_scales.setter
+    def adapter_scales(self, scales: Sequence[float]) -> None:
+        self._set_adapters(with_scales(self._adapters, scales_of(scales)))
+
+    def _set_adapters(self, adapters: tuple[Adapter, ...]) -> None:
+        """Have these scales from now on."""
+        self._adapters = adapters
+
+    @property
     @abc.abstractmethod
     def _reading_progress(self) -> tuple[int, int]:
         """How many tokens of the text are decoded, and how many there are. From any thread."""
@@ -190,7 +221,11 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
         """What an answer is to do. Raises OptionError, and ClosedError."""
         sampling = options.sampling_from(self.sampling)
         rule = rule_name(options.rule, is_greedy=sampling.is_greedy, seed=options.seed)
-        return AnswerPlan(sampling, rule)
+        adapters = self._adapters
+        if options.adapter_scales is not None:
+            adapters = with_scales(adapters, scales_of(options.adapter_scales))
+        scales = tuple(adapter.scale for adapter in adapters)
+        return AnswerPlan(sampling, rule, scales=scales)
 
     def _answers_at_work(self) -> list[AnswerRecord]:
         """The answers that are admitted and not over."""
@@ -440,6 +475,26 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
 
 note_keywords("engine.chat(", ("messages", "system", "template", "think"))
 FACTS = tuple(BaseEngine.__annotations__)  # attributes that stay as they are
+
+
+def with_scales(
+    adapters: Sequence[Adapter], scales: Mapping[int, float]
+) -> tuple[Adapter, ...]:
+    """The adapters with these scales, by their numbers from 0; 0 where none is given.
+
+    Raises OptionError for the number of an adapter that is not there.
+    """
+    for number in scales:
+        if not 0 <= number < len(adapters):
+            there = f"numbers 0 to {len(adapters) - 1}" if adapters else "none"
+            raise OptionError(
+                f"a scale is given for adapter {number}; the adapters here are {there}",
+                "Give one for each adapter that the model was loaded with.",
+            )
+    return tuple(
+        replace(adapter, scale=scales.get(number, 0.0))
+        for number, adapter in enumerate(adapters)
+    )
 
 
 def _end_at_exit(engine: weakref.ref[BaseEngine]) -> None:

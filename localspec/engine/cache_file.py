@@ -28,16 +28,27 @@ _MAX_HEAD = 64_000_000  # bytes: the ids of more tokens than any context holds
 _CHUNK_BYTES = 1 << 22  # that are hashed or written without a look at whether to go on
 
 
+class Scope(NamedTuple):
+    """Within what a cached text may be used for another: prompts of the same scope."""
+
+    client: str = ""
+    """Whose prompt it was, as `AnswerRecord` has it. Texts of other clients are as if they were
+    not there, or how many tokens are cached would tell what they asked."""
+
+    scales: tuple[float, ...] = ()
+    """Those of the target's adapters, under which it was decoded."""
+
+
 class PooledCache(NamedTuple):
     """A text, and what each model's cache held of it; None where nothing was cached.
 
-    head: what a head had, in a copy from another place. client: as `Prompt` has it.
+    head: what a head had, in a copy from another place.
     """
 
     tokens: list[int]
     states: list[CacheState | None]
     head: Any = None
-    client: str = ""
+    scope: Scope = Scope()
 
     @property
     def num_bytes(self) -> int:

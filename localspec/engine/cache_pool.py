@@ -15,7 +15,7 @@ import logging
 import weakref
 from collections.abc import Sequence
 
-from localspec.engine.cache_file import PooledCache
+from localspec.engine.cache_file import PooledCache, Scope
 from localspec.engine.cache_store import COPIED_PER_DECODED, CacheStore
 from localspec.engine.lane import Lane, nobody
 from localspec.engine.models import CacheDisk, CacheRoom, Models
@@ -54,7 +54,7 @@ class CachePool:
         copies = [self._kept.get(owner) for owner in owners if owner is not None]
         return sum(kept.num_bytes for kept in copies if kept is not None)
 
-    def lane_for(self, owner: object | None, tokens: Sequence[int], client: str = "") -> Lane:
+    def lane_for(self, owner: object | None, tokens: Sequence[int], scope: Scope) -> Lane:
         """The free lane with the owner's text, or the lane that is missed least.
 
         Prefers an unowned lane whose text is a prefix of `tokens`, then an empty one; among
@@ -67,7 +67,7 @@ class CachePool:
             owned_by = lane.owner()
             is_own = owner is not None and owned_by is owner
             is_taken = owned_by is not None
-            num_there = 0 if is_taken else lane.common_with(tokens, client)
+            num_there = 0 if is_taken else lane.common_with(tokens, scope)
             own = self._lanes.index(lane)
             apart = min((abs(number - own) for number in at_work), default=0)
             distance = 0 if is_taken else apart
@@ -77,14 +77,13 @@ class CachePool:
         return min((lane for lane in self._lanes if lane.is_free), key=rank)
 
     def switch_to(
-        self, lane: Lane, owner: object | None, tokens: Sequence[int], client: str = ""
+        self, lane: Lane, owner: object | None, tokens: Sequence[int], scope: Scope
     ) -> None:
         """Give a lane the owner's text, and keep that of the one before. None: nobody's.
 
         tokens: what comes next, of which another text may have more, also one in another lane:
         then the lane gets a copy of that. Without one of the owner's own the text there stays,
-        since it may begin alike. client: whose prompt it is. Texts of others are as if they
-        were not there, or how many tokens are cached would tell what they asked.
+        since it may begin alike. scope: of what comes next; texts of others are left alone.
         """
         lane.last_used = next(self._uses)
         previous = lane.owner()
@@ -96,34 +95,35 @@ class CachePool:
                     self._kept[previous] = copied
             lane.owner = nobody if owner is None else weakref.ref(owner)
             own = None if owner is None else self._kept.pop(owner, None)
-        num_there = (
-            lane.common_with(tokens, client) if own is None else self._reach(own, tokens)
-        )
+        if own is not None and own.scope != scope:  # the owner asks under other scales
+            self._put_aside(own)
+            own = None
+        num_there = lane.common_with(tokens, scope) if own is None else self._reach(own, tokens)
         others = [other for other in self._lanes if other is not lane]
-        better = self._better_than(num_there, tokens, others, client)
+        better = self._better_than(num_there, tokens, others, scope)
         if better is not None:
             own, num_there = better, self._reach(better, tokens)
-        stored = None if self._store is None else self._store.best(tokens, num_there)
+        stored = None
+        if self._store is not None:
+            stored = self._store.best(tokens, num_there, scope.scales)
         own = own if stored is None else stored
-        if client != lane.client:
-            lane.decoder.truncate(0)  # before: whatever comes between, no text has two clients
-            lane.client = client
+        lane.enter(scope)
         if own is not None:
             lane.restore(own)
 
     def _better_than(
-        self, num_there: int, tokens: Sequence[int], others: Sequence[Lane], client: str
+        self, num_there: int, tokens: Sequence[int], others: Sequence[Lane], scope: Scope
     ) -> PooledCache | None:
         """A copy of the text that spares most decodes, if it spares more than it costs."""
         best: object | None = None
         most = num_there
-        for owner, kept in [each for each in self._kept.items() if each[1].client == client]:
+        for owner, kept in [each for each in self._kept.items() if each[1].scope == scope]:
             num_common = self._reach(kept, tokens)
             if num_common - num_there > max(
                 most - num_there, len(kept.tokens) // COPIED_PER_DECODED
             ):
                 best, most = owner, num_common
-        for lane in [each for each in others if each.client == client]:
+        for lane in [each for each in others if each.scope == scope]:
             target, held = lane.models.target, lane.decoder.tokens
             num_common = target.cache.reach(target.cache.outline(), common_length(held, tokens))
             if num_common - num_there > max(most - num_there, len(held) // _COPIED_BESIDE):
@@ -194,7 +194,9 @@ class CachePool:
         """As `_put_aside`, the text of a lane."""
         outline, size = lane.models.target.cache.outline(), sum(lane.sizes())
         store = self._store
-        if store and store.wants(lane.decoder.tokens, outline) and store.has_room_for(size):
+        if store is None or not store.has_room_for(size):
+            return
+        if store.wants(lane.decoder.tokens, outline, lane.scope.scales):
             copied = lane.copied()
             if copied is not None:
                 self._put_aside(copied, is_cancelled)
@@ -207,7 +209,9 @@ class CachePool:
                 raise Interrupted("a text was not kept on disk: other work came first")
 
         state, store = text.states[0], self._store
-        if store is not None and state is not None and store.wants(text.tokens, state):
+        if store is None or state is None:
+            return
+        if store.wants(text.tokens, state, text.scope.scales):
             store.keep(text, check)
 
     def _check_size(self, num_bytes: int) -> None:
@@ -233,7 +237,7 @@ def _store_of(models: Models, disk: CacheDisk) -> CacheStore | None:
         target = models.target
         try:
             return CacheStore(
-                disk, models.identities(), target.cache.reach, target.context_length
+                disk, models.identities, target.cache.reach, target.context_length
             )
         except CacheError as error:
             logger.warning("conversations are not kept on disk: %s", error)

@@ -49,52 +49,63 @@ _LEFT_S = 600.0  # a file that is being written changes more often than that
 class CacheStore:
     """The texts of one owner for models of these identities, the target's first.
 
-    disk: what all files of the folder may take together. reach: see `Cache.reach`, of the
-    target. most_tokens: that its context holds. A fault of the disk is a line in the log: the
-    text is decoded again.
+    disk: what all files of the folder may take together. identities: of the models, where the
+    target's adapters have these scales. reach: see `Cache.reach`, of the target. most_tokens:
+    that its context holds. A fault of the disk is a line in the log: the text is decoded again.
+
+    Raises what `identities` does.
     """
 
     def __init__(
         self,
         disk: CacheDisk,
-        identities: Sequence[str],
+        identities: Callable[[Sequence[float]], list[str]],
         reach: Callable[[CacheState, int], int],
         most_tokens: int,
     ) -> None:
         self._most_bytes = disk.num_bytes
         # The owner may be known by a secret.
         self._owner = hashlib.sha256(disk.owner.encode()).hexdigest() if disk.owner else ""
-        self._identities = list(identities)
+        self._identities_under = identities
+        self._content = _content(identities(()))
         self._reach_of = reach
         self._most_tokens = most_tokens
         # What each file says of itself, by its name and what changes with its content.
         self._heads: dict[tuple[str, int, int], CacheHead | None] = {}
         self._is_told = False  # that the disk does not take it
 
-    def best(self, tokens: Sequence[int], num_there: int) -> PooledCache | None:
+    def best(
+        self, tokens: Sequence[int], num_there: int, scales: Sequence[float] = ()
+    ) -> PooledCache | None:
         """The text that spares most decodes of `tokens`, if it spares more than reading costs.
 
-        num_there: how many of them need no decode without it.
+        num_there: how many of them need no decode without it. scales: of the adapters.
         """
+        identities = self._identities_under(scales)
         while len(tokens) - num_there > _LEAST_TOKENS:
             found, most = None, _LEAST_TOKENS
-            for path, head in self._own():
+            for path, head in self._own(identities):
                 num_spared = self._reach(head, tokens) - num_there
                 if num_spared > max(most, head.num_cached // COPIED_PER_DECODED):
                     found, most = (path, head), num_spared
             if found is None or sum(found[1].sizes) > _spare_memory():
                 return None
-            if (kept := self._read(*found)) is not None:
+            if (kept := self._read(*found, identities)) is not None:
                 return kept
         return None
 
-    def wants(self, tokens: Sequence[int], outline: CacheState) -> bool:
-        """Whether a text is worth a file: no other has most of it. outline: of the target."""
+    def wants(
+        self, tokens: Sequence[int], outline: CacheState, scales: Sequence[float] = ()
+    ) -> bool:
+        """Whether a text is worth a file: no other has most of it.
+
+        outline: of the target. scales: of its adapters.
+        """
         num_cached = outline.num_cached
         if num_cached <= _LEAST_TOKENS:
             return False
         text, there = tokens[:num_cached], 0
-        for path, head in self._own():
+        for path, head in self._own(self._identities_under(scales)):
             num_tokens = self._reach_of(_target(head), common_length(head.outline.tokens, text))
             there = max(there, num_tokens)
             if num_cached - num_tokens <= num_cached // COPIED_PER_DECODED:
@@ -117,12 +128,11 @@ class CacheStore:
             num_bytes = kept.num_bytes + _TOKEN_BYTES * len(kept.tokens)
             if num_bytes > min(self._most_bytes, shutil.disk_usage(folder).free // 2):
                 return  # never the last of what the disk has
-            path = folder / self._name(kept)
+            identities = self._identities_under(kept.scope.scales)
+            path = folder / self._name(kept, identities)
             # A power cut may leave anything: what is read is checked.
-            write_caches(
-                path, kept, self._identities, owner=self._owner, check=check, durable=False
-            )
-            for other, head in self._own():
+            write_caches(path, kept, identities, owner=self._owner, check=check, durable=False)
+            for other, head in self._own(identities):
                 num_cached = head.num_cached
                 beginning = _cached(kept)[:num_cached]
                 if other != path and beginning == head.outline.tokens[:num_cached]:
@@ -139,8 +149,8 @@ class CacheStore:
         common = min(common_length(head.outline.tokens, tokens), len(tokens) - 1)
         return self._reach_of(_target(head), common)
 
-    def _own(self) -> Iterator[tuple[Path, CacheHead]]:
-        """The files that these models and this owner can use."""
+    def _own(self, identities: Sequence[str]) -> Iterator[tuple[Path, CacheHead]]:
+        """The files that models of these identities and this owner can use."""
         known, self._heads = self._heads, {}
         for path in kept_files():
             with contextlib.suppress(FileNotFoundError):  # another process has removed it
@@ -148,11 +158,11 @@ class CacheStore:
                 key = path.name, found.st_ino, found.st_size
                 head = known[key] if key in known else self._head(path)
                 self._heads[key] = head
-                if head is not None:
+                if head is not None and head.identities[0] == identities[0]:
                     yield path, head
 
     def _head(self, path: Path) -> CacheHead | None:
-        """The first line of a file; None if the file is of no use here."""
+        """The first line of a file; None if the file is of no use here, under any scales."""
         try:
             head = read_head(path)
         except FileNotFoundError:
@@ -163,16 +173,18 @@ class CacheStore:
             _remove(path, error)
             return None
         is_own = head is not None and head.owner == self._owner
-        if head is None or not is_own or head.identities[0] != self._identities[0]:
+        if head is None or not is_own or _content(head.identities) != self._content:
             return None
         return head if 0 < head.num_cached <= self._most_tokens else None
 
-    def _read(self, path: Path, head: CacheHead) -> PooledCache | None:
+    def _read(
+        self, path: Path, head: CacheHead, identities: Sequence[str]
+    ) -> PooledCache | None:
         """The text, with the states of those of its models that are these."""
         places = {identity: number for number, identity in enumerate(head.identities)}
         try:
             # A draft's may be of other settings.
-            kept = read_states(path, head, [places.get(each) for each in self._identities])
+            kept = read_states(path, head, [places.get(each) for each in identities])
         except (MemoryError, *DAMAGES) as error:
             self._heads = {
                 key: None if value is head else value for key, value in self._heads.items()
@@ -183,8 +195,8 @@ class CacheStore:
         _touch(path)
         return kept
 
-    def _name(self, kept: PooledCache) -> str:
-        content = json.dumps([self._owner, self._identities, _cached(kept)])
+    def _name(self, kept: PooledCache, identities: Sequence[str]) -> str:
+        content = json.dumps([self._owner, identities, _cached(kept)])
         return hashlib.sha256(content.encode()).hexdigest()[:32] + _ENDING
 
     def _make_room(self, newest: Path) -> None:
@@ -247,6 +259,11 @@ def _all_files() -> list[Path]:
         return [folder / name for name in sorted(os.listdir(folder)) if _NAME.fullmatch(name)]
     except OSError:
         return []
+
+
+def _content(identities: Sequence[str]) -> str:
+    """What the target's file holds, of all that its identity says."""
+    return identities[0].partition(" · ")[0]
 
 
 def _target(head: CacheHead) -> CacheState:

@@ -20,7 +20,7 @@ from localspec.chat.workshop import PromptWorkshop, known_ids
 from localspec.constraints.guidance import not_kept
 from localspec.engine.answered_texts import AnsweredText, AnsweredTexts
 from localspec.engine.base import BaseEngine, Found, closed
-from localspec.engine.cache_file import read_caches, write_caches
+from localspec.engine.cache_file import Scope, read_caches, write_caches
 from localspec.engine.cache_pool import CachePool
 from localspec.engine.constraint_choice import Constrainer
 from localspec.engine.inbox_thread import InboxThread
@@ -34,6 +34,7 @@ from localspec.engine.worker import Worker
 from localspec.errors import ContextError, EngineError, Interrupted, OptionError
 from localspec.keywords import explained
 from localspec.llama.quirks.spinning import computed_apart
+from localspec.presets.presets import Adapter
 from localspec.sampling.chain import Resolver
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.lookup import LONGEST_MATCH, Lookup, TextMemory
@@ -116,7 +117,8 @@ class Engine(BaseEngine):
         *,
         memory: bool,
     ) -> None:
-        super().__init__(sampling, models.num_sequences)
+        adapters = [Adapter(str(one.path), one.scale) for one in models.target.adapters]
+        super().__init__(sampling, models.num_sequences, adapters)
         self.description = description
         self.device = ""  # until it is known
         self.drafting = drafting
@@ -128,7 +130,7 @@ class Engine(BaseEngine):
         self._models = models
         self._resolver = Resolver(target.vocabulary)
         self._constrainer = Constrainer(target.vocabulary, target.vocab_size)
-        self._lanes, self.shared_vocabulary, self._profile = open_lanes(models, drafting)
+        self._lanes, self.shared_vocabulary = open_lanes(models, drafting)
         self._decoder = self._lanes[0].decoder  # of work that no answer may run beside
         has_lookup = any(isinstance(each, Lookup) for each in self._decoder.proposers)
         self._memory = TextMemory() if memory and has_lookup else None
@@ -199,7 +201,7 @@ class Engine(BaseEngine):
         def work() -> Found:
             self._begin_lanes()
             lane = self._lanes[0]
-            self._cache_pool.switch_to(lane, None, ())
+            self._cache_pool.switch_to(lane, None, (), self._own_scope)
             self._decoder.truncate(0)
             lane.use_no_memory()
             with ended.obeyed(self._interrupt):
@@ -276,9 +278,9 @@ class Engine(BaseEngine):
         text = None
         owner = record.owner
         if record.finds_its_text:
-            text = self._texts.text_for(tokens, record.client, made.num_stable)
+            text = self._texts.text_for(tokens, _scope_of(record), made.num_stable)
             owner = text
-        lane = self._cache_pool.lane_for(owner, tokens, record.client)
+        lane = self._cache_pool.lane_for(owner, tokens, _scope_of(record))
         run = AnswerRun(record, made.prompt, work.request, lane)
         self._running[record] = _Running(run, text)
         self._schedule.start(lane, record, self._produced(lane, owner, work, run))
@@ -296,7 +298,7 @@ class Engine(BaseEngine):
         try:
             lane.begin()
             tokens = work.facts.made.prompt.tokens
-            self._cache_pool.switch_to(lane, owner, tokens, record.client)
+            self._cache_pool.switch_to(lane, owner, tokens, _scope_of(record))
             lane.use(report, record.plan.policy, work.reference)
             yield Reading(run.start(), num_tokens, is_first=True)
             yield from run.pieces()
@@ -405,16 +407,18 @@ class Engine(BaseEngine):
     def _save_caches_of(self, owner: object, path: Path) -> bool:
         def save() -> bool:
             if (kept := self._cache_pool.text_of(owner)) is not None:
-                write_caches(path, kept, self._models.identities())
+                write_caches(path, kept, self._models.identities(kept.scope.scales))
             return kept is not None
 
         return self._alone(save)
 
     def _load_caches_of(self, owner: object, path: Path) -> bool:
         def load() -> bool:
-            kept = read_caches(path, self._models.identities(), self._cache_pool.make_room)
+            scope = self._own_scope
+            identities = self._models.identities(scope.scales)
+            kept = read_caches(path, identities, self._cache_pool.make_room)
             if kept is not None:
-                self._cache_pool.put(owner, kept)
+                self._cache_pool.put(owner, kept._replace(scope=scope))
             return kept is not None
 
         return self._alone(load)
@@ -484,10 +488,11 @@ class Engine(BaseEngine):
         def work() -> None:
             tokens, _parts = self._models.readable(whole)
             if tokens:
-                lane = self._cache_pool.lane_for(owner, whole)
-                self._cache_pool.switch_to(lane, owner, whole)
+                scope = self._own_scope
+                lane = self._cache_pool.lane_for(owner, whole, scope)
+                self._cache_pool.switch_to(lane, owner, whole, scope)
                 chain = self._resolver.chain(self.sampling, len(tokens))
-                if lane.common_with(whole) <= len(tokens):  # else more is cached
+                if lane.common_with(whole, scope) <= len(tokens):  # else more is cached
                     prepare(lane.decoder, tokens, chain)
                 self._save_profile(lane)
 
@@ -549,15 +554,21 @@ class Engine(BaseEngine):
         self._models.close()
 
     def _save_profile(self, lane: Lane | None = None) -> None:
-        learned = (lane or self._lanes[0]).learned()
-        if self._profile is not None and learned is not None:
-            self._profile.save(learned)
+        lane = lane or self._lanes[0]
+        learned = lane.learned()
+        if lane.profile is not None and learned is not None:
+            lane.profile.save(learned)
 
     def __reduce__(self) -> NoReturn:
         raise EngineError(
             "an engine cannot be sent to another process",
             "Load it there, or use localspec.IsolatedEngine.",
         )
+
+    @property
+    def _own_scope(self) -> Scope:
+        """The scope of texts that say nothing of adapters."""
+        return Scope(scales=self.adapter_scales)
 
     def _begin_lanes(self) -> None:
         for lane in self._lanes:
@@ -568,6 +579,11 @@ class Engine(BaseEngine):
         # A fork has none of the threads.
         for model in self._models.all:
             model.require_open()
+
+
+def _scope_of(record: AnswerRecord) -> Scope:
+    """The scope of an answer's text."""
+    return Scope(record.client, record.plan.scales)
 
 
 def _stop(prompts: InboxThread, worker: Worker) -> None:

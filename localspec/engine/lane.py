@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from localspec.engine.cache_file import PooledCache
+from localspec.engine.cache_file import PooledCache, Scope
 from localspec.engine.lane_clock import LaneClock
 from localspec.engine.models import Models
-from localspec.engine.proposer_choice import choose_policies, choose_proposers
+from localspec.engine.proposer_choice import (
+    choose_draft_policy,
+    choose_policies,
+    choose_proposers,
+)
 from localspec.errors import CacheError
 from localspec.exactness import Exactness
 from localspec.policy.adaptive import AdaptiveDraftPolicy
@@ -41,12 +45,26 @@ class Lane:
         models: views of the models at this sequence.
         decoder: the loop over them.
         clock: the time of the text here.
+        drafting: who may draft, and how much.
+        profile: where what the policies learn is kept; None where nothing is.
     """
 
-    def __init__(self, models: Models, decoder: SpeculativeDecoder, clock: LaneClock) -> None:
+    def __init__(
+        self,
+        models: Models,
+        decoder: SpeculativeDecoder,
+        clock: LaneClock,
+        drafting: Drafting,
+        profile: Profile | None,
+    ) -> None:
         self.models = models
         self.decoder = decoder
         self.clock = clock
+        self._drafting = drafting
+        self._num_threads = models.target.num_threads  # which the policy may change
+
+        self.profile = profile
+        """Where what the policies learn is kept."""
 
         self.record: AnswerRecord | None = None
         """The answer that runs here; None while the lane is free."""
@@ -66,8 +84,8 @@ class Lane:
         self.owner: Callable[[], object | None] = nobody
         """Gives the text's owner; None once that is gone, and of nobody's text."""
 
-        self.client = ""
-        """Whose prompt the text was, as `Prompt` has it."""
+        self.scope = Scope(scales=models.target.scales)
+        """Of the text."""
 
         self.last_used = 0
         """When the text was used last, in the cache pool's numbers."""
@@ -129,6 +147,28 @@ class Lane:
         if producing is not None:
             producing.close()
 
+    def enter(self, scope: Scope) -> None:
+        """Have texts of that scope from now on."""
+        if scope == self.scope:
+            return
+        self.decoder.truncate(0)  # before: whatever comes between, no text has two scopes
+        self.scope = scope
+        target = self.models.target
+        if scope.scales != target.scales:
+            target.scales = scope.scales
+            self._choose_policy()
+
+    def _choose_policy(self) -> None:
+        """Have the draft policy of these scales: drafts fare otherwise under others."""
+        is_own = self.decoder.draft_policy is self.own_policy
+        learning = choose_draft_policy(
+            self.models, self._drafting, self.decoder.proposers, self._num_threads
+        )
+        self.own_policy = learning.policy
+        self.profile = learning.profile
+        if is_own:
+            self.decoder.draft_policy = self.own_policy
+
     def begin(self) -> None:
         """Make models and loop ready for work."""
         for model in self.models.all:
@@ -182,9 +222,9 @@ class Lane:
         for model in self.models.all:
             model.interrupt()
 
-    def common_with(self, tokens: Sequence[int], client: str = "") -> int:
-        """How many of a client's `tokens` are cached here."""
-        common = common_length(self.decoder.tokens, tokens) if client == self.client else 0
+    def common_with(self, tokens: Sequence[int], scope: Scope) -> int:
+        """How many of `tokens`, in that scope, are cached here."""
+        common = common_length(self.decoder.tokens, tokens) if scope == self.scope else 0
         return min(common, self.decoder.target.num_cached)
 
     def sizes(self) -> list[int]:
@@ -213,7 +253,7 @@ class Lane:
             return None  # then the text is decoded again when it comes back
         if not any(states):
             return None
-        return PooledCache(self.decoder.tokens[:], states, client=self.client)
+        return PooledCache(self.decoder.tokens[:], states, scope=self.scope)
 
     def beginning(self, tokens: Sequence[int]) -> PooledCache | None:
         """A copy of what the text here begins alike, of target and head.
@@ -227,7 +267,7 @@ class Lane:
         head = None if self.models.head is None else self.models.head.copied()
         common = common_length(self.decoder.tokens, tokens)
         others = [None] * (len(self.models.saved) - 1)
-        return PooledCache(list(tokens[:common]), [state, *others], head, self.client)
+        return PooledCache(list(tokens[:common]), [state, *others], head, self.scope)
 
     def restore(self, kept: PooledCache) -> None:
         """Have that text from now on."""
@@ -252,9 +292,8 @@ def nobody() -> None:
 
 def open_lanes(
     models: Models, drafting: Drafting
-) -> tuple[list[Lane], SharedVocabulary | None, Profile | None]:
-    """A lane for each text that all contexts hold; the vocabulary that target and draft share;
-    where what is learned is kept.
+) -> tuple[list[Lane], SharedVocabulary | None]:
+    """A lane for each text that all contexts hold; the vocabulary that target and draft share.
 
     Raises PairError if their tokenizers differ.
     """
@@ -262,12 +301,13 @@ def open_lanes(
     if models.draft is not None and not drafting.is_off:
         shared = shared_vocabulary(models.target.vocabulary, models.draft.vocabulary)
     lanes: list[Lane] = []
-    profile = None
     for number in range(models.num_sequences):
         own = models if number == 0 else models.sibling(number)
         clock = LaneClock()
         proposers, off = choose_proposers(own, drafting, shared)
-        policies, profile = choose_policies(own, drafting, proposers, clock.was_alone)
-        decoder = SpeculativeDecoder(own.target, proposers, *policies, off, clock.now)
-        lanes.append(Lane(own, decoder, clock))
-    return lanes, shared, profile
+        learning, threads = choose_policies(own, drafting, proposers, clock.was_alone)
+        decoder = SpeculativeDecoder(
+            own.target, proposers, learning.policy, threads, off, clock.now
+        )
+        lanes.append(Lane(own, decoder, clock, drafting, learning.profile))
+    return lanes, shared

@@ -20,6 +20,7 @@ from localspec.engine.sources import (
     chosen_sources,
     named_sources,
     reporting,
+    with_adapters,
 )
 from localspec.engine.vision import (
     ProjectorError,
@@ -36,6 +37,7 @@ from localspec.errors import (
     is_whole,
 )
 from localspec.exactness import Exactness
+from localspec.gguf_file.adapter import USUAL_SCALE
 from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.content import FileContent
@@ -77,7 +79,7 @@ if TYPE_CHECKING:
     from localspec.llama.head import LlamaHead
     from localspec.llama.medusa import MedusaHeads
     from localspec.llama.model import LlamaModel
-    from localspec.presets.presets import Preset
+    from localspec.presets.presets import AnyAdapter, Preset
 
 logger = logging.getLogger(__name__)
 
@@ -99,6 +101,7 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     num_gpu_layers: int | None = None,
     device: str | None = None,
     rpc: Sequence[str] | None = None,
+    adapters: Sequence[AnyAdapter] | None = None,
     exact: bool | None = None,
     target_options: LlamaOptions | None = None,
     draft_options: LlamaOptions | None = None,
@@ -122,11 +125,12 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     num_gpu_layers: what fits. device: "cpu", or a GPU by llama.cpp's name, as "Vulkan0"; else
     what reads and writes fastest, as measured at the first load. rpc: "host:port" of
     llama.cpp's RPC servers with layers of the target; one that fails ends the process; a head
-    in the target's file is then used only if proposer="head". exact: the same text to the bit
-    with any draft. target_options, draft_options: other settings of each. kept_bytes,
-    cache_disk: for caches of conversations that wait. parallel: answers at once. memory:
-    earlier texts draft what repeats. progress: called with the loaded share; raise to cancel.
-    force: load what seems too large.
+    in the target's file is then used only if proposer="head". adapters: LoRA adapters of the
+    target, each a file or an `Adapter` with its scale (the preset's); draft and head keep their
+    own weights. exact: the same text to the bit with any draft. target_options, draft_options:
+    other settings of each. kept_bytes, cache_disk: for caches of conversations that wait.
+    parallel: answers at once. memory: earlier texts draft what repeats. progress: called with
+    the loaded share; raise to cancel. force: load what seems too large.
 
     Raises PresetError, ModelFileError, MemoryLimitError, PairError, OptionError or RpcError.
     """
@@ -149,6 +153,7 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     projector = found.pop("mmproj", None)
     assert projector is None or isinstance(projector, Path)
     sources = chosen_sources(found, drafting, target_options, draft_options)
+    sources[0] = with_adapters(sources[0], adapters, chosen)
     sources = reporting(sources, progress)
     check_parallel(parallel)
     with contextlib.ExitStack() as stack:
@@ -167,6 +172,7 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
         room = CacheRoom(kept_bytes - reserved_bytes, CacheDisk.of(cache_disk))
         sampling = SamplingParams() if chosen is None else chosen.sampling
         description = _description(models) if chosen is None else chosen.description
+        description += _adapters_in_words(sources[0])
         measured = None if ranked is None else ranked.measured
         device = "" if plan is None else device_in_words(plan, measured)
         description += models.target.gpus
@@ -179,6 +185,15 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
         engine.device = device
         stack.pop_all()
         return engine
+
+
+def _adapters_in_words(target: Source) -> str:
+    """The adapters of a target, for its description; nothing without one."""
+    names = [adapter.title for adapter in target.adapters]
+    if not names:
+        return ""
+    kind = "adapter" if len(names) == 1 else "adapters"
+    return f", with the {kind} {' and '.join(names)} on the target"
 
 
 def _unused_gpu(target: Source) -> str:
@@ -216,7 +231,12 @@ def _plans(
     raises, and OptionError for a device that does not exist.
     """
     files = [
-        Planned(source.header, source.options, source.role)
+        Planned(
+            source.header,
+            source.options,
+            source.role,
+            tuple(adapter.header for adapter in source.adapters),
+        )
         for source in sources
         if source.header is not None
     ]
@@ -342,13 +362,15 @@ def _open(source: Source, stack: contextlib.ExitStack) -> LlamaModel:
     header = check_model_file(source.header.path)
     context = target_context_length(header, options.context_length)
     content = FileContent(header)
+    of_adapters = [FileContent(adapter.header) for adapter in source.adapters]
     options = suited(options, header, context)
     prepare_kernels(options, header)
-    model = LlamaModel.open(header.path, options, source.report)
+    model = LlamaModel.open(header.path, options, source.report, source.adapters)
     stack.callback(model.close)
     note_used(header.path)
     # Now that the system has the file at hand.
     model.content = content.digest()
+    model.know_adapters(of_adapters)
     model.mapped = {} if options.use_mmap is False else content.states
     gpus = usable_gpus(list_devices(llama_cpp))
     is_left_to_us = source.options.num_threads is None
@@ -389,9 +411,11 @@ def _find_exactness(
     options: it was opened with. Raises OptionError if there is none.
     """
     profile = None
-    if model.identity is not None:
+    # The probe has all of the adapters, whatever their scales.
+    identity = model.identity_under([USUAL_SCALE] * len(model.scales))
+    if identity is not None:
         snapshots, count = options.num_snapshots or 0, options.num_sequences
-        profile = Profile([model.identity, exactness_setting(snapshots, count, gpu_models)])
+        profile = Profile([identity, exactness_setting(snapshots, count, gpu_models)])
         if (known := Exactness.saved(profile.load())) is not None:
             return known
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -94,20 +95,26 @@ class Models(NamedTuple):
             memory,
         )
 
-    def identities(self) -> list[str]:
-        """Identities of the saved models. Raises CacheError if a model has none any more."""
+    def identities(self, scales: Sequence[float] = ()) -> list[str]:
+        """Identities of the saved models. Raises CacheError if a model has none any more.
+
+        scales: those of the target's adapters.
+        """
         identities = []
         count = self.num_sequences
         # libllama's states say how many sequences their context has.
         sequences = f" · {count} sequences" if count > 1 else ""
         for model in self.saved:
-            if model.identity is None:
+            identity = model.identity
+            if model is self.target:
+                identity = model.identity_under(scales)
+            if identity is None:
                 raise CacheError(
                     f"the file of {model.name} was removed or changed while it was loaded, so "
                     "its caches could be mistaken for another model's",
                     "Load it again from a file that does not change.",
                 )
-            identities.append(model.identity + sequences)
+            identities.append(identity + sequences)
         return identities
 
     @property

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localspec.engine.models import Models
 from localspec.errors import DAMAGES, OptionError
@@ -97,42 +97,69 @@ def answer_policy(
     return policy, frozenset([kind])
 
 
+class Learning(NamedTuple):
+    """A draft policy, and where what it learns is kept."""
+
+    policy: DraftPolicy
+
+    profile: Profile | None
+    """None if drafting is fixed or a model has no identity."""
+
+    threads: Mapping[str, Any]
+    """What was learned of threads, as `ThreadPolicy.restore` takes it."""
+
+
 def choose_policies(
     models: Models,
     drafting: Drafting,
     proposers: Sequence[Proposer],
     was_alone: Callable[[], bool],
-) -> tuple[tuple[DraftPolicy, ThreadPolicy], Profile | None]:
-    """The draft and thread policies, and the profile that saves what drafting learns.
-
-    The profile is None if drafting is fixed or a model has no identity. was_alone: see
-    `AdaptiveThreads`.
-    """
+) -> tuple[Learning, ThreadPolicy]:
+    """The draft and thread policies. was_alone: see `AdaptiveThreads`."""
     threads = _thread_policy(models, was_alone)
+    learning = choose_draft_policy(models, drafting, proposers, models.target.num_threads)
+    try:
+        threads.restore(learning.threads)
+    except DAMAGES as error:
+        logger.warning("what was learned of threads is damaged: %s", error)
+        threads = _thread_policy(models, was_alone)
+    return learning, threads
+
+
+def choose_draft_policy(
+    models: Models, drafting: Drafting, proposers: Sequence[Proposer], num_threads: int
+) -> Learning:
+    """The draft policy of the models, under the scales that the target's adapters have.
+
+    Args:
+        models: at the lane's sequence.
+        drafting: who may draft, and how much.
+        proposers: of the lane.
+        num_threads: that the target had when it was opened.
+    """
     fixed = 0 if drafting.is_off else drafting.draft_tokens
     if fixed is not None:
-        return (FixedDraftPolicy(fixed), threads), None
+        return Learning(FixedDraftPolicy(fixed), None, {})
     # The least cost of a drafted token in target-only steps: a decode mostly reads weights.
     shares = {each.kind: 0.0 for each in proposers}
     for kind, model in (ProposerKind.DRAFT, models.draft), (ProposerKind.HEAD, models.head):
         if kind in shares and model is not None:
             shares[kind] = model.num_weight_bytes / models.target.num_weight_bytes
-    policy = AdaptiveDraftPolicy(shares, models.target.num_threads)
+    policy = AdaptiveDraftPolicy(shares, num_threads)
     identities = [model.identity for model in models.all]
     known = [identity for identity in identities if identity is not None]
     if len(known) < len(identities):
-        return (policy, threads), None
+        return Learning(policy, None, {})
     profile = Profile(known)
     kept = profile.load()
-    if kept is not None:
-        try:
-            policy.restore(kept)
-            threads.restore(kept.get("threads", {}))
-        except DAMAGES as error:
-            logger.warning("%s is damaged and will be replaced: %s", profile.path, error)
-            policy = AdaptiveDraftPolicy(shares, models.target.num_threads)
-            threads = _thread_policy(models, was_alone)
-    return (policy, threads), profile
+    if kept is None:
+        return Learning(policy, profile, {})
+    try:
+        policy.restore(kept)
+    except DAMAGES as error:
+        logger.warning("%s is damaged and will be replaced: %s", profile.path, error)
+        return Learning(AdaptiveDraftPolicy(shares, num_threads), profile, {})
+    return Learning(policy, profile, kept.get("threads", {}))
 
 
 def choose_threads(model: LlamaModel) -> None:

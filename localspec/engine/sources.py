@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypedDict, get_args
 
 from localspec.engine.models import CacheDisk
 from localspec.errors import OptionError, PairError
+from localspec.gguf_file.adapter import AdapterFile
 from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import check_target, has_only_head, head_facts, head_misfit
@@ -19,8 +20,14 @@ from localspec.gguf_file.header import Header
 from localspec.keywords import note_keywords
 from localspec.llama.options import LlamaOptions
 from localspec.presets.local_models import size_warning
-from localspec.presets.located import locate, locate_model
-from localspec.presets.presets import Preset, Role, common_servers
+from localspec.presets.located import adapter_files, locate, locate_model
+from localspec.presets.presets import (
+    AnyAdapter,
+    Preset,
+    Role,
+    checked_adapters,
+    common_servers,
+)
 from localspec.presets.source import resolve_pair
 from localspec.speculative.policy_api import (
     MAX_DRAFT_TOKENS,
@@ -53,6 +60,7 @@ class LoadKeywords(TypedDict, total=False):
     num_gpu_layers: int | None
     device: str | None
     rpc: Sequence[str] | None
+    adapters: Sequence[AnyAdapter] | None
     exact: bool | None
     target_options: LlamaOptions | None
     draft_options: LlamaOptions | None
@@ -81,6 +89,9 @@ class Source(NamedTuple):
     report: Callable[[float], None] = _unheard
     """Called with its loaded share."""
 
+    adapters: tuple[AdapterFile, ...] = ()
+    """Those of a target."""
+
 
 def named_sources(
     model: ModelSource | Preset | None, named: dict[Role, ModelSource | None]
@@ -103,6 +114,26 @@ def named_sources(
             "Create a second one for the draft, or name a file for it.",
         )
     return found, chosen
+
+
+def with_adapters(
+    target: Source, adapters: Sequence[AnyAdapter] | None, chosen: Preset | None
+) -> Source:
+    """The target with the given adapters, or else the preset's.
+
+    Raises OptionError for adapters of a `Llama`, or too many; and as `adapter_files`.
+    """
+    wanted = () if chosen is None else chosen.adapters
+    if adapters is not None:
+        wanted = checked_adapters(adapters)
+    if not wanted:
+        return target
+    if target.header is None:
+        raise OptionError(
+            "the target is a Llama object, whose adapters are its own",
+            "Name its file instead, or leave adapters out.",
+        )
+    return target._replace(adapters=adapter_files(wanted, target.header))
 
 
 def servers_used(

@@ -76,9 +76,10 @@ def check_parts(parts: Sequence[Header], *, embeds: bool = False) -> Header:
         )
     kind = header.metadata.get("general.type", "model")
     if kind != "model":
-        raise ModelFileError(
-            f"{path} is of type {kind!r}, not a model", "Choose the model's own file."
-        )
+        hint = "Choose the model's own file."
+        if kind == "adapter":
+            hint = "Choose the file of the model that it is for, and give it as adapters=[…]."
+        raise ModelFileError(f"{path} is of type {kind!r}, not a model", hint)
     architecture = header.architecture
     if architecture in _NOT_TEXT_MODELS:
         raise ModelFileError(

@@ -14,7 +14,7 @@ import mmap
 import stat
 import struct
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
@@ -29,6 +29,7 @@ _SCALARS = {
     6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d",
 }  # fmt: skip
 _STRING, _ARRAY = 8, 9
+FLOAT32 = 6  # of a value
 _MAX_ENTRIES = 1 << 20  # of metadata or tensors: far above any real file
 _MAX_DIMENSIONS = 4
 _MAX_KEPT = 512  # numbers in an array that is kept: one for each layer
@@ -81,6 +82,9 @@ class Header:
     data_start: int
     tokens: Sequence[bytes] = ()
     parts: Sequence[Header] = ()
+
+    kinds: Mapping[str, int] = field(default_factory=dict)
+    """GGUF's number of each value's type, by the keys of the metadata."""
 
     @property
     def weights_bytes(self) -> int:
@@ -220,9 +224,11 @@ class _HeaderReader:
     def header(self) -> Header:
         num_tensors, num_entries = self._counts()
         metadata: dict[str, Value] = {}
+        kinds: dict[str, int] = {}
         for _ in range(num_entries):
             key = self._string()
-            metadata[key] = self._value(key, self._scalar("<I"))
+            kinds[key] = self._scalar("<I")
+            metadata[key] = self._value(key, kinds[key])
         described = [self._tensor() for _ in range(num_tensors)]
         last_offset = max((tensor.offset for tensor in described), default=0)
         alignment = metadata.get("general.alignment", 32)
@@ -242,6 +248,7 @@ class _HeaderReader:
             metadata=metadata,
             data_start=data_start,
             tokens=self._tokens,
+            kinds=kinds,
         )
 
     def _damaged(self, what: str) -> ModelFileError:

@@ -5,7 +5,8 @@ gguf is imported late: a start should not wait for it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 
 F32, F16, INT64, BF16 = 0, 1, 27, 30  # of ggml_type
 _NEWER = {42: "Q2_0"}  # libllama has it, gguf 0.19 does not
@@ -39,6 +40,31 @@ def _block(name: str) -> tuple[int, int]:
     from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
     return GGML_QUANT_SIZES[GGMLQuantizationType(type_number(name))]
+
+
+_NO_WEIGHTS = ("I8", "I16", "I32", "I64", "F64")  # types that libllama multiplies nothing with
+
+
+def stored_bytes(kind: int, shape: Sequence[int]) -> int | None:
+    """Bytes of a matrix in a file, without padding.
+
+    Args:
+        kind: The number of its type.
+        shape: The length of a row first.
+
+    Returns:
+        None for a type of no weights, and where a row does not end with a block.
+    """
+    name = type_name(kind)
+    if name in _NO_WEIGHTS:
+        return None
+    try:
+        num_values, num_bytes = _block(name)
+    except KeyError:  # newer than gguf
+        return None
+    if shape[0] % num_values:
+        return None
+    return math.prod(shape) // num_values * num_bytes
 
 
 # AMX kernels: bytes that are kept for each block, in addition.

@@ -447,6 +447,7 @@ def facts_of(engine: Engine) -> dict[str, Any]:
     return facts | {
         "sampling": engine.sampling,
         "parallel": engine.parallel,
+        "adapters": engine.adapters,
         "can_see": engine.vision is not None,
     }
 

@@ -44,6 +44,7 @@ from localspec.isolated.messages import (
     ReadOn,
     Remember,
     SaveCaches,
+    SetScales,
     StartAnswer,
     Stopped,
     Tokenize,
@@ -53,7 +54,7 @@ from localspec.isolated.process import ChildProcess
 from localspec.isolated.sent_pictures import KnownPicture, pictures_of, with_pictures
 from localspec.keywords import check_keywords
 from localspec.pictures.picture import Picture
-from localspec.presets.presets import Preset
+from localspec.presets.presets import Adapter, Preset
 from localspec.streaming.cancellation import Watch
 from localspec.streaming.options import AnswerOptions
 from localspec.streaming.record import (
@@ -110,7 +111,7 @@ class IsolatedEngine(BaseEngine):
                 )
         self._process = ChildProcess(preset, arguments, progress)
         self._facts = facts = self._process.facts
-        super().__init__(facts["sampling"], facts["parallel"])
+        super().__init__(facts["sampling"], facts["parallel"], facts["adapters"])
         self._preset, self._arguments = preset, arguments
         self._starting = threading.RLock()  # a signal handler may come to it within itself
         self._attempts: dict[AnswerRecord, _Attempt] = {}  # of answers that are not over
@@ -136,6 +137,14 @@ class IsolatedEngine(BaseEngine):
     @property
     def vision(self) -> Vision | None:
         return RemoteVision(self._running) if self._facts["can_see"] else None
+
+    def _set_adapters(self, adapters: tuple[Adapter, ...]) -> None:
+        with self._starting:
+            super()._set_adapters(adapters)
+            # A process that has to be started again has them, too.
+            self._arguments = {**self._arguments, "adapters": adapters}
+            if self._process.is_running():
+                self._process.call(SetScales(self.adapter_scales))
 
     @property
     def _reading_progress(self) -> tuple[int, int]:
@@ -236,6 +245,7 @@ class IsolatedEngine(BaseEngine):
                 record.options,
                 sampling=record.plan.sampling,
                 changes={},
+                adapter_scales=dict(enumerate(record.plan.scales)),
                 on_prompt=None,
                 queue=True,
             )

@@ -236,6 +236,17 @@ class FreeKept(EngineQuestion):
 
 
 @dataclass(frozen=True, slots=True)
+class SetScales(EngineQuestion):
+    """The target's adapters have other scales, by default, from now on."""
+
+    scales: tuple[float, ...]
+
+    def answer(self, engine: Engine) -> None:
+        """Set them."""
+        engine.adapter_scales = self.scales
+
+
+@dataclass(frozen=True, slots=True)
 class PictureCells(EngineQuestion):
     """A picture's tokens: see `Vision.cells`."""
 

@@ -30,6 +30,8 @@ class LlamaContext:
         self._step_threads: int = llama_cpp.llama_n_threads(handle.context)
         self._prompt_threads: int = llama_cpp.llama_n_threads_batch(handle.context)
         handle.threads_set = (self._step_threads, self._prompt_threads)
+        # Of each adapter: those of this text, whatever others in the context have.
+        self.scales = handle.scales_set
         self._stop = Stop()  # this text, whatever others do in the context
 
     @property
@@ -53,11 +55,17 @@ class LlamaContext:
         self._step_threads = count
 
     def _start_decode(self, num_tokens: int) -> None:
-        """Set the threads of a decode. Raises Interrupted after `interrupt`."""
+        """Set threads and scales of a decode. Raises Interrupted after `interrupt`."""
         if self.is_interrupted:
             raise self._cancelled()
         self.handle.begin_decode((self._stop,))
+        self._set_up(num_tokens)
+
+    def _set_up(self, num_tokens: int) -> None:
+        """Have libllama decode so many tokens with the threads and scales of this text."""
         self._set_threads(num_tokens)
+        if self.handle.scales_set != self.scales:
+            self.handle.use_scales(self.scales)
 
     def _set_threads(self, num_tokens: int) -> None:
         """Set the threads of a decode of so many tokens, unless an application has set them."""

@@ -18,8 +18,9 @@ from dataclasses import replace
 
 from localspec.errors import DecodeError
 from localspec.exactness import Exactness
+from localspec.gguf_file.adapter import USUAL_SCALE
 from localspec.llama.batch import TextPart, TokenBatch
-from localspec.llama.handle import Handle
+from localspec.llama.handle import Handle, set_scales
 from localspec.llama.library import llama_cpp
 from localspec.llama.opening import context_params, new_context
 from localspec.llama.options import LlamaOptions
@@ -71,6 +72,8 @@ class _ExactProbe:
         )
         self._num_sequences = options.num_sequences
         self.context = new_context(model, handle.name, params)
+        # All of them: where some are left out, their products are.
+        set_scales(self.context, handle.adapters, (USUAL_SCALE,) * len(handle.adapters))
         self._memory = llama_cpp.llama_get_memory(self.context)
         self._batch = TokenBatch(llama_cpp.llama_n_batch(self.context))
 

@@ -32,7 +32,8 @@ class Handle:
     num_sequences: of the context that may be used. graph_size: tokens that libllama computes at
     once, of a decode that may have more. threads_set: of decodes of one token and of
     several, as libllama has them; None while that is not known. num_decodes: so far. caches: of
-    its sequences.
+    its sequences. adapters: libllama's pointers to those of the model, which frees them, for
+    decodes in this context; scales_set: their scales, as libllama has them.
 
     in_use: held by a thread that uses a pointer while others may close this.
     """
@@ -44,6 +45,7 @@ class Handle:
         *,
         owner: Any = None,
         model_of: Handle | None = None,
+        adapters: Sequence[Any] = (),
     ) -> None:
         self.context: int | None = context
         self.memory: int | None = llama_cpp.llama_get_memory(context)
@@ -53,6 +55,8 @@ class Handle:
         self.graph_size: int = llama_cpp.llama_n_ubatch(context)
         self.threads_set: tuple[int, int] | None = None
         self.num_decodes = 0
+        self.adapters = tuple(adapters)
+        self.scales_set: tuple[float, ...] = (0.0,) * len(self.adapters)
         # By sequence. Weak, since each keeps this.
         self.caches: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         self.owner = owner
@@ -88,6 +92,12 @@ class Handle:
                 "Close this engine, create the object again and load a new engine.",
             )
 
+    def use_scales(self, scales: tuple[float, ...]) -> None:
+        """Have the next decodes add each adapter times its scale; 0 leaves it out."""
+        assert self.context is not None
+        set_scales(self.context, self.adapters, scales)
+        self.scales_set = scales
+
     def begin_decode(self, stops: Sequence[Stop]) -> None:
         """Let the next decode run until each of its texts is to stop."""
         with self._stopping:
@@ -116,6 +126,14 @@ class Handle:
     def close(self) -> None:
         """Free everything, or return it to its owner. Idempotent."""
         self._finalizer()
+
+
+def set_scales(context: int, adapters: Sequence[Any], scales: Sequence[float]) -> None:
+    """Have the next decodes in a context add each adapter of its model times its scale."""
+    count = len(adapters)
+    pointers = (llama_cpp.llama_adapter_lora_p_ctypes * count)(*adapters)
+    numbers = (ctypes.c_float * count)(*scales)
+    llama_cpp.llama_set_adapters_lora(context, pointers, count, numbers)
 
 
 def _finish(

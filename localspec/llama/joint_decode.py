@@ -78,6 +78,8 @@ def joinable(parts: Sequence[JointPart], times: RowTimes) -> tuple[list[JointPar
     def fits(part: JointPart) -> bool:
         if part.takes_rows != chosen[0].takes_rows or not part.may_be_joined:
             return False
+        if part.model.scales != chosen[0].model.scales:  # which are the context's
+            return False
         num_rows = _block_rows([*chosen, part])
         # Several graphs would scatter a text's hidden rows, which a head reads side by side.
         if num_rows > part.model.handle.graph_size:
@@ -145,7 +147,7 @@ def _try_together(parts: Sequence[JointPart]) -> None:
         caches, num_tokens = [part.model.cache for part in parts], 0
     wanted = {part.sequence: part for part in parts}
     texts = [_text_part(cache, wanted.get(cache.number), num_tokens) for cache in caches]
-    leader._set_threads(len(parts[0].tokens))
+    leader._set_up(len(parts[0].tokens))
     if leader._rows is not None:
         leader._rows.begin_decode(is_taken=parts[0].takes_rows)
     leader.handle.begin_decode([part.model._stop for part in parts])

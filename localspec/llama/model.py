@@ -19,6 +19,8 @@ import numpy as np
 
 from localspec.errors import ContextError, DecodeError, EngineError, Interrupted, ModelFileError
 from localspec.exactness import Exactness
+from localspec.gguf_file.adapter import AdapterFile, adapted
+from localspec.gguf_file.content import FileContent
 from localspec.gguf_file.shape import context_to_open
 from localspec.llama.batch import TokenBatch
 from localspec.llama.cache import Cache
@@ -31,6 +33,7 @@ from localspec.llama.native import LoadWatch
 from localspec.llama.opening import (
     adopted_handle,
     context_params,
+    loaded_adapters,
     loaded_weights,
     new_context,
     open_watched,
@@ -50,8 +53,10 @@ class LlamaModel(LlamaContext):
 
     Not thread-safe, except for `interrupt`. Open one with `open` or `adopt`. vision: the
     projector with which it reads pictures; is_blind: whether it passes over pictures.
+    adapters: that it was opened with.
     """
 
+    adapters: tuple[AdapterFile, ...] = ()
     vision: Projector | None = None
     is_blind = False
 
@@ -82,6 +87,7 @@ class LlamaModel(LlamaContext):
         self.num_weight_bytes: int = llama_cpp.llama_model_size(model)
         self.cache = Cache(handle)
         self._rows: TargetRows | OutputRows | None = None  # that a head reads
+        self._adapter_contents: list[str] = []
         self._batch = TokenBatch(llama_cpp.llama_n_batch(context))
         self.max_rollback = self._probe_rollback()
 
@@ -97,9 +103,26 @@ class LlamaModel(LlamaContext):
     @property
     def identity(self) -> str | None:
         """All that changes caches and costs, in words; None if the content is unknown."""
+        return self.identity_under(self.scales)
+
+    def identity_under(self, scales: Sequence[float]) -> str | None:
+        """The identity of the model where its adapters have these scales.
+
+        With no adapter but those of scale 0 it is that of the bare model, whose numbers it has.
+        """
         if self.content is None:
             return None
-        return " · ".join((self.content, self._setting, kernels()))
+        setting = self._setting + adapted(self._adapter_contents, scales)
+        return " · ".join((self.content, setting, kernels()))
+
+    def know_adapters(self, contents: Sequence[FileContent]) -> None:
+        """Identify the adapters by their files, as they were before libllama read them."""
+        digests = [content.digest() for content in contents]
+        known = [digest for digest in digests if digest is not None]
+        if len(known) < len(digests):
+            self.content = None  # of a file that has changed nobody knows what was read
+        else:
+            self._adapter_contents = known
 
     def _probe_rollback(self) -> int:
         """Decode two tokens, which pages the weights in; try how far the cache can go back."""
@@ -117,18 +140,26 @@ class LlamaModel(LlamaContext):
         path: Path,
         options: LlamaOptions,
         progress: Callable[[float], None] = lambda _fraction: None,
+        adapters: Sequence[AdapterFile] = (),
     ) -> LlamaModel:
         """Load the model file at `path`, which `gguf_file.check` has checked.
 
-        progress: called with the loaded share, 0 … 1; what it raises ends the load at once,
-        as Ctrl-C does. Raises, with libllama's own words, ModelFileError if it refuses the
-        file and MemoryLimitError if memory runs out; OptionError for a GPU that does not
-        exist; EngineError in a fork of a process that has loaded libllama.
+        adapters: of the model, as `gguf_file.adapter` has checked them. progress: called with
+        the loaded share, 0 … 1; what it raises ends the load at once, as Ctrl-C does. Raises,
+        with libllama's own words, ModelFileError if it refuses the file and MemoryLimitError if
+        memory runs out; OptionError for a GPU that does not exist; EngineError in a fork of a
+        process that has loaded libllama.
         """
-        return open_watched(progress, functools.partial(cls._load, path, options))
+        return open_watched(progress, functools.partial(cls._load, path, options, adapters))
 
     @classmethod
-    def _load(cls, path: Path, options: LlamaOptions, watch: LoadWatch) -> LlamaModel:
+    def _load(
+        cls,
+        path: Path,
+        options: LlamaOptions,
+        adapters: Sequence[AdapterFile],
+        watch: LoadWatch,
+    ) -> LlamaModel:
         with loaded_weights(path, options, watch) as weights:
             has_encoder = llama_cpp.llama_model_has_encoder(weights)
             if has_encoder or llama_cpp.llama_model_is_diffusion(weights):
@@ -138,13 +169,16 @@ class LlamaModel(LlamaContext):
                 )
             trained = llama_cpp.llama_model_n_ctx_train(weights)
             length = context_to_open(options.context_length, trained, path.name)
+            pointers = loaded_adapters(weights, adapters)
             context = new_context(weights, path.name, context_params(options, length))
-        handle = Handle(context, path.name)
+        handle = Handle(context, path.name, adapters=pointers)
         with handle.closed_on_failure():
             model = cls(handle, length, options.max_outputs, options.summary)
             # Only pictures need larger ones, and a text is read as fast as without them.
             size = min(model.batch_size, text_batch_size(options, length))
             model._batch = TokenBatch(size)
+            model.adapters = tuple(adapters)
+            model.scales = tuple(adapter.scale for adapter in adapters)
             return model
 
     @classmethod

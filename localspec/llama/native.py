@@ -29,9 +29,13 @@ _NO_MEMORY = re.compile(
     re.IGNORECASE,
 )
 _LOG_LEVELS = {3: logging.WARNING, 4: logging.ERROR}  # of ggml_log_level; the rest is detail
-# Warnings that tell users nothing: of each tensor of a head that is left out, of each picture
-# that a hybrid reads, and of how pictures are best.
-_DETAILS = re.compile(r"-- ignoring$|^find_slot: non-consecutive|^load_hparams: ")
+# Warnings that tell users nothing: of each tensor of a head that is left out, of each matrix of
+# an adapter that is in main memory, of each picture that a hybrid reads, and of how pictures
+# are best.
+_DETAILS = re.compile(
+    r"-- ignoring$|^llama_adapter_lora_init_impl: .*fallback to CPU$|"
+    r"^find_slot: non-consecutive|^load_hparams: "
+)
 
 
 class Complaints(collections.deque[str]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ from localspec.errors import (
     ModelFileError,
     OptionError,
 )
+from localspec.gguf_file.adapter import AdapterFile
 from localspec.gguf_file.tensor_types import type_number
 from localspec.llama import native
 from localspec.llama.context import LlamaContext
@@ -156,6 +157,25 @@ def loaded_weights(path: Path, options: LlamaOptions, watch: native.LoadWatch) -
     except BaseException:
         llama_cpp.llama_model_free(model)
         raise
+
+
+def loaded_adapters(model: int, adapters: Sequence[AdapterFile]) -> list[Any]:
+    """libllama's pointers to the adapters of a model, with which it frees them.
+
+    Before any context of the model is made, whose graph has to have room for them. Raises, with
+    libllama's own words, ModelFileError if it refuses a file, and MemoryLimitError.
+    """
+    pointers = []
+    for adapter in adapters:
+        complaints.clear()
+        pointer = llama_cpp.llama_adapter_lora_init(model, os.fsencode(adapter.path))
+        if not pointer:
+            raise complaints.as_error(
+                f"libllama cannot load the adapter {adapter.path}",
+                "The file may be damaged or newer than this llama-cpp-python.",
+            )
+        pointers.append(pointer)
+    return pointers
 
 
 def context_params(options: LlamaOptions, context_length: int) -> Any:

@@ -17,6 +17,7 @@ from platformdirs import user_cache_path
 
 from localspec.atomic_write import make_private_folder, read_regular_text, write_whole
 from localspec.errors import DAMAGES
+from localspec.gguf_file.adapter import is_adapted
 
 logger = logging.getLogger(__name__)
 
@@ -57,10 +58,14 @@ class Profile:
         self._saved = learned
 
 
-def latest_learned(contents: Sequence[str]) -> dict[str, Any] | None:
-    """The content that was saved last for a pair. contents: its files' hashes."""
+def latest_learned(contents: Sequence[str], words: str = "") -> dict[str, Any] | None:
+    """The content that was saved last for a pair.
+
+    contents: its files' hashes. words: the adapters of its target, as `adapted` has them.
+    """
     for _, identity, learned in kept_profiles():
-        if [whole.partition(" ·")[0] for whole in identity] == list(contents):
+        are_its = [whole.partition(" ·")[0] for whole in identity] == list(contents)
+        if are_its and is_adapted(identity[0], words):
             return learned
     return None
 

@@ -16,6 +16,13 @@ from pathlib import Path
 from localspec.chat.call_forms import takes_tools
 from localspec.errors import DAMAGES, LocalspecError, ModelFileError, OptionError, PairError
 from localspec.exactness import Exactness
+from localspec.gguf_file.adapter import (
+    USUAL_SCALE,
+    AdapterFile,
+    adapted,
+    changed_weights,
+    is_adapted,
+)
 from localspec.gguf_file.content import FileContent
 from localspec.gguf_file.head import check_target, head_facts, head_misfit
 from localspec.gguf_file.header import Header
@@ -62,6 +69,7 @@ from localspec.presets.local_models import (
 from localspec.presets.located import (
     FoundHeader,
     find_model,
+    found_adapters,
     missing_files,
     path_of,
     read_model_header,
@@ -69,10 +77,12 @@ from localspec.presets.located import (
     used_models,
 )
 from localspec.presets.presets import (
+    AnyAdapter,
     LocalModel,
     Preset,
     PresetModel,
     Role,
+    checked_adapters,
     common_servers,
     load_presets,
 )
@@ -144,6 +154,23 @@ class HeadReport:
 
 
 @dataclass(frozen=True, slots=True)
+class AdapterReport:
+    """A LoRA adapter of the target; what drafts keeps its own weights."""
+
+    name: str
+    """Of its file."""
+
+    scale: float
+    """What its weights are multiplied with."""
+
+    num_weights: int
+    """The matrices of the target that it changes."""
+
+    size_bytes: int
+    """Of its file."""
+
+
+@dataclass(frozen=True, slots=True)
 class ProjectorReport:
     """The projector, with which the target sees pictures.
 
@@ -189,6 +216,7 @@ class Explanation:
     draft: ModelFacts | None
     head: HeadReport | None
     projector: ProjectorReport | None
+    adapters: tuple[AdapterReport, ...]
     vocabulary: SharedVocabulary | None
     misfit: str
     size_warning: str
@@ -246,6 +274,7 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
     device: str | None = None,
     measure: bool = False,
     rpc: Sequence[str] | None = None,
+    adapters: Sequence[AnyAdapter] | None = None,
     tensor_split: Sequence[float] = (),
     parallel: int = 1,
     kept_bytes: int = DEFAULT_KEPT_BYTES,
@@ -255,8 +284,9 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
     Models are named as for `localspec.load`; only the headers of missing files are fetched.
     context_length: tokens; num_gpu_layers: of each model; device: as for `load`; measure:
     measure the devices of a target that is here again; rpc: RPC servers for the target, which
-    are asked for their devices; tensor_split: the target's shares of the devices; parallel,
-    kept_bytes: answers at once, and memory for caches (defaults: as for `load`).
+    are asked for their devices; adapters: of the target (the preset's); tensor_split: the
+    target's shares of the devices; parallel, kept_bytes: answers at once, and memory for caches
+    (defaults: as for `load`).
 
     Raises PresetError, OptionError, ModelFileError or DownloadError for a model that cannot be
     found or read, OptionError for numbers that `load` refuses, and RpcError.
@@ -278,7 +308,9 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
             misfit = str(error)
     asked = replace(asked, rpc=common_servers(rpc, chosen), tensor_split=tuple(tensor_split))
     free = free_memory(asked.rpc)
-    wanted = _wanted(found, replace(asked, context_length=None), projector_header)
+    own_adapters = _adapters(found["target"], adapters, chosen)
+    asked_alone = replace(asked, context_length=None)
+    wanted = _wanted(found, asked_alone, projector_header, own_adapters)
     usual_length = None if chosen is None else chosen.context_length
     length = target_context_length(found["target"].header, context_length or usual_length)
     check_parallel(parallel)
@@ -308,13 +340,15 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
     here = DraftChoice(None, "")
     if len(found) == 1:
         here = draft_here(found["target"].header)
-    costs = _measured_costs(found, head_report)
+    costs = _measured_costs(found, head_report, own_adapters)
+    has_room = memory.models[0].num_snapshots > 0
     return Explanation(
         description="" if chosen is None else chosen.description,
-        target=_facts(found["target"], has_room=memory.models[0].num_snapshots > 0),
+        target=_facts(found["target"], own_adapters, has_room=has_room),
         draft=_facts(found["draft"]) if "draft" in found else None,
         head=head_report,
         projector=projector,
+        adapters=tuple(map(_adapter_report, own_adapters)),
         vocabulary=vocabulary,
         misfit=misfit,
         size_warning=too_large,
@@ -395,10 +429,29 @@ def _found_projector(
     return report, None if misfit else found.header
 
 
+def _adapters(
+    target: FoundHeader, given: Sequence[AnyAdapter] | None, chosen: Preset | None
+) -> tuple[AdapterFile, ...]:
+    """The adapters that are given, or else the preset's. Raises as `found_adapters`."""
+    wanted = () if chosen is None else chosen.adapters
+    if given is not None:
+        wanted = checked_adapters(given)
+    return found_adapters(wanted, target.header)
+
+
+def _adapter_report(adapter: AdapterFile) -> AdapterReport:
+    header = adapter.header
+    num_weights = len(changed_weights(header))
+    return AdapterReport(adapter.path.name, adapter.scale, num_weights, header.size_bytes)
+
+
 def _wanted(
-    found: dict[Role, FoundHeader], asked: LlamaOptions, projector: Header | None
+    found: dict[Role, FoundHeader],
+    asked: LlamaOptions,
+    projector: Header | None,
+    adapters: Sequence[AdapterFile],
 ) -> list[Planned]:
-    """The models with their options. asked: the target's options."""
+    """The models with their options. asked, adapters: the target's."""
     if "head" in found or asked.rpc:  # a head in the target's file would be on the servers
         asked = replace(asked, with_head=False)
     here = replace(asked, rpc=(), tensor_split=()) if asked.rpc else asked
@@ -406,6 +459,7 @@ def _wanted(
         Planned(one.header, asked if role == "target" else here, role)
         for role, one in found.items()
     ]
+    wanted[0] = wanted[0]._replace(adapters=tuple(one.header for one in adapters))
     if projector is not None:
         wanted.append(Planned(projector, role="mmproj"))
     return wanted
@@ -451,7 +505,9 @@ def _variants(chosen: Preset) -> dict[str, str]:
 _TEMPLATES = ("tokenizer.chat_template", "tokenizer.chat_template.tool_use")
 
 
-def _facts(found: FoundHeader, *, has_room: bool = True) -> ModelFacts:
+def _facts(
+    found: FoundHeader, adapters: Sequence[AdapterFile] = (), *, has_room: bool = True
+) -> ModelFacts:
     """has_room: whether there is memory for a hybrid's snapshots."""
     header, shape = found.header, ModelShape(found.header)
     output = header.by_name().get("output.weight")
@@ -476,12 +532,14 @@ def _facts(found: FoundHeader, *, has_room: bool = True) -> ModelFacts:
         can_roll_back=shape.can_roll_back and (has_room or not shape.has_snapshots),
         type_bytes=dict(type_bytes.most_common()),
         exact_settings=_exact_settings(header),
-        exactness=_found_exactness(header) if found.is_here else None,
+        exactness=_found_exactness(header, adapters) if found.is_here else None,
         has_tools=any(takes_tools(str(header.metadata.get(key, ""))) for key in _TEMPLATES),
     )
 
 
-def _measured_costs(found: dict[Role, FoundHeader], head: HeadReport | None) -> Curve | None:
+def _measured_costs(
+    found: dict[Role, FoundHeader], head: HeadReport | None, adapters: Sequence[AdapterFile]
+) -> Curve | None:
     """The costs of decoding with the head, or else the draft, in target-only steps.
 
     None if these files never ran here, or too little.
@@ -493,7 +551,10 @@ def _measured_costs(found: dict[Role, FoundHeader], head: HeadReport | None) -> 
     if kind is ProposerKind.HEAD and "head" not in found:  # in the target's file
         headers.append(found["target"].header)
     contents = [content for header in headers if (content := FileContent(header).digest())]
-    learned = latest_learned(contents) if len(contents) == len(headers) else None
+    words = _adapted(adapters, [adapter.scale for adapter in adapters])
+    if len(contents) < len(headers) or words is None:
+        return None
+    learned = latest_learned(contents, words)
     if learned is None:
         return None
     try:
@@ -530,13 +591,25 @@ def _exact_settings(header: Header) -> tuple[str, ...]:
     )
 
 
-def _found_exactness(header: Header) -> Exactness | None:
+def _adapted(adapters: Sequence[AdapterFile], scales: Sequence[float]) -> str | None:
+    """The adapters in an identity; None if the file of one is not here."""
+    try:
+        found = [FileContent(adapter.header).digest() for adapter in adapters]
+    except OSError:
+        return None
+    contents = [content for content in found if content is not None]
+    return adapted(contents, scales) if len(contents) == len(found) else None
+
+
+def _found_exactness(header: Header, adapters: Sequence[AdapterFile]) -> Exactness | None:
     """The probe's result for a file with exact settings here, if that is known to be exact."""
     from localspec.llama.library import kernels  # loads libllama
 
     kept = [(one, found) for _, one, found in kept_profiles() if is_of_exactness(one)]
     content = FileContent(header).digest() if kept else ""
+    words = _adapted(adapters, [USUAL_SCALE] * len(adapters))
     for (model, _setting), found in kept:
-        if model.startswith(f"{content} ·") and model.endswith(f" · {kernels()}"):
+        is_here = model.startswith(f"{content} ·") and model.endswith(f" · {kernels()}")
+        if is_here and words is not None and is_adapted(model, words):
             return Exactness.saved(found)
     return None

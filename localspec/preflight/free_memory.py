@@ -105,6 +105,9 @@ class Planned(NamedTuple):
     options: LlamaOptions = LlamaOptions()
     role: Role = "target"
 
+    adapters: tuple[Header, ...] = ()
+    """Those of the model."""
+
     def changed(self, **changes: Any) -> Planned:
         """The model with other options."""
         return self._replace(options=replace(self.options, **changes))
@@ -152,7 +155,7 @@ def pair_memory(models: Sequence[Planned], context_length: int, free: MemoryRoom
     """The memory that the models take, opened in this order: the target first."""
     estimates: list[MemoryEstimate] = []
     free_bytes = [gpu.free_bytes for gpu in free.gpus]
-    for header, options, role in models:
+    for header, options, role, adapters in models:
         if role == "mmproj":
             estimates.append(_of_projector(header, models[0].options, free, free_bytes))
             continue
@@ -169,7 +172,7 @@ def pair_memory(models: Sequence[Planned], context_length: int, free: MemoryRoom
         on_gpu = bool(chosen_gpus(free.gpus, options))
         options, repacked = suited_options(options, header, free, uses_gpu=on_gpu)
         placement = place_layers(header, options, free.gpus, free_bytes)
-        estimates.append(estimate_memory(header, options, repacked, placement))
+        estimates.append(estimate_memory(header, options, repacked, placement, adapters))
         free_bytes = [
             max(0, left - taken)
             for left, taken in zip(free_bytes, estimates[-1].gpu_bytes, strict=True)

@@ -7,7 +7,7 @@ scores of all heads. tests/test_memory.py compares them with the size of a proce
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from localspec.gguf_file.architectures import HeadGraph
@@ -48,16 +48,18 @@ class MemoryEstimate:
     """The memory of one model.
 
     with_head: whether a head is included. weights_bytes: all weights, repacked for the
-    processor. repacked_bytes: the repacked weights' pages of a mapped file, which are in
-    memory a second time. cache_bytes: keys, values and recurrent states; snapshot_bytes: the
-    part for the states of num_snapshots tokens. compute_bytes: intermediate results and
-    logits. gpu_bytes: the part of all that on each GPU. num_layers, gpu_layers: of the model,
-    and on each GPU; the output counts as one. num_cpu_moe_layers: the number of first layers
-    whose experts are in main memory. picture_bytes: the most that is kept of pictures.
+    processor; adapter_bytes: the part that is LoRA adapters'. repacked_bytes: the repacked
+    weights' pages of a mapped file, which are in memory a second time. cache_bytes: keys,
+    values and recurrent states; snapshot_bytes: the part for the states of num_snapshots
+    tokens. compute_bytes: intermediate results and logits. gpu_bytes: the part of all that on
+    each GPU. num_layers, gpu_layers: of the model, and on each GPU; the output counts as one.
+    num_cpu_moe_layers: the number of first layers whose experts are in main memory.
+    picture_bytes: the most that is kept of pictures.
     """
 
     with_head: bool = False
     weights_bytes: int
+    adapter_bytes: int = 0
     repacked_bytes: int = 0
     cache_bytes: int = 0
     num_snapshots: int = 0
@@ -93,12 +95,17 @@ class MemoryEstimate:
 
 
 def estimate_memory(
-    header: Header, options: LlamaOptions, repacked: Mapping[str, float], placement: Placement
+    header: Header,
+    options: LlamaOptions,
+    repacked: Mapping[str, float],
+    placement: Placement,
+    adapters: Sequence[Header] = (),
 ) -> MemoryEstimate:
     """The memory of a model with these options, at their context length.
 
     repacked: the types that are repacked, and how much they grow, see `tensor_types`; none
-    where a GPU computes. A GPU's library takes more memory, which is not included.
+    where a GPU computes. adapters: those of the model; each matrix is where the weight is that
+    it changes. A GPU's library takes more memory, which is not included.
     """
     facts = head_facts(header)
     if facts is not None and facts.graph is HeadGraph.OUTPUT:
@@ -119,6 +126,11 @@ def estimate_memory(
         int(tensor.size_bytes * (repacked.get(type_name(tensor.kind), 1.0) - 1))
         for tensor in _products(header)
     )
+    of_adapters = _sums(
+        placement.nowhere(),
+        *(placement.weights_bytes(each, with_head=True) for each in adapters),
+    )
+    weights = _sums(weights, of_adapters)
     caches = placement.nowhere()
     for layer, size in enumerate(_layer_cache_bytes(header, options)):
         caches[placement.layers[layer]] += size
@@ -134,6 +146,7 @@ def estimate_memory(
     return MemoryEstimate(
         with_head=with_head,
         weights_bytes=sum(weights),
+        adapter_bytes=sum(of_adapters),
         repacked_bytes=0 if options.use_mmap is False else repacked_bytes(header, repacked),
         cache_bytes=sum(caches),
         num_snapshots=num_snapshots,

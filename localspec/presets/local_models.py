@@ -10,7 +10,7 @@ import glob
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -19,6 +19,7 @@ from platformdirs import user_cache_path
 
 from localspec.atomic_write import make_private_folder, read_regular_text, write_whole
 from localspec.errors import DAMAGES, ModelFileError, OptionError, PairError
+from localspec.gguf_file.adapter import check_adapters, read_adapter
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head import check_target, head_facts
 from localspec.gguf_file.header import Header
@@ -27,7 +28,7 @@ from localspec.gguf_file.projector import checked_projector, require_projector_o
 from localspec.hub.cache import HubCache, model_folders
 from localspec.hub.hub_file import all_parts, is_of_model
 from localspec.presets.located import list_models, missing_files, path_of
-from localspec.presets.presets import LocalModel, PackagedModel, load_presets
+from localspec.presets.presets import LocalModel, PackagedModel, PresetModel, load_presets
 from localspec.speculative.shared_vocabulary import SharedVocabulary, shared_vocabulary
 
 # Of the target's bytes. The more bytes a draft has, the more its tokens cost; with the usual
@@ -38,14 +39,15 @@ _MOST_KEPT = 100  # paths of files that were used
 _MAX_MANIFEST = 1 << 20  # bytes: Ollama's have some hundreds
 _OLLAMA_MODEL = "application/vnd.ollama.image.model"
 _OLLAMA_PROJECTOR = "application/vnd.ollama.image.projector"
+_OLLAMA_ADAPTER = "application/vnd.ollama.image.adapter"  # ADAPTER of a Modelfile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposedPreset:
     """A preset that could be added: its name, and the files of its models.
 
-    mmproj: the projector that is named with it, as Ollama's. why_no_draft: why it has no
-    draft, in words.
+    mmproj, adapters: the projector and the LoRA adapters that are named with it, as Ollama's.
+    why_no_draft: why it has no draft, in words.
     """
 
     name: str
@@ -53,6 +55,7 @@ class ProposedPreset:
     size_bytes: int
     draft: Path | None
     mmproj: Path | None
+    adapters: tuple[Path, ...]
     why_no_draft: str
 
 
@@ -79,41 +82,41 @@ def search_folder(folder: Path) -> FolderContent:
         raise OptionError(f"{str(folder)!r} is not a folder", "Name one that holds GGUF files.")
     presets = load_presets().values()
     targets = {
-        preset.target.path.resolve(): preset.name
+        (preset.target.path.resolve(), _contents(preset.adapter_models)): preset.name
         for preset in presets
         if isinstance(preset.target, LocalModel)
     }
     headers: dict[Path, Header] = {}
-    names: dict[Path, str] = {}
+    new: list[_Named] = []
     known: dict[Path, str] = {}
     skipped: dict[Path, str] = {}
-    seen: set[Path] = set()
-    projectors: dict[Path, Path] = {}
-    for path, name, projector in _models_below(folder.absolute()):
-        content = path.resolve()  # may have several names; the parts are found by this one
-        if content in seen:
+    seen: set[tuple[Path, tuple[Path, ...]]] = set()
+    paths: dict[Path, Path] = {}  # by content, which may have several names
+    for found in _models_below(folder.absolute()):
+        content = found.path.resolve()
+        one = found._replace(path=paths.setdefault(content, found.path))
+        key = content, tuple(each.resolve() for each in one.adapters)
+        if key in seen:
             continue
-        seen.add(content)
-        try:
-            header = check_model_file(path)
-            check_target(header)
-        except ModelFileError as error:
-            skipped[path] = str(error)
-            continue
-        if projector is not None:
+        seen.add(key)
+        if one.path not in headers:
             try:
-                require_projector_of(header, checked_projector(projector))
-                projectors[path] = projector
-            except (ModelFileError, PairError) as error:
-                skipped[projector] = str(error)
-        # Models of one tokenizer share its tokens, which are large.
-        tokens = (one.tokens for one in headers.values() if one.tokens == header.tokens)
-        headers[path] = replace(header, tokens=next(tokens, header.tokens), parts=())
-        if content in targets:
-            known[path] = targets[content]
-        else:
-            names[path] = name
-    proposals = tuple(_proposals(headers, names, projectors))
+                header = check_model_file(one.path)
+                check_target(header)
+            except ModelFileError as error:
+                skipped[one.path] = str(error)
+                continue
+            # Models of one tokenizer share its tokens, which are large.
+            tokens = (each.tokens for each in headers.values() if each.tokens == header.tokens)
+            headers[one.path] = replace(header, tokens=next(tokens, header.tokens), parts=())
+        if key in targets:
+            known[one.path] = targets[key]
+            continue
+        misfits = _misfits(one, headers[one.path])
+        skipped |= misfits
+        if not any(adapter in misfits for adapter in one.adapters):  # it would be another model
+            new.append(one._replace(projector=None) if one.projector in misfits else one)
+    proposals = tuple(_proposals(headers, new))
     return FolderContent(proposals=proposals, known=known, skipped=skipped)
 
 
@@ -128,11 +131,33 @@ class DraftChoice(NamedTuple):
 
 
 class _Named(NamedTuple):
-    """A model's file, the name it has elsewhere, and a projector that is named with it."""
+    """A model's file, the name it has elsewhere, and what is named with it."""
 
     path: Path
     name: str
-    projector: Path | None
+    projector: Path | None = None
+    adapters: tuple[Path, ...] = ()
+
+
+def _contents(models: Iterable[PresetModel]) -> tuple[Path, ...]:
+    """The files of the user's own among these models."""
+    return tuple(model.path.resolve() for model in models if isinstance(model, LocalModel))
+
+
+def _misfits(one: _Named, target: Header) -> dict[Path, str]:
+    """The files named with a model that are not for it, and why."""
+    misfits = {}
+    if one.projector is not None:
+        try:
+            require_projector_of(target, checked_projector(one.projector))
+        except (ModelFileError, PairError) as error:
+            misfits[one.projector] = str(error)
+    for adapter in one.adapters:
+        try:
+            check_adapters([read_adapter(adapter)], target)
+        except (ModelFileError, OptionError, PairError) as error:
+            misfits[adapter] = str(error)
+    return misfits
 
 
 def _models_below(folder: Path) -> Iterator[_Named]:
@@ -142,7 +167,7 @@ def _models_below(folder: Path) -> Iterator[_Named]:
         for file in sorted(files):
             path = Path(here, file)
             if file.lower().endswith(".gguf") and all_parts(file)[0] == file:
-                yield _Named(path, re.sub(r"-00001-of-\d{5}$", "", path.stem), None)
+                yield _Named(path, re.sub(r"-00001-of-\d{5}$", "", path.stem))
             elif "manifests" in path.parent.parts:
                 yield from _in_manifest(path)
 
@@ -157,21 +182,25 @@ def _in_manifest(path: Path) -> Iterator[_Named]:
         found = [(one["mediaType"], str(one["digest"])) for one in layers]
     except DAMAGES:
         return
-    blobs: dict[str, list[Path]] = {_OLLAMA_MODEL: [], _OLLAMA_PROJECTOR: []}
+    blobs: dict[str, list[Path]] = {
+        _OLLAMA_MODEL: [],
+        _OLLAMA_PROJECTOR: [],
+        _OLLAMA_ADAPTER: [],
+    }
     for kind, digest in found:
         if kind in blobs and re.fullmatch("sha256:[0-9a-f]{64}", digest):
             blobs[kind].append(root / "blobs" / digest.replace(":", "-"))
     projector = next(iter(blobs[_OLLAMA_PROJECTOR]), None)
     for blob in blobs[_OLLAMA_MODEL]:
-        yield _Named(blob, f"{path.parent.name}-{path.name}", projector)
+        name = f"{path.parent.name}-{path.name}"
+        yield _Named(blob, name, projector, tuple(blobs[_OLLAMA_ADAPTER]))
 
 
-def _proposals(
-    headers: dict[Path, Header], names: dict[Path, str], projectors: dict[Path, Path]
-) -> Iterator[ProposedPreset]:
+def _proposals(headers: dict[Path, Header], new: Sequence[_Named]) -> Iterator[ProposedPreset]:
+    names = {one.path: one.name for one in new}
     taken = set(load_presets())
     by_size = sorted(headers.items(), key=lambda item: item[1].weights_bytes)
-    for path, name in names.items():
+    for path, name, projector, adapters in new:
         target = headers[path]
         name = _free_name(name, taken)
         taken.add(name)
@@ -182,7 +211,8 @@ def _proposals(
             target=path,
             size_bytes=target.weights_bytes,
             draft=None if chosen.why_not else chosen.path,
-            mmproj=projectors.get(path),
+            mmproj=projector,
+            adapters=adapters,
             why_no_draft=chosen.why_not,
         )
 

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from localspec.errors import DownloadError, ModelFileError, PresetError
+from localspec.errors import DownloadError, ModelFileError, OptionError, PresetError
+from localspec.gguf_file.adapter import (
+    AdapterFile,
+    check_adapters,
+    checked_adapter,
+    read_adapter,
+)
 from localspec.gguf_file.check import check_model_file, check_parts
 from localspec.gguf_file.head import has_only_head
 from localspec.gguf_file.header import Header, read_source_header
@@ -19,6 +25,7 @@ from localspec.hub.hub_file import HubFile, HubModel, all_parts, choose_quantiza
 from localspec.hub.transfer import RemoteSource, has_checksum
 from localspec.presets.presets import (
     OWN_PACKAGE,
+    Adapter,
     LocalModel,
     PackagedModel,
     Preset,
@@ -81,6 +88,64 @@ def locate_model(name: str | os.PathLike[str], role: Role = "target") -> Path:
             f"{name} is not on this machine", f"Download it: localspec download {name}"
         )
     return path_of(model)
+
+
+def adapter_model(adapter: Adapter) -> PresetModel:
+    """The file of an adapter. Raises OptionError for a name of the hub without a file."""
+    file = adapter.file
+    if not isinstance(file, str | os.PathLike):
+        return file
+    if not (isinstance(file, str) and file.startswith("hf:")):
+        return LocalModel(path=Path(os.path.expanduser(file)))
+    model = resolve(file).model
+    if isinstance(model, Quantized):
+        raise OptionError(
+            f"{file!r} does not say which file the adapter is",
+            "Write hf:owner/repo/file.gguf.",
+        )
+    return model
+
+
+def adapter_files(adapters: Sequence[Adapter], target: Header) -> tuple[AdapterFile, ...]:
+    """The adapters of a target, checked against it. Does not use the network.
+
+    Raises:
+        PresetError: A file of the hub is not on this machine.
+        ModelFileError: A file is damaged, or no adapter.
+        PairError: An adapter is not for this model.
+        OptionError: As `adapter_model` and `read_adapter`.
+    """
+    files = []
+    for adapter in adapters:
+        model = adapter_model(adapter)
+        absent = missing_files(model)
+        if absent:
+            name = f"hf:{absent[0].repo}/{absent[0].file}"
+            raise PresetError(
+                f"the adapter {name} is not on this machine",
+                f"Download it: localspec download {name}",
+            )
+        files.append(AdapterFile(read_adapter(path_of(model)), adapter.scale))
+    check_adapters([file.header for file in files], target)
+    return tuple(files)
+
+
+def found_adapters(adapters: Sequence[Adapter], target: Header) -> tuple[AdapterFile, ...]:
+    """As `adapter_files`, but of files that are missing the headers are read from the hub.
+
+    Raises what that raises, and DownloadError.
+    """
+    files = []
+    for adapter in adapters:
+        model = adapter_model(adapter)
+        if isinstance(model, HubModel) and missing_files(model):
+            remote = read_source_header(RemoteSource(remote_file(model.files[0])))
+            header = checked_adapter(remote)
+        else:
+            header = read_adapter(path_of(model))
+        files.append(AdapterFile(header, adapter.scale))
+    check_adapters([file.header for file in files], target)
+    return tuple(files)
 
 
 def is_missing(name: str) -> bool:
@@ -273,6 +338,12 @@ def damaged_files(preset: Preset) -> dict[Path, str]:
                 role_header(path_of(model), role)
             except (ModelFileError, PresetError) as error:
                 damaged[model.path] = error.hint
+    for model in preset.adapter_models:
+        path = path_of(model)
+        try:
+            read_adapter(path)
+        except (ModelFileError, OptionError) as error:
+            damaged[path] = error.hint
     return damaged
 
 

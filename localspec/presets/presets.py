@@ -32,6 +32,7 @@ import platformdirs
 
 from localspec.atomic_write import make_private_folder, read_regular_text, write_whole
 from localspec.errors import DAMAGES, OptionError, PresetError, UnknownPresetError, perhaps
+from localspec.gguf_file.adapter import MOST_ADAPTERS, USUAL_SCALE, checked_scale
 from localspec.hub.hub_file import HubFile, HubModel
 from localspec.keywords import ours_for
 from localspec.rpc_address import checked_addresses
@@ -105,6 +106,45 @@ Role = Literal["target", "draft", "head", "mmproj"]
 PresetModel = HubModel | PackagedModel | LocalModel
 
 
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter of a target, which changes its weights while it computes, and its scale.
+
+    Raises OptionError for another kind of file, or a scale out of range.
+    """
+
+    file: str | os.PathLike[str] | PresetModel
+    """The path of its GGUF file, or hf:owner/repo/file.gguf; in a preset a model."""
+
+    scale: float = USUAL_SCALE
+    """What its weights are multiplied with, in 32 bits: -1000 to 1000. 0 leaves it out until
+    an answer asks for it."""
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.file, str | os.PathLike | PresetModel):
+            raise OptionError(
+                f"an adapter is {self.file!r:.80}",
+                "Give the path of its GGUF file, or hf:owner/repo/file.gguf.",
+            )
+        object.__setattr__(self, "scale", checked_scale(self.scale))
+
+
+AnyAdapter = str | os.PathLike[str] | Adapter
+
+
+def checked_adapters(adapters: Sequence[AnyAdapter]) -> tuple[Adapter, ...]:
+    """Adapters, each with its scale. Raises OptionError for anything else, and for too many."""
+    if isinstance(adapters, str | os.PathLike) or not isinstance(adapters, Sequence):
+        raise OptionError(
+            f"the adapters are {adapters!r:.80}", "Give a list of files, or of Adapters."
+        )
+    if len(adapters) > MOST_ADAPTERS:
+        raise OptionError(
+            f"{len(adapters)} adapters are given; the limit is {MOST_ADAPTERS}", "Give fewer."
+        )
+    return tuple(each if isinstance(each, Adapter) else Adapter(each) for each in adapters)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preset:
     """A target, what drafts for it, and the settings that the model's makers recommend.
@@ -113,7 +153,8 @@ class Preset:
     `explain` and `download` in place of a name.
 
     head: a trained head in a file of its own; one inside the target's file is not named.
-    mmproj: the projector with which the target sees pictures. context_length: tokens it is
+    mmproj: the projector with which the target sees pictures. adapters: LoRA adapters of the
+    target. context_length: tokens it is
     opened with. max_context_length: tokens that all models were trained for, None if no source
     says. rpc: addresses of llama.cpp's RPC servers that hold layers of the target, too, each
     "host:port". embeds: whether the target is an embedding model and cannot answer questions.
@@ -127,6 +168,7 @@ class Preset:
     draft: PresetModel | None = None
     head: PresetModel | None = None
     mmproj: PresetModel | None = None
+    adapters: tuple[Adapter, ...] = ()
     context_length: int
     max_context_length: int | None = None
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -150,6 +192,13 @@ class Preset:
                     f"the {role} of preset {self.name!r} is {model!r}",
                     "Give a HubModel or a LocalModel.",
                 )
+        object.__setattr__(self, "adapters", checked_adapters(self.adapters))
+        for adapter in self.adapters:
+            if isinstance(adapter.file, str | os.PathLike):
+                raise OptionError(
+                    f"an adapter of preset {self.name!r} is {adapter.file!r}",
+                    "Give an Adapter of a HubModel or a LocalModel.",
+                )
         check_length("context_length", self.context_length)
         if self.max_context_length is not None:
             check_length("max_context_length", self.max_context_length)
@@ -161,8 +210,14 @@ class Preset:
 
     @property
     def models(self) -> tuple[PresetModel, ...]:
-        """The target, and the draft, the head and the projector if there are any."""
-        return tuple(self.by_role().values())
+        """The target, and the draft, the head, the projector and adapters if there are any."""
+        return (*self.by_role().values(), *self.adapter_models)
+
+    @property
+    def adapter_models(self) -> tuple[PresetModel, ...]:
+        """The files of the adapters."""
+        files = (adapter.file for adapter in self.adapters)
+        return tuple(file for file in files if not isinstance(file, str | os.PathLike))
 
     @property
     def needed(self) -> tuple[PresetModel, ...]:
@@ -170,7 +225,7 @@ class Preset:
         named = self.by_role()
         if isinstance(self.mmproj, HubModel):
             del named["mmproj"]
-        return tuple(named.values())
+        return (*named.values(), *self.adapter_models)
 
     def by_role(self) -> dict[Role, PresetModel]:
         """The models by their roles, the target first."""
@@ -204,6 +259,7 @@ _PRESET: dict[str, type] = {
     "active_share": float,
     "embeds": bool,
     "rpc": list,
+    "adapters": list,
 }
 
 
@@ -437,9 +493,7 @@ class _PresetReader:
                 raise self._error("", "extends: does not name a preset further up")
             base = known[extended]
             values = {f.name: getattr(base, f.name) for f in dataclasses.fields(base)} | values
-        for role in get_args(Role):
-            if role in table:
-                values[role] = self._model(table[role], role)
+        values |= self._models(table)
         if "sampling" in table:
             change = SamplingParams().changed
             values["sampling"] = self._made(".sampling", change, table["sampling"])
@@ -448,8 +502,25 @@ class _PresetReader:
                 raise self._error("", f"lacks the key {key!r}")
         return self._made("", Preset, **values)
 
-    def _model(self, table: Table, role: Role) -> PresetModel:
-        where, kinds = f".{role}", [kind for kind in _MODEL if kind in table]
+    def _models(self, table: Table) -> dict[str, Any]:
+        """The models that a preset's table names, and the adapters, by their keys."""
+        found: dict[str, Any] = {
+            role: self._model(table[role], role) for role in get_args(Role) if role in table
+        }
+        if "adapters" in table:
+            found["adapters"] = tuple(map(self._adapter, table["adapters"]))
+        return found
+
+    def _adapter(self, table: Any) -> Adapter:
+        """An adapter: a model's table with a scale."""
+        if not isinstance(table, dict):
+            raise self._error("", "adapters: each is a table with a path or a repo")
+        file = {key: value for key, value in table.items() if key != "scale"}
+        model = self._model(file, "adapters")
+        return self._made(".adapters", Adapter, model, table.get("scale", USUAL_SCALE))
+
+    def _model(self, table: Table, name: str) -> PresetModel:
+        where, kinds = f".{name}", [kind for kind in _MODEL if kind in table]
         if len(kinds) != 1:
             raise self._error(where, "needs one of: repo, path, packaged")
         self._check(table, _MODEL[kinds[0]], where)

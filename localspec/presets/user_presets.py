@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import get_args
 
@@ -17,8 +17,14 @@ from localspec.gguf_file.shape import ModelShape, context_to_open
 from localspec.hub.api import remote_file
 from localspec.hub.hub_file import HubFile
 from localspec.presets.local_models import compare_vocabularies
-from localspec.presets.located import find_model, read_model_headers
+from localspec.presets.located import (
+    adapter_model,
+    find_model,
+    found_adapters,
+    read_model_headers,
+)
 from localspec.presets.presets import (
+    Adapter,
     LocalModel,
     PackagedModel,
     Preset,
@@ -40,16 +46,21 @@ _FACTS = ("file", "size_bytes", "sha256")  # of a file on the hub
 
 
 def add_preset(
-    name: str, models: Mapping[str, str | None], *, description: str, context_length: int | None
+    name: str,
+    models: Mapping[str, str | None],
+    *,
+    adapters: Sequence[Adapter] = (),
+    description: str,
+    context_length: int | None,
 ) -> Preset:
     """Append a preset to the user's file, with models of the hub pinned.
 
     models: by their roles, named as in `presets.source`; None or an empty text counts as none.
-    context_length: tokens; None for what they were trained for, up to 8192. Asks the hub about
-    its files, and reads all headers. Raises OptionError for an invalid name or context, or a
-    text that a file cannot hold; PresetError if the name is taken, or the user's file is
-    malformed; ModelFileError for a path without a model; PairError for a model that does not
-    fit the target; DownloadError.
+    adapters: of the target. context_length: tokens; None for what they were trained for, up to
+    8192. Asks the hub about its files, and reads all headers. Raises OptionError for an invalid
+    name or context, or a text that a file cannot hold; PresetError if the name is taken, or the
+    user's file is malformed; ModelFileError for a path without a model; PairError for a model
+    that does not fit the target; DownloadError.
     """
     check_free(name, is_alias=False)
     named = {
@@ -58,9 +69,14 @@ def add_preset(
     found = read_model_headers(named)
     headers = {role: one.header for role, one in found.items()}
     _check_together(headers)
+    found_adapters(adapters, headers["target"])
     added: dict[str, object] = {"description": description}
     added |= _lengths(context_length, headers)
     added |= {role: _model_table(model) for role, model in named.items()}
+    if adapters:
+        added["adapters"] = [
+            {**_model_table(adapter_model(one)), "scale": one.scale} for one in adapters
+        ]
     path = user_presets_file()
     with locked(path):
         # Again, since another process may have added it in the meantime.

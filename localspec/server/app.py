@@ -27,6 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from localspec.errors import LocalspecError
 from localspec.preflight.plan import MOST_PARALLEL
 from localspec.server import (
+    adapters,
     completions,
     embeddings,
     llama_completion,
@@ -63,6 +64,7 @@ _POSTS: dict[str, RequestReader] = {
     "/v1/rerank": embeddings.rerank,
     "/api/embed": embeddings.ollama_embed,
     "/api/embeddings": embeddings.ollama_embeddings,
+    adapters.PATH: adapters.scales_to_come,
     "/tokenize": completions.tokenize,
     "/detokenize": completions.detokenize,
     "/apply-template": completions.apply_template,
@@ -70,6 +72,9 @@ _POSTS: dict[str, RequestReader] = {
     "/api/chat": ollama.OllamaChat,
     "/api/generate": ollama.OllamaGenerate,
 }
+
+# Those whose body may be a list, and which field it is then.
+_LISTS = {adapters.PATH: "lora"}
 
 _PAGE = Path(__file__).parent / "page"
 # Nothing is loaded from elsewhere, no code or style stands in the page, and no text of a model
@@ -190,7 +195,7 @@ class Server:
             "/v1/responses": partial(responses.ResponseForm, servers=tool_servers),
         }
         found: list[tuple[str, str, Any]] = [
-            ("POST", path, PostEndpoint(self._service, self._bodies, kind))
+            ("POST", path, PostEndpoint(self._service, self._bodies, kind, _LISTS.get(path)))
             for path, kind in posts.items()
         ]
         found += [("GET", path, partial(_get, value)) for path, value in self._gets().items()]
@@ -210,6 +215,9 @@ class Server:
             "/metrics": self._metrics,
             PROOF_PATH: self._prove,
             "/props": lambda request: completions.props(
+                models.named(request.query_params.get("model"))
+            ),
+            adapters.PATH: lambda request: adapters.listed_adapters(
                 models.named(request.query_params.get("model"))
             ),
             "/api/version": lambda _request: {"version": ollama.OLLAMA_VERSION},

@@ -187,8 +187,11 @@ def _is_whole(value: Any) -> bool:
     return _is_number(value) and value == int(value)
 
 
-def read_fields(body: bytes) -> Fields:
-    """The fields of a request, from its body. Raises RequestError."""
+def read_fields(body: bytes, list_name: str | None = None) -> Fields:
+    """The fields of a request, from its body. Raises RequestError.
+
+    list_name: the field that a body is which is a list; None: it has to be an object.
+    """
     for signs, most, what in (
         (_VALUES, MOST_VALUES, "values"),
         ((b":",), MOST_NAMES, "names in its objects"),
@@ -205,6 +208,8 @@ def read_fields(body: bytes) -> Fields:
         raise RequestError(f"the body is not UTF-8: {error.reason}", "Send UTF-8.") from error
     except (ValueError, RecursionError) as error:
         raise RequestError(f"the body is not JSON: {error!s:.200}", "Send JSON.") from error
+    if list_name is not None and isinstance(value, list):
+        return Fields({list_name: value})
     if not isinstance(value, dict):
         raise RequestError(f"the body is {_shown(value)}", "Send an object.")
     return Fields(value)

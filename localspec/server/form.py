@@ -177,10 +177,17 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, _Outcome]) -> 
 class PostEndpoint:
     """Answers the requests of one kind. Not a function, so that Starlette calls it as ASGI."""
 
-    def __init__(self, service: Service, bodies: BodyReader, kind: RequestReader) -> None:
+    def __init__(
+        self,
+        service: Service,
+        bodies: BodyReader,
+        kind: RequestReader,
+        list_name: str | None = None,
+    ) -> None:
         self._service = service
         self._bodies = bodies
         self._kind = kind
+        self._list_name = list_name  # see `read_fields`
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -195,7 +202,8 @@ class PostEndpoint:
             await response(scope, receive, send)
 
     def _read(self, path: str, body: bytes, coding: str) -> Form | Aside:
-        fields = read_fields(decompressed(body, coding, self._bodies.num_bytes))
+        whole = decompressed(body, coding, self._bodies.num_bytes)
+        fields = read_fields(whole, self._list_name)
         asked = self._kind(fields)
         fields.log_unread(path, self._service.logged)
         return asked

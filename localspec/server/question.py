@@ -149,8 +149,23 @@ def answer_options(fields: Fields) -> dict[str, Any]:
     if fields.flag("speculative") is False:
         found["draft_tokens"] = 0
     found["proposer"] = fields.text("proposer")
+    found["adapter_scales"] = adapter_scales(fields) or None
     fields.flag("cache_prompt")  # caches are always used: the answer is the same
     return {name: value for name, value in found.items() if value is not None}
+
+
+def adapter_scales(fields: Fields) -> dict[int, float]:
+    """Scales of adapters by their numbers, in llama-server's field; none where it is missing.
+
+    Raises RequestError.
+    """
+    scales = {}
+    for each in fields.objects("lora"):
+        number = each.whole("id")
+        if number is None:
+            each.refuse("id", "Give the adapter's number; GET /lora-adapters lists them.")
+        scales[number] = each.number("scale") or 0.0
+    return scales
 
 
 def template_variables(

@@ -7,12 +7,13 @@ import asyncio
 import contextlib
 import hashlib
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from localspec._version import __version__
+from localspec.engine.base import with_scales
 from localspec.engine.models import CacheDisk
 from localspec.engine.sources import named_sources
 from localspec.errors import LocalspecError, MemoryLimitError, RpcError
@@ -27,11 +28,19 @@ from localspec.machine import memory_here
 from localspec.preflight.free_memory import PairMemory
 from localspec.preflight.memory import embedder_bytes
 from localspec.preflight.plan import served_kept_bytes, target_context_length
-from localspec.presets.located import locate_model
-from localspec.presets.presets import LocalModel, Preset, common_servers
+from localspec.presets.located import adapter_files, locate_model
+from localspec.presets.presets import (
+    Adapter,
+    AnyAdapter,
+    LocalModel,
+    Preset,
+    checked_adapters,
+    common_servers,
+)
 from localspec.presets.source import resolve
 from localspec.sampling.params import SamplingParams
 from localspec.server.refusal import RequestError
+from localspec.streaming.options import scales_of
 
 _Opened = TypeVar("_Opened", IsolatedEngine, IsolatedEmbedder)
 
@@ -110,17 +119,19 @@ class ServedModel(ServedFile[IsolatedEngine]):
 
     model: whatever `localspec.load` takes: a preset or its name, a file, or a model of the hub.
     rpc: RPC servers that hold layers of it, in place of the preset's. device, exact, mmproj,
-    parallel: as for `load`. name: the preset's; a file's without its ending; or a hub model's
-    own. sampling: of answers that say nothing of it. end_texts: the texts of its begin and end
-    tokens, or "". fim: its fill-in-the-middle tokens. kept_bytes: memory for caches of texts
-    that wait. cache_disk: what may be kept on disk of texts, and of whom. remembers: `memory`
-    of `load`. is_on_servers: whether RPC servers hold layers of it. memory: of the models, once
-    it was loaded. token_s: seconds per token of the last long prompt, or None.
+    parallel, adapters: as for `load`; adapters have the scales of answers that say nothing of
+    them, and adapter_headers are those of their files. name: the preset's; a file's without its
+    ending; or a hub model's own. sampling: of answers that say nothing of it. end_texts: the
+    texts of its begin and end tokens, or "". fim: its fill-in-the-middle tokens. kept_bytes:
+    memory for caches of texts that wait. cache_disk: what may be kept on disk of texts, and of
+    whom. remembers: `memory` of `load`. is_on_servers: whether RPC servers hold layers of it.
+    memory: of the models, once it was loaded. token_s: seconds per token of the last long
+    prompt, or None.
 
     Raises PresetError if its files are not here, OptionError, and ModelFileError.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  arguments of `load`
         self,
         model: Preset | str,
         context_length: int | None,
@@ -129,6 +140,7 @@ class ServedModel(ServedFile[IsolatedEngine]):
         device: str | None = None,
         exact: bool | None = None,
         mmproj: str | None = None,
+        adapters: Sequence[AnyAdapter] | None = None,
     ) -> None:
         found, preset = named_sources(model, {"mmproj": mmproj})
         path = found["target"]
@@ -139,6 +151,12 @@ class ServedModel(ServedFile[IsolatedEngine]):
             name = path.stem
         super().__init__(name, header, preset)
         self.is_on_servers = bool(common_servers(rpc, preset))
+        wanted = () if preset is None else preset.adapters
+        if adapters is not None:
+            wanted = checked_adapters(adapters)
+        files = adapter_files(wanted, header)
+        self.adapters = tuple(Adapter(str(each.path), each.scale) for each in files)
+        self.adapter_headers = tuple(each.header for each in files)
         self.sampling = SamplingParams() if preset is None else preset.sampling
         self.end_texts = [_token_text(header, role) for role in ("bos", "eos")]
         self.fim = fim_tokens(header)
@@ -170,6 +188,7 @@ class ServedModel(ServedFile[IsolatedEngine]):
             parallel=self.parallel,
             memory=self.remembers,
             cache_disk=self.cache_disk,
+            adapters=self.adapters,
         )
         try:
             self.memory = engine.memory().models
@@ -181,6 +200,20 @@ class ServedModel(ServedFile[IsolatedEngine]):
             self.gpu_bytes = sum(self.memory.gpu_bytes)
         self.device = engine.device
         return engine
+
+    async def loaded_or_not(self) -> None:
+        """Wait until it is not being loaded, if it is."""
+        if self.loading is not None:
+            await asyncio.wait([self.loading])
+
+    def set_scales(self, scales: Mapping[int, float]) -> None:
+        """Have other scales of the adapters, by their numbers, in answers to come; 0 otherwise.
+
+        Raises OptionError for an adapter that is not there.
+        """
+        self.adapters = with_scales(self.adapters, scales_of(scales))
+        if self.engine is not None:
+            self.engine.adapter_scales = [adapter.scale for adapter in self.adapters]
 
     @property
     def sees(self) -> bool:

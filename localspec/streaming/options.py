@@ -12,6 +12,7 @@ from localspec.constraints.spec import (
     schema_text,
 )
 from localspec.errors import OptionError, at_most, is_whole, require_unicode
+from localspec.gguf_file.adapter import checked_scale
 from localspec.keywords import check_keywords, known_fields, note_keywords
 from localspec.sampling.params import (
     SamplingKeywords,
@@ -54,6 +55,7 @@ class AnswerKeywords(SamplingKeywords, total=False):
     draft_tokens: int | None
     proposer: ProposerName | None
     prediction: str | Sequence[int] | None
+    adapter_scales: Sequence[float] | Mapping[int, float] | None
     tools: Sequence[AnyTool] | None
     tool_choice: ToolChoice | None
     parallel_tool_calls: bool | None
@@ -80,20 +82,22 @@ class AnswerOptions:
     """The options of one answer; None means the default.
 
     sampling: by default the preset's. changes: other values of some of its fields, by name.
-    seed: 0 … 2**63 - 1. rule: the one by which draft tokens are judged (see
-    `rules.make_rule`): with greedy and coupled a seed means the same text whatever the draft
-    does; with token and block only while the number of draft tokens is the same. max_tokens:
-    by default what the context has room for. stop: text that ends the answer and is left out
-    of it, or several. logprobs: how many of the best tokens to list with every token's
-    log-probability, 0 for its own alone; by default none of it. on_prompt: called in the
-    thread that reads the answer with how many tokens of the prompt are decoded, and how many
-    there are, after each batch of a prompt of several; raising in it ends the answer.
-    draft_tokens: proposed per step in this answer, 0 is plain decoding; proposer: who proposes
-    in it, among those that the engine was loaded with; by default both are the engine's.
-    prediction: what the answer is expected to be for the most part, as an edited text: it is
-    proposed where the answer follows it, by the lookup, and changes nothing that is said.
-    queue: whether to wait in line where the engine is producing another answer, first come,
-    first served, instead of BusyError; the answer's `cancel` ends the wait, too.
+    seed: 0 … 2**63 - 1. rule: the one by which draft tokens are judged (see `rules.make_rule`):
+    with greedy and coupled a seed means the same text whatever the draft does; with token and
+    block only while the number of draft tokens is the same. max_tokens: by default what the
+    context has room for. stop: text that ends the answer and is left out of it, or several.
+    logprobs: how many of the best tokens to list with every token's log-probability, 0 for its
+    own alone; by default none of it. on_prompt: called in the thread that reads the answer with
+    how many tokens of the prompt are decoded, and how many there are, after each batch of a
+    prompt of several; raising in it ends the answer. draft_tokens: proposed per step in this
+    answer, 0 is plain decoding; proposer: who proposes in it, among those that the engine was
+    loaded with; by default both are the engine's. prediction: what the answer is expected to be
+    for the most part, as an edited text: it is proposed where the answer follows it, by the
+    lookup, and changes nothing that is said. adapter_scales: of the target's LoRA adapters in
+    this answer, one for each in their order, or by their numbers from 0, the others then being
+    0; by default the engine's. queue: whether to wait in line where the engine is producing
+    another answer, first come, first served, instead of BusyError; the answer's `cancel` ends
+    the wait, too.
 
     Where there are messages, tools: what the model may call, each a Python function, or a dict
     with a name, a description and parameters (the JSON schema of an object), or as OpenAI has
@@ -124,6 +128,9 @@ class AnswerOptions:
     draft_tokens: int | None = None
     proposer: ProposerName | None = None
     prediction: str | Sequence[int] | None = None
+    adapter_scales: Sequence[float] | Mapping[int, float] | None = field(
+        default=None, hash=False
+    )
     tools: Sequence[AnyTool] | None = field(default=None, hash=False)
     tool_choice: ToolChoice | None = field(default=None, hash=False)
     parallel_tool_calls: bool | None = None
@@ -201,12 +208,7 @@ class AnswerOptions:
         if isinstance(self.prediction, Iterator):
             tokens = at_most(_MOST_PREDICTED, self.prediction, "tokens in the prediction")
             object.__setattr__(self, "prediction", tuple(tokens))
-        if not isinstance(self.stop, str):
-            object.__setattr__(self, "stop", self.stop_strings)
-        if not isinstance(self.trigger, str | None):
-            object.__setattr__(self, "trigger", self.triggers)
-        if self.tools is not None:
-            object.__setattr__(self, "tools", checked_tools(self.tools))
+        self._keep_given()
         self._check_constraint()
         if self.on_prompt is not None and not callable(self.on_prompt):
             raise OptionError(
@@ -218,6 +220,17 @@ class AnswerOptions:
             value = getattr(self, name)
             if value is not None and not is_whole(value, lowest):
                 raise OptionError(f"{name} is {value!r}", f"Choose {lowest} or more.")
+
+    def _keep_given(self) -> None:
+        """Keep what was given in forms of our own."""
+        if not isinstance(self.stop, str):
+            object.__setattr__(self, "stop", self.stop_strings)
+        if not isinstance(self.trigger, str | None):
+            object.__setattr__(self, "trigger", self.triggers)
+        if self.adapter_scales is not None:
+            object.__setattr__(self, "adapter_scales", scales_of(self.adapter_scales))
+        if self.tools is not None:
+            object.__setattr__(self, "tools", checked_tools(self.tools))
 
     def _check_constraint(self) -> None:
         if self.json_schema is not None:
@@ -239,6 +252,20 @@ class AnswerOptions:
                 "begins",
                 "Give a json_schema, regex, grammar or choices with it.",
             )
+
+
+def scales_of(scales: object) -> dict[int, float]:
+    """Scales of adapters by their numbers. Raises OptionError for anything else."""
+    given = scales
+    if isinstance(scales, Sequence) and not isinstance(scales, str | bytes):
+        given = dict(enumerate(scales))
+    numbers = list(given) if isinstance(given, Mapping) else [None]
+    if not isinstance(given, Mapping) or not all(type(number) is int for number in numbers):
+        raise OptionError(
+            f"the scales of the adapters are {scales!r:.80}",
+            "Give a number for each adapter, or numbers by those of the adapters: {0: 0.5}.",
+        )
+    return {number: checked_scale(scale) for number, scale in given.items()}
 
 
 def spec_of(options: AnswerOptions) -> ConstraintSpec | None:

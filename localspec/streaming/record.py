@@ -68,6 +68,9 @@ class AnswerPlan:
     kinds: frozenset[ProposerKind] | None = None
     """Who may propose; None for all."""
 
+    scales: tuple[float, ...] = ()
+    """Of each adapter of the target."""
+
 
 class MadePrompt(NamedTuple):
     """A prompt, and what else its making has shown."""

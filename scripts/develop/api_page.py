@@ -47,7 +47,7 @@ SECTIONS = {
         "Chat",
         *("run_tools", "run_tools_async", "tool_steps", "RequestedCall", "McpServers"),
     ),
-    "Options": ("AnswerOptions", "LlamaOptions", "SamplingParams", "Picture"),
+    "Options": ("AnswerOptions", "LlamaOptions", "SamplingParams", "Adapter", "Picture"),
     "Answers": (
         *("Answer", "Piece", "Reply", "StepFacts", "Tool", "ToolCall", "CallPiece", "Stats"),
         *("PolicyEstimate", "ProposerKind", "Provenance", "DraftOff", "TokenLogprobs"),

@@ -62,6 +62,7 @@ OF_PROTOCOLS = {
     "grammar": ("grammar", "guided_grammar", "structured_outputs"),
     "no_think": ("enable_thinking", "reasoning_effort", "think"),
     "prediction": ("prediction",),
+    "adapter_scales": ("lora",),
     "tools": ("tools",),
     "tool_choice": ("tool_choice",),
     "parallel_tool_calls": ("parallel_tool_calls",),

@@ -1,0 +1,259 @@
+"""LoRA adapters: files that change a model's weights while it computes, each by its scale.
+
+Such a file has two small matrices for each weight that it changes, whose product is added to
+the weight. libllama takes much of it for granted, and an assertion there ends the process: so
+the file is compared with the model that it is for, before libllama sees either.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from localspec.errors import ModelFileError, OptionError, PairError
+from localspec.gguf_file.header import FLOAT32, Header, Tensor, read_header
+from localspec.gguf_file.shape import ModelShape
+from localspec.gguf_file.tensor_types import stored_bytes, type_name
+
+MOST_ADAPTERS = 16  # of a model
+LARGEST_SCALE = 1000.0
+SCALES = f"Give a number from {-LARGEST_SCALE:g} to {LARGEST_SCALE:g}."
+USUAL_SCALE = 1.0
+
+ADAPTED = ", with adapters"  # in a model's identity
+
+_FIRST, _SECOND = ".lora_a", ".lora_b"  # end the names of the two matrices of a weight
+_LEFT_OUT = "_norm.weight"  # ends the names of tensors that libllama passes over
+_EMBEDDINGS, _OUTPUT = "token_embd.weight", "output.weight"
+_ALPHA, _CALLS = "adapter.lora.alpha", "adapter.alora.invocation_tokens"
+# libllama ends the process where weights of this type in a feed-forward layer have an adapter.
+_UNSUITED = "NVFP4"
+# libllama's graph of an architecture with recurrent states has room for as many pairs, for each
+# tensor of the model: 32 nodes, of which 16 are the adapters' here, 6 for each pair.
+_NODES_PER_PAIR, _NODES_PER_TENSOR = 6, 16
+_OTHER_MODEL = "Choose an adapter that was made for this very model."
+
+
+class AdapterFile(NamedTuple):
+    """An adapter that fits its model."""
+
+    header: Header
+
+    scale: float
+    """What its weights are multiplied with, where nobody says otherwise."""
+
+    @property
+    def path(self) -> Path:
+        """The file's."""
+        return self.header.path
+
+    @property
+    def title(self) -> str:
+        """The file's name, and the scale if it is not the usual one."""
+        scale = "" if self.scale == USUAL_SCALE else f" ({self.scale:g})"
+        return f"{self.path.name}{scale}"
+
+
+def checked_scale(scale: object) -> float:
+    """A scale as libllama has it: in 32 bits. Raises OptionError for anything but a number."""
+    is_number = isinstance(scale, int | float) and not isinstance(scale, bool)
+    if not (is_number and abs(scale) <= LARGEST_SCALE):  # type: ignore[arg-type]
+        raise OptionError(f"the scale of an adapter is {scale!r:.80}", SCALES)
+    rounded: float = struct.unpack("<f", struct.pack("<f", scale))[0]
+    return rounded
+
+
+def adapted(contents: Sequence[str], scales: Sequence[float]) -> str:
+    """The part of a model's identity that is its adapters'; nothing where all are left out.
+
+    Args:
+        contents: What their files hold, as `FileContent.digest` has it.
+        scales: Theirs; 0 leaves one out, and so does none.
+    """
+    pairs = zip(contents, scales, strict=False)
+    used = [f"{content} times {scale!r}" for content, scale in pairs if scale != 0]
+    return f"{ADAPTED} {', '.join(used)}" if used else ""
+
+
+def is_adapted(identity: str, words: str) -> bool:
+    """Whether the adapters in a model's identity are those of `adapted`."""
+    return words in identity if words else ADAPTED not in identity
+
+
+def split_scale(text: str) -> tuple[str, float]:
+    """File and scale of FILE or FILE=SCALE. Raises OptionError for a scale out of range."""
+    file, sign, number = text.rpartition("=")
+    try:
+        scale = float(number)
+    except ValueError:
+        return text, USUAL_SCALE  # the name of the file has a "=" in it, or there is none
+    return (file, checked_scale(scale)) if sign and file else (text, USUAL_SCALE)
+
+
+def read_adapter(path: str | os.PathLike[str]) -> Header:
+    """The header of an adapter's file.
+
+    Raises:
+        ModelFileError: There is no such file, it is damaged, or it is something else.
+        OptionError: It is an activated LoRA.
+    """
+    header = read_header(Path(path))
+    return checked_adapter(header)
+
+
+def checked_adapter(header: Header) -> Header:
+    """The header, as that of an adapter. Raises as `read_adapter`."""
+    path, metadata = header.path, header.metadata
+    kind = metadata.get("general.type", "model")
+    if kind != "adapter":
+        raise ModelFileError(
+            f"{path} is of type {kind!r}, not an adapter",
+            "Choose a LoRA adapter's file; llama.cpp's convert_lora_to_gguf.py makes one.",
+        )
+    if (form := metadata.get("adapter.type")) != "lora":
+        raise ModelFileError(
+            f"{path} is an adapter of type {form!r}, not 'lora'",
+            "Choose a LoRA adapter; control vectors cannot be used.",
+        )
+    if _CALLS in metadata:
+        raise OptionError(
+            f"{path} is an activated LoRA (aLoRA): it counts only behind certain tokens of a "
+            "prompt, which localspec cannot do",
+            "Choose an adapter that always counts.",
+        )
+    faults = list(_faults(header))
+    if faults:
+        raise ModelFileError(
+            f"{path} is damaged: {'; '.join(faults[:3])}", "Download or convert it again."
+        )
+    return replace(header, parts=(header,))
+
+
+def _faults(header: Header) -> list[str]:
+    """What is wrong with an adapter's file, whatever model it is for."""
+    faults = []
+    if header.kinds.get(_ALPHA, FLOAT32) != FLOAT32:
+        faults.append(f"its {_ALPHA} is not a 32-bit float")
+    alpha = header.metadata.get(_ALPHA, 1.0)
+    if isinstance(alpha, float) and not math.isfinite(alpha):
+        faults.append(f"its {_ALPHA} is {alpha}")
+    if not header.tensors:
+        faults.append("it has no weights")
+    faults += _faults_of_tensors(header)
+    for weight, pair in _pairs(header).items():
+        if len(pair) < 2:
+            faults.append(f"{weight} has one of its two matrices")
+    return faults
+
+
+def _faults_of_tensors(header: Header) -> list[str]:
+    faults = []
+    names = set()
+    for tensor in header.tensors:
+        if tensor.name in names:
+            faults.append(f"it has two tensors {tensor.name}")
+        names.add(tensor.name)
+        if not tensor.name.endswith((_FIRST, _SECOND, _LEFT_OUT)):
+            faults.append(f"{tensor.name} is no tensor of an adapter")
+        num_bytes = stored_bytes(tensor.kind, tensor.shape)
+        if num_bytes is None:
+            faults.append(f"{tensor.name} is of type {type_name(tensor.kind)}, no adapter's")
+        elif tensor.offset + num_bytes > header.size_bytes:
+            faults.append(f"{tensor.name} reaches beyond the end of the file")
+    return faults
+
+
+def changed_weights(header: Header) -> list[str]:
+    """The names of the weights that an adapter changes."""
+    return list(_pairs(header))
+
+
+def _pairs(header: Header) -> dict[str, dict[str, Tensor]]:
+    """The matrices of each weight that an adapter changes, by their endings."""
+    pairs: dict[str, dict[str, Tensor]] = {}
+    for tensor in header.tensors:
+        for ending in (_FIRST, _SECOND):
+            if tensor.name.endswith(ending):
+                pairs.setdefault(tensor.name.removesuffix(ending), {})[ending] = tensor
+    return pairs
+
+
+def check_adapters(adapters: Sequence[Header], target: Header) -> None:
+    """Raise PairError if one of these adapters is not for this model.
+
+    Args:
+        adapters: Of `read_adapter`.
+        target: Of `check_model_file`.
+    """
+    for adapter in adapters:
+        why_not = adapter_misfit(adapter, target)
+        if why_not:
+            raise PairError(
+                f"{adapter.path} is no adapter for {target.path.name}: {why_not}", _OTHER_MODEL
+            )
+    num_pairs = sum(len(_pairs(adapter)) for adapter in adapters)
+    most = len(target.tensors) * _NODES_PER_TENSOR // _NODES_PER_PAIR
+    if ModelShape(target).architecture.has_state and num_pairs > most:
+        raise PairError(
+            f"the adapters change {num_pairs} weights of {target.path.name}; libllama has room "
+            f"for {most}",
+            "Use fewer adapters at once.",
+        )
+
+
+def adapter_misfit(adapter: Header, target: Header) -> str:
+    """Why an adapter is not for this model, in words; empty if it is."""
+    if adapter.architecture != target.architecture:
+        made_for = adapter.architecture or "none"
+        return f"it is for the architecture {made_for!r}, not {target.architecture!r}"
+    weights = target.by_name()
+    shape = ModelShape(target)
+    for name, pair in _pairs(adapter).items():
+        weight = weights.get(name)
+        if weight is None:
+            return f"the model has no {name}"
+        if shape.is_head_tensor(name):
+            return f"it changes {name}, which belongs to the model's head"
+        if type_name(weight.kind) == _UNSUITED and ".ffn_" in name:
+            return f"libllama takes no adapter for weights of type {_UNSUITED}, as {name} is"
+        if name == _EMBEDDINGS and _OUTPUT not in weights:
+            return (
+                f"it changes {name}, which is the model's output layer, too, and libllama "
+                "cannot do that"
+            )
+        why_not = _shape_misfit(name, weight, pair)
+        if why_not:
+            return why_not
+    return ""
+
+
+def _shape_misfit(name: str, weight: Tensor, pair: Mapping[str, Tensor]) -> str:
+    """Why the product of two matrices cannot be added to a weight, in words; or nothing."""
+    inner, outer, *experts = _padded(weight.shape)
+    first_in, first_out, *first_experts = _padded(pair[_FIRST].shape)
+    second_in, second_out, *second_experts = _padded(pair[_SECOND].shape)
+    if name == _EMBEDDINGS:  # whose first matrix has a row for each token
+        fits = (first_out, second_out) == (outer, inner)
+    else:
+        fits = (first_in, second_out) == (inner, outer)
+    first_rank = first_in if name == _EMBEDDINGS else first_out
+    if not fits or first_rank != second_in or not first_experts == second_experts == experts:
+        shapes = " and ".join(_in_words(each.shape) for each in pair.values())
+        return (
+            f"its matrices for {name} are {shapes}, and the weight is {_in_words(weight.shape)}"
+        )
+    return ""
+
+
+def _padded(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape with all four dimensions that ggml has."""
+    return (*shape, 1, 1, 1)[:4]
+
+
+def _in_words(shape: tuple[int, ...]) -> str:
+    return " x ".join(map(str, shape))
