@@ -4,8 +4,9 @@
 
 It says nothing of speed. On Debian and Ubuntu the packages are mesa-vulkan-drivers (Mesa 23
 or newer: 22.3 corrupts its memory) and libvulkan1. llvmpipe compiles a program for each kind
-and size of a decode: the first run takes a quarter of an hour, and later ones a few minutes,
-since the programs are kept in --shaders. Exit code 0 where there is no such device, which is
+and size of a decode, in one thread: a minute or two for a first decode alone. So the first run
+takes long, and later ones are short, since the programs are kept in --shaders. The time is
+printed. Exit code 0 where there is no such device, which is
 said. Further arguments go to pytest.
 """
 
