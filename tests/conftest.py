@@ -41,6 +41,7 @@ HIDING_GPUS = {
     "CUDA_VISIBLE_DEVICES": "-1",
     "HIP_VISIBLE_DEVICES": "-1",
     "GGML_VK_VISIBLE_DEVICES": "",
+    "LOCALSPEC_MEASURE": "0",  # a Mac's GPU is used by rule, without a process
 }
 
 

@@ -209,6 +209,8 @@ def test_without_measurements_the_rule_holds_and_the_words_say_so(ranked):
 
 def test_a_device_that_the_user_chose_is_not_measured(monkeypatch):
     monkeypatch.setattr(device_plans, "usable_gpus", lambda _: (card("CUDA0"),))
+    assert device_plans.gpus_to_choose_from(LlamaOptions()) == []  # as in all tests
+    monkeypatch.delenv("LOCALSPEC_MEASURE")
     assert device_plans.gpus_to_choose_from(LlamaOptions())
     for chosen in (
         {"num_gpu_layers": 3},

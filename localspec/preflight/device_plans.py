@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -82,9 +83,10 @@ def ranked_plans(
 
 
 def gpus_to_choose_from(options: LlamaOptions) -> list[Device]:
-    """The GPUs of this machine, unless the options say where the layers go."""
+    """The GPUs of this machine; none where options or environment leave nothing to measure."""
     is_chosen = (
-        options.num_gpu_layers is not None
+        os.environ.get("LOCALSPEC_MEASURE") == "0"
+        or options.num_gpu_layers is not None
         or options.device is not None
         or options.main_gpu is not None
         or options.num_cpu_moe_layers is not None

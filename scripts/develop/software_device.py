@@ -6,8 +6,8 @@ It says nothing of speed. On Debian and Ubuntu the packages are mesa-vulkan-driv
 or newer: 22.3 corrupts its memory) and libvulkan1. llvmpipe compiles a program for each kind
 and size of a decode, in one thread: a minute or two for a first decode alone. So the first run
 takes long, and later ones are short, since the programs are kept in --shaders. The time is
-printed. Exit code 0 where there is no such device, which is
-said. Further arguments go to pytest.
+printed. Exit code 0 where there is no such device, which is said. Further arguments go to
+pytest.
 """
 
 from __future__ import annotations
