@@ -105,7 +105,7 @@ def test_a_damaged_build_is_none(facts):
 
 def test_products_of_the_installed_library_are_right_and_timed():
     """In this process, whose library has its back ends."""
-    assert trial.wrong_products(trial.Ggml(LIBRARY, 1, [])) == []
+    assert trial.wrong_products(trial.Ggml(LIBRARY, [])) == []
 
 
 class Faulty(trial.Ggml):
@@ -123,7 +123,7 @@ class Faulty(trial.Ggml):
 
 
 def test_products_that_are_wrong_in_a_part_are_named():
-    wrong = trial.wrong_products(Faulty(LIBRARY, 1, []))
+    wrong = trial.wrong_products(Faulty(LIBRARY, []))
     assert len(wrong) == len(trial.TYPES) * len(trial.NUM_ROWS)
     assert "Q4_K, 40 rows" in wrong
 

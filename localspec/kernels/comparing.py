@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -11,7 +10,7 @@ from pathlib import Path
 
 from localspec.errors import LocalspecError
 from localspec.kernels import trial
-from localspec.kernels.steps import OnStep, last_line, num_jobs
+from localspec.kernels.steps import OnStep, last_line
 
 _NUM_ROUNDS = 3
 _LEAST_SPEEDUP = 1.05  # of all products together; noise reaches less
@@ -22,7 +21,10 @@ class NotFasterError(LocalspecError):
     """A build computes right, and is no faster than what is installed. speedups: by product."""
 
     def __init__(self, message: str, speedups: dict[str, float]) -> None:
-        super().__init__(message, "Nothing was kept, and nothing changes.")
+        super().__init__(
+            message,
+            "Nothing was kept. If other programs were busy, run it again without them.",
+        )
         self.speedups = speedups
 
 
@@ -51,8 +53,7 @@ def _tried(folder: Path, *, is_new: bool) -> dict[str, float]:
     back_ends = (str(folder), str(folder.parent / "bin"))
     command = [sys.executable, "-I", "-S", trial.__file__, str(library)]
     done = subprocess.run(
-        [*command, str(num_jobs()), *back_ends],
-        env={**os.environ, "GOMP_SPINCOUNT": "3000", "OMP_WAIT_POLICY": "active"},
+        [*command, *back_ends],
         capture_output=True,
         text=True,
         check=False,

@@ -1,9 +1,10 @@
 """Tries whether a libllama multiplies right, and how fast. Runs in a process of its own.
 
-    python trial.py LIBLLAMA THREADS [FOLDER ...]
+    python trial.py LIBLLAMA [FOLDER ...]
 
 LIBLLAMA is a path, and FOLDERs are where its back ends are if they are files. Writes one JSON
-object: `wrong`, a list of products that are wrong, and `seconds` by product. As a file that
+object: `wrong`, a list of products that are wrong, and `seconds` of one thread's processor
+time by product, which other programs hardly change, however busy they are. As a file that
 imports nothing of the package, since a library that is wrong may end the process.
 
 Products are computed as a model's are: in the first of the CPU's buffer types that takes the
@@ -49,7 +50,7 @@ class _GgmlInitParams(ctypes.Structure):
 class Ggml:
     """ggml's CPU back end. Nothing is freed: the process ends soon."""
 
-    def __init__(self, library: str, num_threads: int, folders: list[str]) -> None:
+    def __init__(self, library: str, folders: list[str]) -> None:
         self._library = ctypes.CDLL(library)
         for folder in folders:
             if not self.call("ggml_backend_reg_count"):
@@ -57,9 +58,7 @@ class Ggml:
         self._cpu = self.call("ggml_backend_dev_by_type", _CPU_DEVICE)
         self._backend = self.call("ggml_backend_dev_init", self._cpu, None)
         set_threads = ctypes.CFUNCTYPE(None, _Pointer, ctypes.c_int)
-        set_threads(self._function_of_cpu(b"ggml_backend_set_n_threads"))(
-            self._backend, num_threads
-        )
+        set_threads(self._function_of_cpu(b"ggml_backend_set_n_threads"))(self._backend, 1)
 
     def call(self, name: str, *arguments: Any) -> Any:
         """The result of a function of ggml, as a pointer or a number."""
@@ -193,10 +192,7 @@ def _are_near(found: array[float], expected: list[float]) -> bool:
 
 
 def timed_products(ggml: Ggml) -> dict[str, float]:
-    """Seconds of one product, by what it is: the least of several.
-
-    Other programs only make it slower.
-    """
+    """Seconds of processor time of one product, by what it is: the least of several."""
     seconds = {}
     pattern = drawn(_TIMED_WIDTH * 64, seed=3)
     for name in TIMED_TYPES:
@@ -213,19 +209,19 @@ def _timed(ggml: Ggml, graph: Any) -> float:
     ggml.compute(graph)  # the first one touches the weights
     times: list[float] = []
     while len(times) < 3 or sum(times) < _TIMED_S:
-        began = time.perf_counter()
+        began = time.process_time()
         ggml.compute(graph)
-        times.append(time.perf_counter() - began)
+        times.append(time.process_time() - began)
     return min(times)
 
 
-def main(library: str, num_threads: str, *folders: str) -> None:
+def main(library: str, *folders: str) -> None:
     """Try the library, and write what was found."""
     if sys.platform != "win32":
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # leave no core file
-    ggml = Ggml(library, int(num_threads), list(folders))
+    ggml = Ggml(library, list(folders))
     found = {"wrong": wrong_products(ggml), "seconds": timed_products(ggml)}
     sys.stdout.write(json.dumps(found))
 
