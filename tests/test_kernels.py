@@ -7,6 +7,8 @@ import dataclasses
 import hashlib
 import json
 import os
+import signal
+import subprocess
 import sys
 import zipfile
 from array import array
@@ -327,3 +329,39 @@ def test_a_wheel_of_libraries_has_each_by_the_name_that_others_look_for(tmp_path
     assert len(lines) == len(zipfile.ZipFile(wheel).namelist())
     digest = base64.urlsafe_b64encode(hashlib.sha256(b"library").digest()).decode().rstrip("=")
     assert f"localspec_libllama/lib/libllama.so.0,sha256={digest},7" in lines
+
+
+@LINUX
+@pytest.mark.process
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM", "SIGHUP"])  # Windows lacks the last
+def test_a_command_that_is_ended_ends_its_compiler_and_leaves_nothing(tmp_path, name):
+    """The command, whose download is a program that waits."""
+    number = getattr(signal, name)
+    waiting = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    code = (
+        "import os, sys, localspec.kernels.compiling as compiling\n"
+        "from localspec.cli import main\n"
+        "from localspec.kernels import source\n"
+        f"def wait(_pip, scratch): return [sys.executable, '-c', {waiting!r}]\n"
+        "source.download_command = wait\n"
+        "run = compiling.run_step\n"
+        "def say(command, environment, failure, _read):\n"
+        "    run(command, environment, failure, lambda line: print(line, flush=True))\n"
+        "compiling.run_step = say\n"
+        "sys.argv = ['localspec', 'kernels', '--yes']\n"
+        "main()\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code],
+        env={**os.environ, "XDG_DATA_HOME": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as command:
+        assert command.stdout is not None
+        child = int(command.stdout.readline())
+        command.send_signal(number)
+        command.wait()
+    assert command.returncode == (130 if number == signal.SIGINT else 128 + number)
+    assert list((tmp_path / "localspec" / "kernels").iterdir()) == []
+    wait_until(lambda: _is_over(child))

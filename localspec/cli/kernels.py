@@ -14,6 +14,7 @@ from localspec.cli.help import Command
 from localspec.cli.json_output import json_option, write_json
 from localspec.cli.screen import duration, readable_bytes, say
 from localspec.cli.standard_streams import is_terminal
+from localspec.cli.waiting import told_to_end
 from localspec.errors import OptionError
 
 if TYPE_CHECKING:
@@ -61,13 +62,19 @@ def kernels(*, remove: bool, zig: bool, yes: bool, as_json: bool) -> None:
         _say_what(plan)
         if not yes:
             _confirm()
-        with _shown_progress() as on_progress:
+        # A closed terminal ends the compilers, too, and leaves nothing.
+        with told_to_end(_leave), _shown_progress() as on_progress:
             build = make_build(plan, on_progress)
     if as_json:
         write_json({"build": build, "installed": installed_library().origin})
         return
     assert build is not None
     _report(build)
+
+
+def _leave(number: int) -> None:
+    """End as a signal of that number would have ended the process."""
+    sys.exit(128 + number)
 
 
 def _say_what(plan: BuildPlan) -> None:
