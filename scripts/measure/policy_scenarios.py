@@ -60,9 +60,18 @@ XEON_7B = dict(enumerate((
     1.00, 1.53, 1.84, 0.93, 1.57, 1.84, 2.29, 1.85, 2.21, 2.45, 2.66, 2.68, 2.80, 3.03, 3.48,
     2.81, 3.31,
 ), 1))
+# Of a 1.5B model in Q4_K_M, with llama.cpp's kernels for AVX512 and for AMX.
+AVX512 = {
+    1: 1.0, 2: 1.47, 3: 1.62, 4: 1.26, 5: 1.59, 6: 1.82, 8: 2.20, 12: 2.80, 16: 2.61, 17: 3.23,
+    24: 3.76, 32: 4.27,
+}
+AMX = {
+    1: 1.0, 2: 2.00, 3: 2.08, 4: 1.96, 5: 2.03, 6: 1.99, 8: 2.27, 12: 2.36, 16: 2.60, 17: 3.00,
+    24: 3.42, 32: 3.58,
+}
 # fmt: on
 
-# v(n) was measured of all but the last three.
+# v(n) was measured of all but those that are flat or like something.
 STAIRS = Machine("7B Q4_0", Q4_0, 0.12)
 STEEP = Machine("7B Q4_K", Q4_K, 0.12)
 TILED = Machine("7B Q4_K, tiles of 16", Q4_K_TILED, 0.12)
@@ -70,9 +79,14 @@ EXPENSIVE = Machine("1.5B Q4_0", Q4_0, 0.36)
 LEVEL = Machine("a flat v", FLAT, 0.08)
 LIKE_GPU = Machine("like a GPU", GPU, 0.05, GPU)
 LIKE_METAL = Machine("like Metal", METAL, 0.1, METAL)
+WITH_AVX512 = Machine("1.5B, AVX512", AVX512, 0.12)
+WITH_AMX = Machine("1.5B, AMX", AMX, 0.12, AMX)
 ON_H100 = Machine("8B, H100", H100_LARGE, 0.39, H100_SMALL, change=0.33, draft_change=0.61)
 SMALL_ON_H100 = Machine("135M, H100", H100_SMALL, 0.9, H100_SMALL, change=1.6, draft_change=1.4)
-ALL = (STAIRS, STEEP, TILED, EXPENSIVE, LEVEL, LIKE_GPU, LIKE_METAL)
+ALL = (
+    *(STAIRS, STEEP, TILED, EXPENSIVE, LEVEL, LIKE_GPU, LIKE_METAL),
+    *(WITH_AVX512, WITH_AMX),
+)
 MOST = (STAIRS, STEEP, EXPENSIVE, LIKE_GPU, LIKE_METAL)
 SOME = (STAIRS, STEEP, EXPENSIVE, LIKE_METAL)  # for what costs do: those where they decide
 

@@ -32,6 +32,8 @@ from policy_scenarios import (
     STAIRS,
     STEEP,
     TILED,
+    WITH_AMX,
+    WITH_AVX512,
     XEON_7B,
 )
 from simulated import TRAINED, Clock, Machine, TimedDraft, curve, models, other, successor
@@ -58,7 +60,7 @@ from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
 from toy import all_shared
 
-# What decodes cost was measured of the first seven.
+# What decodes cost was measured of the first nine.
 MACHINES = (
     STAIRS,
     STEEP,
@@ -67,6 +69,8 @@ MACHINES = (
     Machine("EPYC 1.5B Q4_0", EPYC_SMALL, 0.43, EPYC_SMALL),
     Machine("Xeon 7B Q4_0", XEON_7B, 0.10, XEON_7B),
     Machine("1.5B Q4_K_M", TRAINED, 0.43, TRAINED),
+    WITH_AVX512._replace(draft_share=0.43),
+    WITH_AMX._replace(draft_share=0.43),
     LIKE_GPU,
     LIKE_METAL,
     ON_H100,
