@@ -14,9 +14,11 @@ from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.cost import Costs
 from localspec.speculative.policy_api import (
     FixedDraftPolicy,
+    MatchSource,
     PolicyContext,
     ProposerKind,
     ProposerState,
+    ReplayScores,
     StepRecord,
 )
 
@@ -233,3 +235,85 @@ def test_a_proposer_more_than_the_policy_knows_is_an_error_and_not_passed_over()
     """As two of one kind would be, of which it knows one."""
     with pytest.raises(ValueError, match="longer"):
         policy().choose(PolicyContext(100, 16, 100, (ProposerState(16), ProposerState(16))))
+
+
+def lose(made: AdaptiveDraftPolicy, num_tokens: int = 128) -> float:
+    """The time that an answer takes in which nothing pays, beyond that without drafting."""
+    took_s = run(made, at_random(0), Q4_0, num_tokens=num_tokens)
+    return took_s - run(FixedDraftPolicy(0), at_random(0), Q4_0, num_tokens=num_tokens)
+
+
+def test_finding_out_is_paid_once_for_a_pair_and_not_by_each_answer():
+    """Nor by each process: what is left of the first grant is kept."""
+    made = policy()
+    assert 2.0 < lose(made) < 7.0
+    for _ in range(2):
+        lose(made)
+    again = policy(made)
+    assert again.as_dict()["grant"] < policy().as_dict()["grant"]
+    for _ in range(3):
+        assert lose(made) < 2.5
+        assert lose(again) < 2.5
+
+
+@pytest.mark.parametrize("grant", [-1.0, 1e9])
+def test_a_grant_that_none_was_is_not_believed(grant):
+    """As of a profile that was changed by hand."""
+    made = policy()
+    made.restore({**made.as_dict(), "grant": grant})
+    assert lose(made) < 7.0
+
+
+def test_a_lookup_that_lost_waits_until_it_would_have_gained():
+    """What it would have proposed is seen for nothing."""
+    made = AdaptiveDraftPolicy({ProposerKind.LOOKUP: 0.0}, 1)
+    made.costs.learn_plain(1.0)
+    made.costs.learn_plain(1.0)
+    for size in (2, 4, 8, 16):
+        made.costs.learn_size(size, {2: 2.0, 4: 2.0, 8: 2.3, 16: 2.6}[size])
+    state = ProposerState(16, confidence=0.6, source=MatchSource.PROMPT)
+    context = PolicyContext(10, 16, 500, (state,))
+
+    def losses() -> int:
+        """Bets in a row that it makes while all of them are lost."""
+        count = 0
+        while made.choose(context).proposer == 0:
+            count += 1
+            made.learn(
+                replace(step(2.6, 16), confidences=[0.6] * 15, num_accepted=0, num_emitted=1)
+            )
+        return count
+
+    assert 1 <= losses() <= 4
+    was_right = ReplayScores([(0.6, 1.0)] * 16, 0, [MatchSource.PROMPT] * 16)
+    made.replay(0, was_right, 0.0)
+    assert made.choose(context).proposer == 0
+
+
+def test_matches_in_another_conversation_say_nothing_of_those_in_the_prompt():
+    made = AdaptiveDraftPolicy({ProposerKind.LOOKUP: 0.0}, 1)
+    (lookup,) = made.prospects
+
+    def expected(source: MatchSource) -> float:
+        lookup.prepare(ProposerState(16, confidence=0.6, source=source), 16)
+        return float(lookup.acceptance.expected(lookup.acceptance.weights, 0.6)[16])
+
+    before = {source: expected(source) for source in MatchSource}
+    assert before[MatchSource.PROMPT] > before[MatchSource.OTHER]
+    made.replay(0, ReplayScores([(0.6, 0.0)] * 8, 0, [MatchSource.OTHER] * 8), 0.0)
+    assert expected(MatchSource.OTHER) < 0.7 * before[MatchSource.OTHER]
+    assert expected(MatchSource.PROMPT) == before[MatchSource.PROMPT]
+    made.replay(0, ReplayScores([(0.6, 1.0)] * 8, 0, [MatchSource.PROMPT] * 8), 0.0)
+    assert expected(MatchSource.PROMPT) > 1.5 * before[MatchSource.PROMPT]
+    made.begin()  # of what kind the next text is, this one does not say
+    assert {source: expected(source) for source in MatchSource} == before
+
+
+def test_the_first_answer_begins_with_the_acceptance_that_it_is_given():
+    learned = policy()
+    run(learned, at_random(0.95), Q4_0)
+    given, fresh = policy(), policy()
+    given.expect(learned.as_dict()["acceptance"])
+    agrees = at_random(0.95, 5)
+    settings = {"num_tokens": 96, "draft_share": 0.12}
+    assert run(given, agrees, Q4_0, **settings) < run(fresh, agrees, Q4_0, **settings)

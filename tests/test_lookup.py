@@ -4,6 +4,7 @@ every cut, and no text is changed by what is found.
 
 from __future__ import annotations
 
+import json
 import random
 
 import numpy as np
@@ -20,7 +21,7 @@ from localspec.speculative.lookup import Lookup, TextMemory
 from localspec.speculative.loop import Request
 from localspec.speculative.model import result_of
 from localspec.speculative.ngram_index import NUM_COMPARED, SIZES, NgramIndex, run_hashes
-from localspec.speculative.policy_api import FixedDraftPolicy, ProposerKind, UpTo
+from localspec.speculative.policy_api import FixedDraftPolicy, MatchSource, ProposerKind, UpTo
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
 from toy import GREEDY, TableModel, loop_of, never
@@ -415,3 +416,55 @@ def test_what_is_no_token_is_not_remembered(demo_target):
         with pytest.raises(OptionError):
             engine.remember([-5])
         engine.remember("text")
+
+
+def test_how_findings_fare_is_counted_by_source_and_kept():
+    """A match in another conversation was wrong each time; one in the prompt is as before."""
+
+    def confidence_at(lookup: Lookup, text: list[int], num_prompt_tokens: int) -> float:
+        chain = SamplerChain(SamplingParams(), num_prompt_tokens=num_prompt_tokens)
+        lookup.begin(chain)
+        state = lookup.state(text)
+        assert state.max_tokens > 0
+        return state.confidence
+
+    memory = TextMemory()
+    memory.add([1, 2, 3, 4, 5, 6, 7, 8, 9])
+    lookup = Lookup(never, memory)
+    first = confidence_at(lookup, [40, 1, 2], 1)
+    assert lookup.state([40, 1, 2]).source is MatchSource.OTHER
+    in_prompt = confidence_at(lookup, [1, 2, 60, 1, 2], 5)
+    assert lookup.state([1, 2, 60, 1, 2]).source is MatchSource.PROMPT
+    for token in range(50, 58):
+        lookup.truncate(0)
+        confidence_at(lookup, [40, 1, 2], 1)
+        lookup.state([40, 1, 2, token])
+    lookup.truncate(0)
+    last = confidence_at(lookup, [40, 1, 2], 1)
+    assert last < 0.7 * first
+    lookup.truncate(0)
+    assert confidence_at(lookup, [1, 2, 60, 1, 2], 5) == in_prompt
+    other = Lookup(never, memory)
+    other.restore(json.loads(json.dumps(lookup.as_dict())))
+    assert confidence_at(other, [40, 1, 2], 1) == pytest.approx(last, abs=0.01)
+
+
+def test_a_match_in_the_answer_itself_is_of_another_source():
+    lookup = Lookup(never)
+    lookup.begin(SamplerChain(SamplingParams(), num_prompt_tokens=2))
+    assert lookup.state([8, 9, 1, 2, 3, 1, 2]).source is MatchSource.ANSWER
+
+
+@pytest.mark.parametrize(
+    ("name", "pair"),
+    [
+        ("0 0 0 0", [3, 2]),
+        ("0 0 0", [1, 2]),
+        ("0 0 0 7", [1, 2]),
+        ("x", [1, 2]),
+        ("0 0 0 0", 1),
+    ],
+)
+def test_counts_that_none_were_are_an_error(name, pair):
+    with pytest.raises((ValueError, TypeError)):
+        Lookup(never).restore({name: pair})

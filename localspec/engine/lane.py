@@ -215,7 +215,10 @@ class Lane:
         has_shared = self._num_shared < self.clock.num_shared
         if has_shared or not isinstance(policy, AdaptiveDraftPolicy):
             return None
-        return {**policy.as_dict(), "threads": self.decoder.thread_policy.as_dict()}
+        learned = {**policy.as_dict(), "threads": self.decoder.thread_policy.as_dict()}
+        for lookup in self._lookups:
+            learned["lookup"] = lookup.as_dict()
+        return learned
 
     def interrupt(self) -> None:
         """End what the models do here within one decode. From any thread."""

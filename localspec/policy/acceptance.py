@@ -8,9 +8,12 @@ regime that was not seen for a while becomes uncertain again, and the value of a
 the mean over all rates that are possible.
 
 The proposer's own confidence shifts the log-odds of a token by an amount that is learned for
-each bin of confidence; a lookup's is at first taken at its word. Weighted by how often the
-bins occur, the shifts average 0, so the rate of a regime is that of a token whose confidence is
-not known yet.
+each bin of confidence. Weighted by how often the bins occur, the shifts average 0, so the rate
+of a regime is that of a token whose confidence is not known yet.
+
+A lookup counts itself how findings of each kind fare, and is taken at its word. A regime says
+how this text differs from that, for each source: whether the prompt is being copied now says
+nothing of matches in another conversation.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, ProposerKind
+from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, MatchSource, ProposerKind
 
 Weights = NDArray[np.float64]
 
@@ -33,14 +36,19 @@ RATES = np.array([0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.86, 0.9, 0.93,
 # replace a first guess. Its inverse is the chance of another regime at each token
 REGIME_TOKENS = 64
 _HAZARD = 1 / REGIME_TOKENS
-# The first priors of the regimes. People choose good drafts for a target; a match is worth four
-# tokens that were right and one that was wrong; what a constraint forces has to come in one
-# spelling or another
+# The first priors of the regimes. People choose good drafts for a target; what a constraint
+# forces has to come in one spelling or another
 _PRIORS: dict[ProposerKind, Weights] = {
     ProposerKind.DRAFT: 0.5 + RATES,
     ProposerKind.HEAD: 0.5 + RATES,
-    ProposerKind.LOOKUP: RATES**4 * (1.0 - RATES),
     ProposerKind.FORCED: RATES**40,
+}
+# Those of a lookup, about as they were in code, edits, explanations and arithmetic: an answer
+# copies its prompt or does not, repeats itself as often as counted, and other texts less often
+_LOOKUP_PRIORS: dict[MatchSource, Weights] = {
+    MatchSource.PROMPT: 2.0 * RATES**4 * (1.0 - RATES) + RATES**40,
+    MatchSource.ANSWER: RATES**12 * (1.0 - RATES) ** 2,
+    MatchSource.OTHER: RATES**5 * (1.0 - RATES) ** 2,
 }
 # Judged tokens that the first prior weighs as much as
 _PRIOR_TOKENS = 6
@@ -49,19 +57,23 @@ _SHIFT_RATE = 0.04
 _EDGES = (0.3, 0.5, 0.7, 0.85, 0.95)  # edges of the bins of confidence
 _LOG_ODDS = np.log(RATES) - np.log1p(-RATES)
 _CENTRES = np.convolve([0.0, *_EDGES, 1.0], [0.5, 0.5], "valid")  # of the bins
-# A lookup's confidence is at first taken at its word in a regime of this rate
+# A lookup's confidence is taken at its word in a regime of this rate
 _LITERAL_SHIFTS = np.log(_CENTRES / (1.0 - _CENTRES)) - np.log(0.85 / 0.15)
+
+_POWERS = np.arange(1.0 + MAX_DRAFT_TOKENS)
 # (regimes, 1 + MAX_DRAFT_TOKENS): tokens accepted of the next 0, 1, 2 …
-GAINS: Weights = np.cumsum(RATES[:, None] ** np.arange(1.0 + MAX_DRAFT_TOKENS), axis=1) - 1.0
+GAINS: Weights = np.cumsum(RATES[:, None] ** _POWERS, axis=1) - 1.0
 
 
 class Acceptance:
     """The acceptance of one proposer's tokens, learned from verdicts."""
 
-    def __init__(self, kind: ProposerKind) -> None:
+    def __init__(self, kind: ProposerKind, source: MatchSource = MatchSource.PROMPT) -> None:
         self.num_seen = 0
-        self._prior: Weights = _PRIORS[kind] / _PRIORS[kind].sum()
-        self._shifts = _LITERAL_SHIFTS * (kind is ProposerKind.LOOKUP)
+        self._is_literal = kind is ProposerKind.LOOKUP
+        prior = _LOOKUP_PRIORS[source] if self._is_literal else _PRIORS[kind]
+        self._prior: Weights = prior / prior.sum()
+        self._shifts = _LITERAL_SHIFTS * self._is_literal
         self._shares = np.full(len(_EDGES) + 1, 1.0 / (len(_EDGES) + 1))  # of the bins
         self._weights: Weights = self._prior.copy()
         self._num_passed = 0  # tokens since the weights were updated
@@ -85,16 +97,12 @@ class Acceptance:
     def expected(self, weights: Weights, confidence: float | None) -> Weights:
         """(1 + MAX_DRAFT_TOKENS,) how many of the next 0, 1, 2 … tokens will be accepted.
 
-        weights: (regimes,). confidence: in the first of them, None if it is not known yet. In
-        each further one it grows from 1 - 1 / n to 1 - 1 / (n + 1), about as a lookup's does
-        with its match.
+        weights: (regimes,). confidence: in each of them, None if it is not known yet. That a
+        match grows with each token promises more only where a text is copied: in a regime.
         """
         gains = GAINS
         if confidence is not None:
-            match = 1.0 / max(1.0 - confidence, 1e-9)
-            ahead = 1.0 - 1.0 / (match + np.arange(MAX_DRAFT_TOKENS))
-            chances = self._chances[np.searchsorted(_EDGES, ahead, side="right")]
-            gains = np.pad(chances.cumprod(axis=0).cumsum(axis=0).T, ((0, 0), (1, 0)))
+            gains = np.cumsum(self.chances(confidence)[:, None] ** _POWERS, axis=1) - 1.0
         expected: Weights = weights @ gains
         return expected
 
@@ -105,12 +113,13 @@ class Acceptance:
         """
         bin_ = bisect_right(_EDGES, confidence)
         chances = self._chances[bin_]
-        surprise = outcome - float(self.weights @ chances)
-        self._shares *= 1.0 - _SHIFT_RATE
-        self._shares[bin_] += _SHIFT_RATE
-        self._shifts[bin_] += _SHIFT_RATE * surprise
-        self._shifts -= self._shares @ self._shifts
-        self._chances = _shifted(self._shifts)
+        if not self._is_literal:
+            surprise = outcome - float(self.weights @ chances)
+            self._shares *= 1.0 - _SHIFT_RATE
+            self._shares[bin_] += _SHIFT_RATE
+            self._shifts[bin_] += _SHIFT_RATE * surprise
+            self._shifts -= self._shares @ self._shifts
+            self._chances = _shifted(self._shifts)
         weights = self.weights * (outcome * chances + (1.0 - outcome) * (1.0 - chances))
         self._weights = weights / weights.sum()
         self.num_seen += 1

@@ -38,7 +38,12 @@ from localspec.speculative.policy_api import (
 
 # A gain has to be larger than this factor
 _MARGIN = 1.02
-_GRANT = 6.0  # target-only steps that trials may lose in an answer
+# A lookup that could lose more than may be lost has to gain so many times as much as it risks
+_ODDS = 2.0
+# Target-only steps that finding out may cost in the first answer of a pair on a machine; half
+# of it after an answer that spent some, down to the least
+_GRANT, _LEAST_GRANT = 6.0, 1.5
+_SHARE = 0.01  # of the tokens of an answer: what it may cost on top
 
 
 class AdaptiveDraftPolicy(DraftPolicy):
@@ -55,7 +60,8 @@ class AdaptiveDraftPolicy(DraftPolicy):
         self._key = num_threads, 0  # of the present costs: threads, class of lengths
         self.costs = Costs(draft_shares)
         self._costs = {self._key: self.costs}
-        self._budget = _GRANT  # target-only steps that may be lost
+        self._grant = _GRANT  # target-only steps that the next answer may lose
+        self._budget = _GRANT  # that the present one still may
         self._num_other = 0  # steps in a row with another number of threads
         self.prospects = [Prospect(index, kind) for index, kind in enumerate(draft_shares)]
         self._nearest: Prospect | None = None  # the one closest to paying
@@ -80,7 +86,15 @@ class AdaptiveDraftPolicy(DraftPolicy):
         for costs in self._costs.values():
             costs.settle()
         self._since_plain = 0
-        self._budget, self._idle = _GRANT, math.inf
+        self._grant = self._next_grant()
+        self._budget = self._grant
+        self._idle = math.inf
+
+    def _next_grant(self) -> float:
+        """The grant of the next answer. It has few levels, so that steps repeat."""
+        if self._budget >= self._grant:
+            return self._grant
+        return max(self._grant / 2, _LEAST_GRANT)
 
     def renew(self) -> None:
         """Let the next answers begin with what was learned; for idle time."""
@@ -127,6 +141,9 @@ class AdaptiveDraftPolicy(DraftPolicy):
         state, plain = prospect.state, float(prospect.steps[1])
         pays = prospect.rate * plain > _MARGIN
         is_sure = state.confidence is not None
+        if is_sure and prospect.risk > self._budget:
+            # It may wait, since to see how it would have fared costs nothing.
+            pays = pays and prospect.gain > _ODDS * prospect.risk
         looks = state.num_unjudged > 1 and not prospect.was_replayed
         gain = plain - 1.0 / prospect.rate if pays else prospect.hope()
         worth = gain * min(REGIME_TOKENS, context.num_remaining)
@@ -150,8 +167,9 @@ class AdaptiveDraftPolicy(DraftPolicy):
     def replay(self, proposer: int, replay_scores: ReplayScores, seconds: float) -> None:
         prospect, num_read = self.prospects[proposer], replay_scores.num_read
         self.costs.learn_draft(prospect.kind, num_read, 0, seconds)
-        for confidence, chance in replay_scores.chances:
-            prospect.see(confidence, chance, 1)
+        sources = replay_scores.sources or [prospect.state.source] * len(replay_scores.chances)
+        for (confidence, chance), source in zip(replay_scores.chances, sources, strict=True):
+            prospect.see(confidence, chance, 1, source)
         cost = num_read * self.costs.read_token(prospect.kind)
         self._budget -= cost
         prospect.looks += cost
@@ -189,8 +207,9 @@ class AdaptiveDraftPolicy(DraftPolicy):
         if record.proposer is not None:
             self._learn_draft(self.prospects[record.proposer], record)
         self._last_size, self._last_proposer = size, record.proposer
+        self._budget += _SHARE * record.num_emitted
         for prospect in self.prospects:
-            prospect.acceptance.pass_by(record.num_emitted)
+            prospect.pass_by(record.num_emitted)
             prospect.rest_left -= record.num_emitted
             prospect.was_replayed = False
 
@@ -234,7 +253,9 @@ class AdaptiveDraftPolicy(DraftPolicy):
         if self._last_proposer == prospect.index or not costs.is_change_dear:
             costs.learn_draft(prospect.kind, record.num_read, num_decodes, record.draft_time_s)
         for index, confidence in enumerate(record.confidences[: record.num_accepted + 1]):
-            prospect.see(confidence, float(index < record.num_accepted), 0)
+            prospect.see(
+                confidence, float(index < record.num_accepted), 0, prospect.state.source
+            )
 
     def estimate(self) -> PolicyEstimate | None:
         """The expectation for the proposer that came closest to paying."""
@@ -258,17 +279,22 @@ class AdaptiveDraftPolicy(DraftPolicy):
             prospect.take_in()
         costs = {" ".join(map(str, key)): one.as_dict() for key, one in self._costs.items()}
         learned = {each.kind.value: each.learned.as_dict() for each in self.prospects}
-        return {"costs": costs, "acceptance": learned}
+        return {"costs": costs, "acceptance": learned, "grant": self._next_grant()}
 
     def restore(self, kept: Mapping[str, Any]) -> None:
         """Continue from `as_dict`. Of no use after an error, as of a damaged file."""
-        parts = kept["acceptance"]
+        self._grant = min(max(float(kept["grant"]), _LEAST_GRANT), _GRANT)
+        self._budget = self._grant
         for name, part in kept["costs"].items():
             num_threads, length = map(int, name.split())
             costs = self._costs.setdefault((num_threads, length), Costs(self._draft_shares))
             costs.restore(part)
+        self.expect(kept["acceptance"])
+
+    def expect(self, acceptance: Mapping[str, Any]) -> None:
+        """Begin with what was learned of proposers' acceptance: a part of `as_dict`."""
         for prospect in self.prospects:
-            if prospect.kind.value in parts:
-                prospect.learned.restore(parts[prospect.kind.value])
+            if prospect.kind.value in acceptance:
+                prospect.learned.restore(acceptance[prospect.kind.value])
             prospect.renew()
             prospect.begin()

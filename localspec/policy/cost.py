@@ -210,7 +210,7 @@ class Costs:
         known = {0: 0.0, 1: 1.0, **self.measured_sizes()}
         largest = max(known)
         sizes = np.arange(LARGEST_STEP + 1)
-        tiles = np.where(sizes > 2, -(-sizes // _TILE) * _TILE, sizes)
+        tiles = 2.0 ** np.ceil(np.log2(np.maximum(sizes, 1)))
         ratios = np.interp(sizes, list(known), list(known.values()))
         ratios += self._prompt_token / 2 * np.where(sizes > largest, tiles - largest, 0)
         ratios[sizes > max(_TILE, 2 * largest)] = np.inf

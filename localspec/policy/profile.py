@@ -10,6 +10,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Iterator, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from localspec.gguf_file.adapter import is_adapted
 
 logger = logging.getLogger(__name__)
 
-VERSION = 11
+VERSION = 12
 _EXACTNESS = "exactness ·"  # begins the setting of a profile of exact decodes
 
 
@@ -58,16 +59,31 @@ class Profile:
         self._saved = learned
 
 
+def shipped_acceptance(contents: Sequence[str]) -> dict[str, Any] | None:
+    """The acceptance that the package has of a pair of its own; None for all others.
+
+    contents: hashes of the pair's files. See `scripts/demo_pair/acceptance.py`.
+    """
+    path = resources.files("localspec") / "demo" / "acceptance.json"
+    pairs: dict[str, dict[str, Any]] = json.loads(path.read_text("utf-8"))
+    return pairs.get(" ".join(contents))
+
+
 def latest_learned(contents: Sequence[str], words: str = "") -> dict[str, Any] | None:
     """The content that was saved last for a pair.
 
     contents: its files' hashes. words: the adapters of its target, as `adapted` has them.
     """
     for _, identity, learned in kept_profiles():
-        are_its = [whole.partition(" ·")[0] for whole in identity] == list(contents)
+        are_its = contents_of(identity) == list(contents)
         if are_its and is_adapted(identity[0], words):
             return learned
     return None
+
+
+def contents_of(identity: Sequence[str]) -> list[str]:
+    """The hashes of the files that an identity is of."""
+    return [whole.partition(" ·")[0] for whole in identity]
 
 
 def kept_profiles(

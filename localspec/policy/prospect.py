@@ -8,7 +8,7 @@ import numpy as np
 
 from localspec.policy.acceptance import GAINS, REGIME_TOKENS, Acceptance, Weights
 from localspec.policy.cost import Costs
-from localspec.speculative.policy_api import ProposerKind, ProposerState
+from localspec.speculative.policy_api import MatchSource, ProposerKind, ProposerState
 
 # Tokens that a proposer rests after a first trial that did not pay, or where none may; twice as
 # long after each further trial, up to two regimes
@@ -26,18 +26,20 @@ class Prospect:
     is_look: whether its last draft was only to find out.
 
     limit: the most tokens it can propose in the next step. rate: tokens per target-only step
-    with its best K ≥ 1. reads_from: as in `Decision`.
+    with its best K ≥ 1, which loses `risk` target-only steps if none is accepted, and gains
+    `gain` on average. reads_from: as in `Decision`.
     """
 
     def __init__(self, index: int, kind: ProposerKind) -> None:
         self.index, self.kind = index, kind
         self.learned = Acceptance(kind)
         self._first = copy.deepcopy(self.learned)  # what an answer begins with
-        self.acceptance = copy.deepcopy(self._first)
+        self._by_source: list[Acceptance] = []  # in this answer
         self._seen: list[tuple[float, float, int]] = []  # of this answer, not yet learned
         self.state = _NOTHING
         self.limit = 0
         self.rate = 0.0
+        self.risk = self.gain = 0.0
         self.reads_from: int | None = None
         self.steps: Weights = np.zeros(0)  # see `Costs.steps`
         self.padded: list[int] = []
@@ -50,7 +52,11 @@ class Prospect:
         self.take_in()
         if self._first.num_seen < REGIME_TOKENS <= self.learned.num_seen:
             self._first = copy.deepcopy(self.learned)
-        self.acceptance = copy.deepcopy(self._first)
+        # How kinds of findings fare a lookup counts itself. What is left is the regime of this
+        # text, of which other texts say nothing.
+        self._by_source = [copy.deepcopy(self._first)]
+        if self.kind is ProposerKind.LOOKUP:
+            self._by_source = [Acceptance(self.kind, source) for source in MatchSource]
         self.rest_left, self._rest = 0, FIRST_REST
         self._saved = 0.0  # target-only steps, lately
         self.looks = 0.0  # cost of replays since it rested
@@ -68,11 +74,25 @@ class Prospect:
             self.learned.learn(confidence, outcome)
         self._seen.clear()
 
-    def see(self, confidence: float, outcome: float, num_passed: int) -> None:
+    @property
+    def acceptance(self) -> Acceptance:
+        """In this answer, of tokens from the present source."""
+        return self._by_source[self.state.source]
+
+    def pass_by(self, num_tokens: int) -> None:
+        """Let regimes become less certain, after num_tokens of text."""
+        for acceptance in self._by_source:
+            acceptance.pass_by(num_tokens)
+
+    def see(
+        self, confidence: float, outcome: float, num_passed: int, source: MatchSource
+    ) -> None:
         """Take a judged token into account."""
-        self.acceptance.pass_by(num_passed)
-        self.acceptance.learn(confidence, outcome)
-        self._seen.append((confidence, outcome, num_passed))
+        acceptance = self._by_source[source]
+        acceptance.pass_by(num_passed)
+        acceptance.learn(confidence, outcome)
+        if self.kind is not ProposerKind.LOOKUP:
+            self._seen.append((confidence, outcome, num_passed))
 
     def prepare(self, state: ProposerState, free: int) -> bool:
         """Begin a step of at most so many draft tokens. Returns whether it can propose any."""
@@ -87,7 +107,12 @@ class Prospect:
         self.drafting = token * (np.ones(self.limit) if self.state.is_block else num_decodes)
         self._spent = self.steps[2 : self.limit + 2] + self.drafting
         expected = self.acceptance.expected(self.acceptance.weights, self.state.confidence)
-        self.rate = float(((1.0 + expected[1 : self.limit + 1]) / self._spent).max())
+        emitted = 1.0 + expected[1 : self.limit + 1]
+        rates = emitted / self._spent
+        best = int(rates.argmax())
+        self.rate = float(rates[best])
+        self.risk = float(self._spent[best]) - 1.0
+        self.gain = float(emitted[best] - self._spent[best])
 
     def hope(self) -> float:
         """Target-only steps per token that it would save if the regime were known."""
@@ -149,8 +174,7 @@ class Stopping:
             return 0
         alive = self._alive * self._acceptance.chances(confidence)
         # What 0, 1, 2 … more tokens after this one gain, and what they cost.
-        known = self._confidence is not None
-        further = self._acceptance.expected(alive, confidence if known else None)[:limit]
+        further = self._acceptance.expected(alive, self._confidence)[:limit]
         loss = self._loss[num_drafted + 2 : num_drafted + 2 + limit]
         values = alive.sum() + further - self._draft_loss[:limit] - loss
         best = int(np.argmax(values))

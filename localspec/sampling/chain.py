@@ -41,6 +41,7 @@ class SamplerChain:
         constraint: Constraint | None = None,
     ) -> None:
         self.params = params
+        self.num_prompt_tokens = num_prompt_tokens
         biased = sorted(params.logit_bias.items())
         self._bias_ids = np.array([token for token, _ in biased], dtype=np.int64)
         self._bias = np.array([bias for _, bias in biased], dtype=np.float32)

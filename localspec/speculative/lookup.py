@@ -15,7 +15,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +29,7 @@ from localspec.speculative.policy_api import (
     MAX_DRAFT_TOKENS,
     DraftOff,
     Extent,
+    MatchSource,
     ProposerKind,
     ProposerState,
     ReplayScores,
@@ -153,15 +154,22 @@ _MOST_COUNTED = 256  # tokens of a kind, after which the older ones count half
 
 
 class FindingKind(NamedTuple):
-    """A kind of finding, as `_FIRST` has them: indices into it."""
+    """A kind of finding: indices into `_FIRST`, and the source."""
 
     length: int
     alike: int
     different: int
+    source: MatchSource
 
     @classmethod
     def of(
-        cls, length: int, num_alike: int, num_different: int, *, is_resumed: bool
+        cls,
+        length: int,
+        num_alike: int,
+        num_different: int,
+        source: MatchSource,
+        *,
+        is_resumed: bool,
     ) -> FindingKind:
         """The kind of a finding.
 
@@ -173,7 +181,7 @@ class FindingKind(NamedTuple):
             row = num_others + length.bit_length() - 1
         else:
             row = min(length.bit_length() - 2, num_others - 1)
-        return cls(row, min(num_alike, 4) - 1, min(num_different, 3))
+        return cls(row, min(num_alike, 4) - 1, min(num_different, 3), source)
 
 
 class Found(NamedTuple):
@@ -209,11 +217,28 @@ class Lookup(Proposer):
         self._found = _NOTHING
         # An occurrence that was followed, and how many tokens the text had then.
         self._followed: tuple[Occurrence, int] | None = None
+        self._answer_from = 0  # its position in the text
         self._forced: list[int] = []  # tokens between the text and what was found
         self._found_at: tuple[int, int] | None = None  # tokens, and changes of the memory
         self._expected: list[tuple[int, FindingKind]] = []  # the next tokens as found
         self._alive: list[Occurrence] = []  # occurrences that went on as expected so far
         self._judged = 0  # tokens at the front of the text that no replay judges again
+
+    def as_dict(self) -> dict[str, list[float]]:
+        """How findings fared, by their kinds; to be kept for the next process."""
+        return {
+            " ".join(str(int(part)) for part in kind): [round(came, 2), round(seen, 2)]
+            for kind, (came, seen) in self._counts.items()
+        }
+
+    def restore(self, kept: Mapping[str, Sequence[float]]) -> None:
+        """Continue from `as_dict`. Raises for what it does not give."""
+        for name, (came, seen) in kept.items():
+            length, alike, different, source = map(int, name.split())
+            kind = FindingKind(length, alike, different, MatchSource(source))
+            if not 0.0 <= came <= seen <= _MOST_COUNTED:
+                raise ValueError(f"{came} of {seen} tokens came")
+            self._counts_of(kind)[:] = [float(came), max(float(seen), 1.0)]
 
     def refer_to(self, tokens: Sequence[int]) -> None:
         """Search these tokens as well from now on. An empty sequence drops the reference."""
@@ -224,6 +249,7 @@ class Lookup(Proposer):
 
     def begin(self, chain: SamplerChain) -> None:
         self._chain = chain
+        self._answer_from = chain.num_prompt_tokens
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
         """`tokens` must end where the answer's constraint was committed, if it has one."""
@@ -237,6 +263,7 @@ class Lookup(Proposer):
             MAX_DRAFT_TOKENS,
             num_unjudged=max(len(tokens) - self._judged, 0),
             confidence=self._chance(first[1]),
+            source=first[1].source,
         )
 
     def _look_behind(self, tokens: Sequence[int]) -> None:
@@ -296,15 +323,17 @@ class Lookup(Proposer):
         first = max(len(tokens) - min(len(probs), _MAX_REPLAYED), self._judged)
         self._cut(min(first, len(tokens)))
         chances = []
+        sources = []
         for position in range(first, len(tokens)):
             self._look_behind(tokens[:position])
             if (found := self._next(0)) is not None:
                 # A proposal without a choice is kept exactly where the target draws it.
                 token, kind = found
                 chances.append((self._chance(kind), float(token == tokens[position])))
+                sources.append(kind.source)
         self._judged = len(tokens)
         self._look_behind(tokens)
-        return ReplayScores(chances, 0)
+        return ReplayScores(chances, 0, sources)
 
     def truncate(self, num_tokens: int) -> None:
         """Forget the text beyond its first num_tokens; a longer part goes to the memory."""
@@ -346,8 +375,7 @@ class Lookup(Proposer):
         return came / seen
 
     def _counts_of(self, kind: FindingKind) -> list[float]:
-        length, alike, different = kind
-        share = _FIRST[length][alike][different] / 100
+        share = _FIRST[kind.length][kind.alike][kind.different] / 100
         return self._counts.setdefault(kind, [share * _FIRST_WEIGHT, _FIRST_WEIGHT])
 
     def _look(self, forced: Sequence[int] = ()) -> Found:
@@ -428,10 +456,19 @@ class Lookup(Proposer):
             self._found.length + num_drafted,
             num_alike,
             len(following) - num_alike,
+            self._source(self._alive[0], num_drafted),
             is_resumed=self._found.is_resumed,
         )
         self._expected.append((token, kind))
         return token, kind
+
+    def _source(self, occurrence: Occurrence, num_drafted: int) -> MatchSource:
+        if occurrence.text is self._reference.text:
+            return MatchSource.PROMPT
+        if occurrence.text is not self._own.text:
+            return MatchSource.OTHER
+        position = occurrence.position + num_drafted
+        return MatchSource.PROMPT if position < self._answer_from else MatchSource.ANSWER
 
     def _following(self, occurrence: Occurrence, num_drafted: int) -> int:
         text, position = occurrence.text, occurrence.position + num_drafted

@@ -51,6 +51,19 @@ ProposerName = Literal["auto", "draft", "head", "lookup", "none"]  # what a user
 _OTHER_NAMES: dict[str, ProposerName] = {"mtp": "head"}
 
 
+class MatchSource(enum.IntEnum):
+    """Where a lookup has its tokens from. Acceptance is learned for each."""
+
+    PROMPT = 0
+    """The prompt, with the earlier turns of the conversation; a reference."""
+
+    ANSWER = 1
+    """The answer itself."""
+
+    OTHER = 2
+    """Another conversation."""
+
+
 class ProposerState(NamedTuple):
     """The state of a proposer for the text as it stands.
 
@@ -58,7 +71,7 @@ class ProposerState(NamedTuple):
     it has to read first. num_skipped: tokens at the front of the text that it does not see.
     num_unjudged: tokens at the end of the text that a replay would judge. confidence: in its
     next token, 0 … 1, if it knows that before it starts. is_block: one decode gives all tokens
-    of a draft, so that costs the same whatever its length.
+    of a draft, so that costs the same whatever its length. source: where its tokens come from.
     """
 
     max_tokens: int
@@ -68,6 +81,7 @@ class ProposerState(NamedTuple):
     confidence: float | None = None
     draft_off: DraftOff | None = None
     is_block: bool = False
+    source: MatchSource = MatchSource.PROMPT
 
 
 class PolicyContext(NamedTuple):
@@ -129,11 +143,12 @@ class ReplayScores(NamedTuple):
 
     chances: for each judged token, in order, the proposer's confidence there and the
     probability, 0 … 1, that its proposal would have been accepted. num_read: tokens it read for
-    the replay.
+    the replay. sources: of the proposals, in the same order; empty if nothing depends on them.
     """
 
     chances: list[tuple[float, float]]
     num_read: int
+    sources: Sequence[MatchSource] = ()
 
 
 # Not frozen, since that would take 2 µs of each plain token.
