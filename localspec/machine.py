@@ -7,6 +7,7 @@ import os
 import re
 import struct
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -22,6 +23,7 @@ _MOUNT = re.compile(r"\S+ \S+ \S+ (/\S*) (/\S*) .* - (cgroup2?) \S+ (\S+)")
 # What the system drops when a program needs the memory, as in its own MemAvailable: pages of
 # files, which leaves those of shared memory out, and caches of its own.
 _RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
+_SHORTEST_WATCH_S = 0.1  # the system counts hundredths of a second
 _CORE = struct.Struct("<IIxB20xH")  # relationship, size, efficiency class, number of groups
 _GROUP = struct.Struct("<QH6x")  # bit mask of the core's processors in a group, its number
 
@@ -150,6 +152,35 @@ def num_busy_cores() -> float:
     """How many of the allowed cores programs use now. It looks for 0.2 s."""
     shares, allowed = psutil.cpu_percent(0.2, percpu=True), _allowed()
     return sum(share for number, share in enumerate(shares) if number in allowed) / 100
+
+
+class OtherPrograms:
+    """Watches how much of the allowed cores other programs use, while something is done."""
+
+    def __init__(self) -> None:
+        self._begun = time.monotonic()
+        self._used_before = _used_by_others_s()
+
+    def num_free_cores(self) -> int:
+        """How many of the allowed cores they left since the beginning, in whole ones.
+
+        All of them where that is too short a time for the system's clock.
+        """
+        num_allowed = len(_allowed())
+        watched_s = time.monotonic() - self._begun
+        if watched_s < _SHORTEST_WATCH_S:
+            return num_allowed
+        used_s = _used_by_others_s() - self._used_before
+        return max(num_allowed - round(used_s / watched_s), 0)
+
+
+def _used_by_others_s() -> float:
+    """Seconds for which other processes than this have computed on the allowed cores."""
+    each, allowed = psutil.cpu_times(percpu=True), _allowed()
+    known = [times for number, times in enumerate(each) if number in allowed]
+    used_s = sum(one.user + one.system + getattr(one, "nice", 0.0) for one in known)
+    own = psutil.Process().cpu_times()
+    return float(used_s - own.user - own.system)
 
 
 def peak_memory_bytes() -> int:

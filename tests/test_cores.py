@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import struct
+from collections import namedtuple
 from pathlib import Path
 
 import psutil
 import pytest
 
+from localspec import machine
 from localspec.machine import (
     cores_here,
     count_cores,
@@ -216,3 +218,23 @@ def test_without_a_limit_the_memory_is_the_machines(tmp_path, word):
     files = {"memory.max": word, "memory.current": "5", "memory.stat": stat}
     write_groups(tmp_path, "0::/", TOP, files)
     assert memory_here(tmp_path).total_bytes == psutil.virtual_memory().total
+
+
+def test_the_cores_of_others_are_seen_without_this_process(monkeypatch):
+    """Two of three allowed cores compute, one of them for this process."""
+    Times = namedtuple("Times", "user system nice")
+    now = [100.0, Times(50.0, 5.0, 0.0), Times(1.0, 0.0, 0.0)]  # a core, and this process
+
+    def of_cores(percpu):
+        busy, idle = now[1], Times(7.0, 0.0, 0.0)
+        mine = Times(now[2].user + 3.0, 0.0, 0.0)
+        return [busy, mine, idle, Times(9.0 * now[0], 0.0, 0.0)]
+
+    monkeypatch.setattr(machine, "_allowed", lambda: {0, 1, 2})
+    monkeypatch.setattr(machine.psutil, "cpu_times", of_cores)
+    monkeypatch.setattr(machine.psutil.Process, "cpu_times", lambda _: now[2])
+    monkeypatch.setattr(machine.time, "monotonic", lambda: now[0])
+    others = machine.OtherPrograms()
+    assert others.num_free_cores() == 3  # no time has passed
+    now[:] = [102.0, Times(51.5, 5.4, 0.0), Times(3.0, 0.0, 0.0)]
+    assert others.num_free_cores() == 2

@@ -34,9 +34,13 @@ def record(seconds: float, num_threads: int, num_drafted: int = 0, **more) -> St
 class Run:
     """Steps on such a machine. spent: seconds; counts: threads of each step."""
 
-    def __init__(self, most: int, seconds: Seconds, seed: int = 0) -> None:
+    def __init__(
+        self, most: int, seconds: Seconds, seed: int = 0, num_free: int | None = None
+    ) -> None:
         self.used: list[int] = []
-        self.policy = AdaptiveThreads(counts_to_try(most), self.used.append, lambda: True)
+        self.policy = AdaptiveThreads(
+            counts_to_try(most), num_free or most, self.used.append, lambda: True
+        )
         self.now = 0.0
         self.counts: list[int] = []
         self._seconds = seconds
@@ -192,3 +196,27 @@ def test_the_numbers_that_are_told_apart():
     assert counts_to_try(8) == [8, 7, 5, 3, 2, 1]
     assert counts_to_try(64)[:3] == [64, 63, 47]
     assert counts_to_try(64)[-1] == 1
+
+
+@pytest.mark.parametrize("stall", [2.0, 10.0])
+def test_it_begins_with_the_cores_that_others_left_free(stall):
+    """The first steps of a process, which may have no others. stall: in steps."""
+    idle = quiet(0.002, 1.8)
+    ratios = {1: [], 2: []}
+    for num_free, found in ratios.items():
+        for seed in range(12):
+            run = Run(2, beside(idle, 2, 1, stall * 0.002), seed, num_free)
+            best = min(run.fixed(count, 300) for count in (1, 2))
+            found.append(best / run.go(300))
+    assert np.mean(ratios[1]) > 0.93
+    assert np.mean(ratios[1]) > np.mean(ratios[2])
+
+
+def test_where_the_others_are_gone_all_cores_compute_soon():
+    run = Run(2, quiet(0.002, 1.8), num_free=1)
+    assert run.used == [1]
+    assert run.policy.use().is_busy
+    best = run.fixed(2, 300)
+    assert best / run.go(300) > 0.88
+    assert run.counts[40:] == [2] * 260
+    assert not run.policy.use().is_busy

@@ -57,6 +57,7 @@ from localspec.llama.placement import (
 from localspec.llama.quirks import tiled_kernels
 from localspec.llama.quirks.spinning import computed_apart
 from localspec.llama.rpc_servers import reset_lines_at_end
+from localspec.machine import OtherPrograms
 from localspec.policy.profile import Profile, exactness_setting
 from localspec.preflight.device_plans import Ranked, device_in_words, ranked_plans
 from localspec.preflight.free_memory import Planned, suited
@@ -365,8 +366,10 @@ def _open(source: Source, stack: contextlib.ExitStack) -> LlamaModel:
     of_adapters = [FileContent(adapter.header) for adapter in source.adapters]
     options = suited(options, header, context)
     prepare_kernels(options, header)
+    others = OtherPrograms()
     model = LlamaModel.open(header.path, options, source.report, source.adapters)
     stack.callback(model.close)
+    model.num_free_cores = others.num_free_cores()
     note_used(header.path)
     # Now that the system has the file at hand.
     model.content = content.digest()

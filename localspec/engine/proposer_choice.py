@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from localspec.engine.models import Models
 from localspec.errors import DAMAGES, OptionError
 from localspec.policy.adaptive import AdaptiveDraftPolicy
-from localspec.policy.profile import Profile
+from localspec.policy.profile import Profile, contents_of, shipped_acceptance
 from localspec.policy.threads import AdaptiveThreads, counts_to_try
 from localspec.speculative.heads import Blocks, Head
 from localspec.speculative.lookup import Lookup
@@ -153,9 +153,15 @@ def choose_draft_policy(
     profile = Profile(known)
     kept = profile.load()
     if kept is None:
+        shipped = shipped_acceptance(contents_of(known))
+        if shipped is not None:
+            policy.expect(shipped)
         return Learning(policy, profile, {})
     try:
         policy.restore(kept)
+        for proposer in proposers:
+            if isinstance(proposer, Lookup):
+                proposer.restore(kept.get("lookup", {}))
     except DAMAGES as error:
         logger.warning("%s is damaged and will be replaced: %s", profile.path, error)
         return Learning(AdaptiveDraftPolicy(shares, num_threads), profile, {})
@@ -197,7 +203,7 @@ def _thread_policy(models: Models, was_alone: Callable[[], bool]) -> ThreadPolic
     target, draft, head, _ = models
     if target.gpus:
         return ThreadPolicy(target.num_threads)
-    most = target.num_threads
+    most = target.most_threads
     most_of_draft = 0 if draft is None else draft.num_threads
 
     def use(count: int) -> None:
@@ -208,4 +214,4 @@ def _thread_policy(models: Models, was_alone: Callable[[], bool]) -> ThreadPolic
             head.num_threads = count
 
     counts = counts_to_try(most) if target.may_change_threads else [most]
-    return AdaptiveThreads(counts, use, was_alone)
+    return AdaptiveThreads(counts, target.num_free_cores, use, was_alone)

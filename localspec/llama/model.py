@@ -66,6 +66,8 @@ class LlamaModel(LlamaContext):
         super().__init__(handle)
         self.exactness = Exactness()
         self.may_change_threads = False  # whether the user left their number to us
+        self.most_threads = self.num_threads  # with which it was opened
+        self.num_free_cores = self.num_threads  # that other programs left while it was loaded
         self.gpus = ""  # how many layers are on which, in words
         # Called between the batches of a long decode with the number of tokens that are cached.
         self.on_batch: Callable[[int], None] | None = None

@@ -23,6 +23,9 @@ from localspec.speculative.policy_api import StepRecord, ThreadPolicy, ThreadUse
 TRIAL_STEPS = 16
 _SHARE = 1 / 20  # of the lost time, which trials may lose
 _NOISE = 1.05  # slowdown of steps on a machine that does nothing else
+# What trials may lose at first where other programs were seen: another number of threads is
+# tried after a trial's steps, even if none is slow
+_SOON = 1.0 - TRIAL_STEPS * _SHARE * (_NOISE - 1.0)
 
 # Class of lengths, tokens of the target, tokens of the draft, index of the proposer
 Shape = tuple[int, int, int, int | None]
@@ -31,33 +34,43 @@ Shape = tuple[int, int, int, int | None]
 class AdaptiveThreads(ThreadPolicy):
     """Chooses the number of threads with which steps were fastest.
 
-    counts: the numbers to choose from, as `counts_to_try` has them; a single one is kept. It
-    begins with the first, the best one on a quiet machine. use_threads: sets the models' number
-    of threads. was_alone: whether the last step had decodes of its own; others say nothing
-    about threads.
+    counts: the numbers to choose from, as `counts_to_try` has them; a single one is kept.
+    num_free: cores that other programs left free a moment ago: it begins with so many threads.
+    use_threads: sets the models' number of threads. was_alone: whether the last step had
+    decodes of its own; others say nothing about threads.
     """
 
     def __init__(
         self,
         counts: Sequence[int],
+        num_free: int,
         use_threads: Callable[[int], None],
         was_alone: Callable[[], bool],
     ) -> None:
-        super().__init__(counts[0])
+        begun = next((count for count in counts if count <= num_free), counts[-1])
+        super().__init__(begun)
         self._fastest = FastestDecodes()
         self._use_threads = use_threads
         self._was_alone = was_alone
         self._counts = list(counts)
-        self._now = counts[0]  # the number outside of trials
-        self._others = self._counts[1:]  # the one that is tried next is the first
+        self._now = begun  # the number outside of trials
+        # The one that is tried next is the first.
+        self._others = [count for count in counts if count != begun]
+        self._was_busy = begun < counts[0]  # whether other programs made it begin with fewer
         self._trial: list[float] = []  # slowdowns with a number that is tried
         self._mean = self._least = 1.0  # slowdowns with the number outside of trials
         self._saved = 0.0  # time that trials may lose, in fastest steps
+        self._has_tried = False  # another number
+        if self._was_busy:
+            self._saved = _SOON  # what was seen may be over
+        if begun != counts[0]:
+            use_threads(begun)
         self._shortest: dict[Shape, float] = {}  # seconds
 
     def use(self) -> ThreadUse:
         # Where the number in use had the fastest steps, more are no faster.
-        is_busy = self._now < self._counts[0] and self._least > _NOISE
+        is_slowed = self._was_busy or self._least > _NOISE
+        is_busy = self._now < self._counts[0] and is_slowed
         return ThreadUse(self._num_threads, self._counts[0], is_busy, self._fastest.slowdown())
 
     def begin(self) -> None:
@@ -82,8 +95,12 @@ class AdaptiveThreads(ThreadPolicy):
             return
         self._mean += (slowdown - self._mean) / TRIAL_STEPS
         self._least = min(self._least, slowdown)
-        self._saved += _SHARE * (max(self._mean, _NOISE) - 1.0)
+        lost = max(self._mean, _NOISE) - 1.0
+        if not self._has_tried:
+            lost *= max(lost, 1.0)  # where steps are very slow, all the sooner
+        self._saved += _SHARE * lost
         if self._saved >= 1.0 and self._others:
+            self._has_tried = True
             self._trial, self._saved = [], 0.0
             self._use(self._others.pop(0))
 
@@ -103,6 +120,7 @@ class AdaptiveThreads(ThreadPolicy):
         elif len(self._trial) == TRIAL_STEPS:
             self._others.append(self._now)
             self._now, self._mean, self._least = self._num_threads, mean, min(self._trial)
+            self._was_busy = False
 
     def _use(self, count: int) -> None:
         self._num_threads = count
