@@ -43,7 +43,9 @@ _ODDS = 2.0
 # Target-only steps that finding out may cost in the first answer of a pair on a machine; half
 # of it after an answer that spent some, down to the least
 _GRANT, _LEAST_GRANT = 6.0, 1.5
-_SHARE = 0.01  # of the tokens of an answer: what it may cost on top
+# Of an answer's tokens: what it may cost where that is more. With the last look, which may cost
+# more than is left, a long answer loses a hundredth
+_SHARE = 0.008
 
 
 class AdaptiveDraftPolicy(DraftPolicy):
@@ -62,6 +64,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
         self._costs = {self._key: self.costs}
         self._grant = _GRANT  # target-only steps that the next answer may lose
         self._budget = _GRANT  # that the present one still may
+        self._num_decoded = 0  # tokens of the present answer
         self._num_other = 0  # steps in a row with another number of threads
         self.prospects = [Prospect(index, kind) for index, kind in enumerate(draft_shares)]
         self._nearest: Prospect | None = None  # the one closest to paying
@@ -88,6 +91,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
         self._since_plain = 0
         self._grant = self._next_grant()
         self._budget = self._grant
+        self._num_decoded = 0
         self._idle = math.inf
 
     def _next_grant(self) -> float:
@@ -207,7 +211,9 @@ class AdaptiveDraftPolicy(DraftPolicy):
         if record.proposer is not None:
             self._learn_draft(self.prospects[record.proposer], record)
         self._last_size, self._last_proposer = size, record.proposer
-        self._budget += _SHARE * record.num_emitted
+        self._num_decoded += record.num_emitted
+        if self._num_decoded * _SHARE > self._grant:
+            self._budget += _SHARE * record.num_emitted
         for prospect in self.prospects:
             prospect.pass_by(record.num_emitted)
             prospect.rest_left -= record.num_emitted
