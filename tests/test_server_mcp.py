@@ -189,3 +189,32 @@ def test_a_client_that_leaves_ends_the_call(server):
             if "mcp_call.in_progress" in line:
                 break
     wait_until(lambda: not calls_under_way(server.server), patience_s=3)
+
+
+def test_the_page_gets_the_tools_and_what_comes_of_calls(server):
+    listed = server.ask("/mcp/tools").json()
+    tools = {tool["name"]: tool for tool in listed["tools"]}
+    assert tools["erase"]["is_destructive"]
+    assert not tools["now"]["is_allowed"]
+    unasked = server.ask("/mcp/call", name="now", model="now")
+    assert unasked.status_code == 403
+    made = server.ask("/mcp/call", name="now", model="now", approved="once").json()
+    assert made == {"text": "half past nine", "note": "", "is_error": False}
+    unknown = server.ask("/mcp/call", name="nothing", model="now", approved="once")
+    assert unknown.status_code == 400
+
+
+def test_no_client_can_add_or_change_a_command(server):
+    tools = [never("now") | {"command": "/bin/sh", "args": ["-c", "touch x"]}]
+    assert kinds(asked(server, "now", tools=tools))[1] == "mcp_call"
+    for path in ("/mcp/add", "/mcp/servers", "/mcp/config"):
+        assert server.ask(path, command="x").status_code == 404
+
+
+def test_a_result_is_cut_to_its_part_of_the_context(server):
+    arguments = '{"text": "na ", "times": 500000}'
+    made = server.ask(
+        "/mcp/call", name="repeat", arguments=arguments, model="now", approved="once"
+    ).json()
+    assert "of 1,500,000 characters" in made["note"]
+    assert len(made["text"]) < 10_000

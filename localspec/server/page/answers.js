@@ -1,6 +1,6 @@
 // Questions, their answers, and what is attached to them.
 
-import { ApiError, ask, sees } from "./api.js";
+import { ApiError, ask, callTool, sees } from "./api.js";
 import {
   ELSEWHERE,
   actions,
@@ -23,6 +23,7 @@ import {
 import { $, button, counted, element, say } from "./dom.js";
 import { textOf } from "./files.js";
 import { Pace, addStep } from "./live.js";
+import { allow, mayCall, toolOf } from "./mcp.js";
 import { askKey, noteMemory, waitForServer } from "./models.js";
 import { isPicture, pictureOf } from "./pictures.js";
 import { requestOf } from "./question.js";
@@ -33,6 +34,7 @@ import { alone } from "./tabs.js";
 import { placeBefore, shown, turnTo } from "./versions.js";
 
 const SAVE_MS = 500; // between two savings of an answer that is coming
+const MOST_CALLS = 20; // of MCP servers' tools behind a question
 
 export async function send() {
   const { open } = state;
@@ -170,6 +172,7 @@ async function end(run) {
       : `The answer is complete: ${counted(message.content.match(/\S+/g)?.length ?? 0, "word")}.`,
   );
   await noteMemory();
+  if (message.state === "done" && conversation === state.open) await makeAllowed(conversation, message);
   if (run.needsKey && (await askKey()) && conversation === state.open && !hasCome(message)) await retry(message);
 }
 
@@ -305,6 +308,68 @@ function result(message) {
   fields[0].focus();
 }
 
+// ---- Calls of MCP servers' tools
+
+// Makes the calls in an answer that need no question.
+async function makeAllowed(conversation, message) {
+  for (const call of message.calls) {
+    const tool = toolOf(call.name);
+    if (tool && call.result === undefined && mayCall(conversation, tool)) await makeCall(conversation, message, call);
+  }
+  await answerResults(conversation, message);
+}
+
+// choice: once, chat, always or no.
+async function decide(message, call, choice) {
+  const { open } = state;
+  const tool = toolOf(call.name);
+  if (!tool || running.has(open.id) || isElsewhere()) return;
+  if (choice === "chat" || choice === "always") allow(open, tool, choice);
+  if (choice === "no") call.result = "[The user has refused this call.]";
+  else await makeCall(open, message, call, choice === "always" ? "always" : "once");
+  noteEdition(message);
+  await save(open);
+  views.get(message)?.drawRest();
+  await answerResults(open, message);
+}
+
+// approved: as a person has answered; without it the tool is allowed already.
+async function makeCall(conversation, message, call, approved = "once") {
+  const run = { conversation, message, abort: new AbortController(), pace: new Pace() };
+  running.set(conversation.id, run);
+  drawState();
+  progressOf(run, `Calling ${call.name}.`);
+  try {
+    const body = { name: call.name, arguments: call.json, approved, model: $("model").value };
+    const { text, note } = await callTool(body, run.abort.signal);
+    call.result = text;
+    if (note) banner(note);
+  } catch (error) {
+    call.result = error.name === "AbortError" ? "[The call was interrupted.]" : `Error: ${error.message}`;
+  } finally {
+    running.delete(conversation.id);
+    progressOf(run, "");
+    drawState();
+  }
+}
+
+// Goes on once each call has a result.
+async function answerResults(conversation, message) {
+  const { calls } = message;
+  if (conversation !== state.open || !calls.length || calls.some(({ result }) => result === undefined)) return;
+  const path = shown(conversation);
+  if (path.at(-1) !== message) return;
+  const since = path.slice(path.findLastIndex(({ role }) => role === "user"));
+  if (since.filter(({ role }) => role === "tool").length >= MOST_CALLS) {
+    banner(`${MOST_CALLS} calls were made for this question. Ask again to go on.`);
+    return;
+  }
+  await answerAlone(() => {
+    for (const { id, result } of calls) add({ role: "tool", content: result, callId: id }, before());
+    return {};
+  });
+}
+
 // ---- Files
 
 export function attach(files) {
@@ -335,4 +400,4 @@ async function requireSight(name) {
   );
 }
 
-Object.assign(actions, { edit, retry, goOn, result, toVersion });
+Object.assign(actions, { edit, retry, goOn, result, decide, toVersion });

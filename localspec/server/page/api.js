@@ -40,6 +40,17 @@ export const usual = async (model) => (await props(model)).default_generation_se
 
 export const loaded = async () => (await (await request("api/ps")).json()).models;
 
+const post = async (path, body, signal) => {
+  const headers = { "content-type": "application/json" };
+  return (await request(path, { method: "POST", headers, body: JSON.stringify(body), signal })).json();
+};
+
+// The tools of the MCP servers that the server was started with.
+export const mcpTools = () => post("mcp/tools", {});
+
+// What comes of a call of one of them: its text, and a note where that was cut.
+export const callTool = (body, signal) => post("mcp/call", body, signal);
+
 // Streams an answer: on(event) gets each event's JSON. Raises ApiError, also for a stream that
 // ends before it says that it is complete.
 export async function ask(body, signal, on) {

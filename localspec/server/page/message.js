@@ -2,6 +2,7 @@
 
 import { $, button, element } from "./dom.js";
 import { Markdown, copyText } from "./markdown.js";
+import { toolOf } from "./mcp.js";
 import { fileView } from "./pictures.js";
 import { legend, tokenView } from "./tokens.js";
 
@@ -12,7 +13,7 @@ const STATES = {
 };
 
 export class MessageView {
-  // actions: edit, retry, goOn, result, toVersion: functions that get the message.
+  // actions: edit, retry, goOn, result, decide, toVersion: functions that get the message.
   constructor(message, actions) {
     this.message = message;
     this.actions = actions;
@@ -75,7 +76,8 @@ export class MessageView {
     return [element("p", { class: "note" }, `${((1000 * num) / ms).toFixed(1)} tokens/s, ${(ms / 1000).toFixed(1)} s`)];
   }
 
-  call({ name, json }) {
+  call(call) {
+    const { name, json } = call;
     let shown = json;
     try {
       shown = JSON.stringify(JSON.parse(json), null, 2);
@@ -87,7 +89,28 @@ export class MessageView {
       { class: "call" },
       element("div", { class: "note" }, `calls ${name}`),
       element("pre", { tabIndex: 0 }, shown),
+      ...this.choices(call),
     );
+  }
+
+  // What a person may answer to a call of an MCP server's tool that waits for it.
+  choices(call) {
+    const tool = toolOf(call.name);
+    const waits = tool && this.isLast && !this.isRunning && this.message.state === "done" && call.result === undefined;
+    if (!waits) return [];
+    const choice = (text, word) => button(text, () => this.actions.decide(this.message, call, word));
+    const lasting = [choice("Always in this chat", "chat"), choice("Always", "always")];
+    const warning = tool.is_destructive ? "It may destroy something. " : "";
+    return [
+      element("p", { class: "note" }, `${warning}Make this call of ${tool.server}?`),
+      element(
+        "div",
+        { class: "row" },
+        choice("Once", "once"),
+        ...(tool.is_destructive ? [] : lasting),
+        choice("No", "no"),
+      ),
+    ];
   }
 
   buttons() {

@@ -3,6 +3,7 @@
 import { loaded, models, rememberKey, usual } from "./api.js";
 import { banner, drawState } from "./conversations.js";
 import { $, answerOf, element } from "./dom.js";
+import { hasTools, readTools } from "./mcp.js";
 import { showUsual } from "./settings.js";
 import { live, state } from "./state.js";
 
@@ -22,7 +23,9 @@ export async function askKey() {
 export async function readModels() {
   try {
     served = await models();
-    banner("");
+    const errors = await readTools();
+    $("mcp-setting").hidden = !hasTools();
+    banner(errors.join(" "));
   } catch (error) {
     if (error.status === 401) return askKey();
     banner(error.message);

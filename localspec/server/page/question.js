@@ -1,5 +1,6 @@
 // Settings and messages → the request that asks for its next answer.
 
+import { declared, hasTools } from "./mcp.js";
 import { contentOf } from "./pictures.js";
 
 // What is wrong in the settings.
@@ -21,6 +22,7 @@ export function requestOf(settings, messages, model) {
   if (settings.thoughts) body.reasoning_effort = settings.thoughts;
   if (settings.alternatives) Object.assign(body, { logprobs: true, top_logprobs: Number(settings.alternatives) });
   if (settings.tools?.trim()) body.tools = toolsOf(settings.tools);
+  if (hasTools() && settings.mcp !== "off") body.tools = [...(body.tools ?? []), ...declared()];
   return Object.assign(body, formOf(settings));
 }
 

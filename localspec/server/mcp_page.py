@@ -1,0 +1,93 @@
+"""MCP servers on the page for browsers: their tools, and calls that a person has allowed."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from localspec.chat.foreign_bounds import fitting_text
+from localspec.server.answering import Service
+from localspec.server.fields import Fields
+from localspec.server.form import Aside, in_thread, with_engine
+from localspec.server.mcp_calls import McpCall, call_of
+from localspec.server.refusal import RequestError
+from localspec.tool_servers.servers import McpServers
+from localspec.tools.foreign import ForeignFunction
+from localspec.tools.tool import Tool
+
+_APPROVALS = ("once", "always")
+
+
+def mcp_tools(fields: Fields) -> Aside:
+    """The tools of all MCP servers, and what is wrong with servers that have none."""
+    del fields
+
+    async def result(service: Service) -> dict[str, Any]:
+        if service.tool_servers is None:
+            return {"tools": [], "errors": []}
+        return await in_thread(partial(_listed, service.tool_servers))
+
+    return result
+
+
+def mcp_call(fields: Fields) -> Aside:
+    """A call of a tool, and what came of it in the part of a context that it may take.
+
+    Fields: name, as in the list; arguments, a JSON text; model, which reads the result;
+    approved: once or always, as a person has answered.
+    """
+    name = fields.text("name") or ""
+    arguments = fields.text("arguments") or "{}"
+    model = fields.text("model")
+    approved = fields.text("approved")
+    if approved is not None and approved not in _APPROVALS:
+        fields.refuse("approved", "Choose once or always.")
+
+    async def result(service: Service) -> dict[str, Any]:
+        servers = service.tool_servers
+        if servers is None:
+            raise RequestError("this server has no MCP servers", "Start it with --mcp FILE.")
+        tools = await in_thread(lambda: servers.working_tools)
+        function = _named(tools, name)
+        if approved is None and not function.is_allowed:
+            raise RequestError(
+                f"the call of {name!r:.80} is not approved", "Ask a person.", status=403
+            )
+        if approved == "always" and not function.is_destructive:
+            await in_thread(function.allow_always)
+        found = await service.call(call_of(servers, McpCall(function, arguments)))
+        fit = partial(_fitting, found.text)
+        text, note = await with_engine(service, service.models.named(model), fit)
+        return {"text": text, "note": note, "is_error": found.is_error}
+
+    return result
+
+
+def _fitting(text: str, engine: Any) -> tuple[str, str]:
+    return fitting_text(engine, text)
+
+
+def _listed(servers: McpServers) -> dict[str, Any]:
+    errors = [f"{state.error}. {state.error.hint}" for state in servers.states() if state.error]
+    return {"tools": [_shown(tool) for tool in servers.working_tools], "errors": errors}
+
+
+def _shown(tool: Tool) -> dict[str, Any]:
+    function = tool.function
+    assert isinstance(function, ForeignFunction)
+    return {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": dict(tool.parameters),
+        "server": function.server,
+        "tool": function.tool,
+        "is_destructive": function.is_destructive,
+        "is_allowed": function.is_allowed,
+    }
+
+
+def _named(tools: list[Tool], name: str) -> ForeignFunction:
+    for tool in tools:
+        if tool.name == name and isinstance(tool.function, ForeignFunction):
+            return tool.function
+    raise RequestError(f"there is no tool {name!r:.80} of an MCP server", param="name")
