@@ -318,6 +318,27 @@ def test_an_address_that_leads_elsewhere_is_not_followed():
     assert inside == []
 
 
+@pytest.fixture
+def plain():
+    """A server that returns much at once, whose calls may take half a minute."""
+    path = SERVER.with_name("plain_mcp_server.py")
+    given = {"mcpServers": {"tests": {"command": sys.executable, "args": [str(path)]}}}
+    with localspec.McpServers(given) as found:
+        yield found
+
+
+def test_a_huge_result_is_read_in_time(plain):
+    """Within the timeout of 30 s, which without `whole_lines` is too short."""
+    assert len(called(plain, "huge", size=50_000_000).text) == 50_000_000
+    assert called(plain, "huge", size=3).text == "xxx"
+
+
+def test_a_result_that_is_too_long_is_an_error_in_words(plain):
+    with pytest.raises(ToolServerError, match="the result has more than 64 MB"):
+        called(plain, "huge", size=70_000_000)
+    assert called(plain, "huge", size=3).text == "xxx"
+
+
 def test_a_large_result_is_cut_for_the_model(servers, engine):
     found = called(servers, "repeat", text="na ", times=500_000)
     assert len(found.text) == 1_500_000

@@ -22,6 +22,7 @@ from localspec.errors import OptionError, ToolServerError
 from localspec.tool_servers.configuration import ServerEntry
 from localspec.tool_servers.keeper import program_of, watched_command
 from localspec.tool_servers.server_log import ServerLog
+from localspec.tool_servers.whole_lines import read_whole_lines
 
 START_S = 60.0  # a server may have to be downloaded first, as by npx
 _LIST_S = 30.0  # for all pages of the list of tools
@@ -35,6 +36,7 @@ _MOST_OF_ERROR = 500  # characters of what a server says is wrong
 # What these log with a traceback is said in our errors, and is in the server's own log.
 for _name in ("mcp", "client"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)
+read_whole_lines()
 
 
 class Connection:
