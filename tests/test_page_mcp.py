@@ -76,18 +76,6 @@ def test_a_call_that_is_refused_is_not_made(page):
     assert "refused" in shown
 
 
-def test_what_is_allowed_for_the_chat_is_not_asked_again(page):
-    begin(page, "Hi")
-    page.get_by_role("button", name="Always in this chat").click()
-    page.get_by_text("Done.").wait_for()
-    page.get_by_role("button", name="Edit").click()
-    page.press("#question", "Enter")
-    page.get_by_text("2/2").wait_for()
-    page.get_by_text("Done.").wait_for()
-    assert "half past nine" in " ".join(texts(page))
-    assert page.get_by_role("button", name="Once").count() == 0
-
-
 def test_what_may_destroy_can_only_be_allowed_once(page):
     page.select_option("#model", "erase")
     begin(page, "Hi")

@@ -316,6 +316,10 @@ async function makeAllowed(conversation, message) {
     const tool = toolOf(call.name);
     if (tool && call.result === undefined && mayCall(conversation, tool)) await makeCall(conversation, message, call);
   }
+  if (message.calls.some(({ result }) => result !== undefined)) {
+    noteEdition(message);
+    await save(conversation);
+  }
   await answerResults(conversation, message);
 }
 
