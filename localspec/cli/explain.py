@@ -38,10 +38,10 @@ _NOT_MEASURED = "not measured on this machine yet; run: localspec bench"
 
 @click.command(cls=Command)
 @model_argument
-@shared("target", "draft", "head", "mmproj")
+@shared("target", "draft", "head", "mmproj", "adapters")
 @shared("context_length", help="Context in tokens. [default: as for chat]")
 @shared("num_gpu_layers", help="Layers of each model on GPUs. [default: as many as fit]")
-@shared("device", "rpc", "tensor_split", "adapters")
+@shared("device", "rpc", "tensor_split")
 @click.option(
     "--measure",
     is_flag=True,
