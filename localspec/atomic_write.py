@@ -27,9 +27,11 @@ def names_device(name: str) -> bool:
 def write_whole(path: Path, data: bytes, *, durable: bool) -> None:
     """Replace the file by the data; a reader sees all of it or the old file.
 
-    durable: also after a power cut, the file is the old or the new one. That waits for the
-    disk, which what can be learned again is not worth. Raises OSError, also for a device, a
-    pipe or a folder.
+    Raises OSError, also for a device, a pipe or a folder.
+
+    Args:
+        durable: After a power cut, too, the file is the old or the new one. That waits for the
+            disk, so leave it off for what can be learned again.
     """
     write_parts(path, [data], durable=durable)
 

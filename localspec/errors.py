@@ -184,7 +184,11 @@ def is_whole(value: object, lowest: int, highest: float = math.inf) -> TypeGuard
 def at_most(most: int, given: Iterable[_Item], what: str) -> list[_Item]:
     """A list of what is given, which may be without an end: no more of it is read than needed.
 
-    what: of several, in words. Raises OptionError where there are more.
+    Args:
+        what: What there are several of, in words.
+
+    Raises:
+        OptionError: Where there are more.
     """
     found = list(itertools.islice(given, most + 1))
     if len(found) > most:

@@ -17,19 +17,25 @@ class Exactness:
 
     Where every decode is of one class, a text is one function of file, prompt, options and
     machine: not of the draft, the number of draft tokens or threads, or what was cached.
-
-    smallest_step, largest_step: tokens of the class. Fewer are padded; more are decoded in
-    pieces. all_sizes: every size is in it. joined: so are decodes that several texts have a
-    part in. plain_cost: time of a padded single token ÷ time without padding. reason: why there
-    is no class; empty if there is one.
     """
 
     smallest_step: int = 1
+    """Tokens of the class. Fewer are padded; more are decoded in pieces."""
+
     largest_step: int = 1
+    """Tokens of the class. Fewer are padded; more are decoded in pieces."""
+
     all_sizes: bool = False
+    """Every size is in it."""
+
     joined: bool = False
+    """So are decodes that several texts have a part in."""
+
     plain_cost: float = 1.0
+    """Time of a padded single token ÷ time without padding."""
+
     reason: str = "not asked for (exact=True)"
+    """Why there is no class; empty if there is one."""
 
     def __str__(self) -> str:
         if self.reason:

@@ -70,21 +70,28 @@ def processor_time_of_process(number: int) -> float:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cores:
-    """The machine's processor cores, and those that a model should use.
-
-    physical: None where the system does not say. logical: including hyperthreads. allowed:
-    logical cores that this process may run on. efficiency: those that save power, next to
-    faster ones. hyperthreads: second threads of the other cores. quota: cores' worth of
-    time that control groups allow, or None. usable: at least 1.
-    """
+    """The machine's processor cores, and those that a model should use."""
 
     physical: int | None
+    """None where the system does not say."""
+
     logical: int
+    """Including hyperthreads."""
+
     allowed: int
+    """Logical cores that this process may run on."""
+
     efficiency: int
+    """Those that save power, next to faster ones."""
+
     hyperthreads: int
+    """Second threads of the other cores."""
+
     quota: float | None
+    """Cores' worth of time that control groups allow, or None."""
+
     usable: int
+    """The cores that a model should use, at least 1."""
 
     @property
     def is_bound_by_quota(self) -> bool:
@@ -198,15 +205,16 @@ def peak_memory_bytes() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Processor:
-    """A logical processor.
-
-    number: the system's own. core: the same for hyperthreads of one core. is_efficient: whether
-    it is on a power-saving core, clearly slower than the machine's fast ones.
-    """
+    """A logical processor."""
 
     number: int
+    """The system's own."""
+
     core: int
+    """The same for hyperthreads of one core."""
+
     is_efficient: bool
+    """Whether it is on a power-saving core, clearly slower than the machine's fast ones."""
 
 
 def processors_here() -> list[Processor]:
@@ -258,7 +266,8 @@ def _numbers(path: Path) -> set[int]:
 def mac_processors(sysctl: Callable[[str], int | None]) -> list[Processor]:
     """Processors of a Mac. Level 0 has the performance cores; Intel's Macs have no levels.
 
-    sysctl: gives the value of a name, or None.
+    Args:
+        sysctl: Gives the value of a name, or None.
     """
     levels = [f"hw.perflevel{level}." for level in range(sysctl("hw.nperflevels") or 0)]
     processors: list[Processor] = []

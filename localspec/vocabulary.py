@@ -11,26 +11,33 @@ from typing import Protocol
 
 
 class TokenTable(Protocol):
-    """The entries of a vocabulary, and how a text starts.
-
-    kind: libllama's number of the tokenizer. size: number of ids. bos: the token that starts a
-    text, -1 for none. add_bos: whether every text starts with it.
-    """
+    """The entries of a vocabulary, and how a text starts."""
 
     kind: int
+    """libllama's number of the tokenizer."""
+
     size: int
+    """Number of ids."""
+
     bos: int
+    """The token that starts a text, -1 for none."""
+
     add_bos: bool
+    """Whether every text starts with it."""
 
     def entries(self) -> list[bytes]:
         """The vocabulary's own entry for every id, in order: (size,)."""
 
 
 class Vocabulary(Protocol):
-    """Text to tokens and back. bos, eos: the tokens that start a text and end an answer."""
+    """Text to tokens and back."""
 
     bos: int
+    """The tokens that start a text and end an answer."""
+
     eos: int
+    """The tokens that start a text and end an answer."""
+
     add_bos: bool
 
     def tokenize(

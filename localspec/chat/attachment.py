@@ -96,12 +96,15 @@ def read_text_file(path: Path) -> str:
 
 
 def text_of(data: bytes, *, otherwise: str = ONE_BYTE) -> str:
-    """The decoded text, with "\\n" as its newlines.
+    r"""The decoded text, with "\n" as its newlines.
 
     The encoding is UTF-8 or the one that a byte order mark names. Bytes that are neither, and
-    hold no control characters, are read in an encoding of one byte a character. otherwise: that
-    encoding; by default the one of Windows, which has the letters of Latin-1. Raises
+    hold no control characters, are read in an encoding of one byte a character. Raises
     ValueError, in words, for bytes that are not text.
+
+    Args:
+        otherwise: The encoding of such bytes; by default the one of Windows, which has the
+            letters of Latin-1.
     """
     for mark, encoding in _ENCODINGS.items():
         if data.startswith(mark):

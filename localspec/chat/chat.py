@@ -132,13 +132,14 @@ class Chat(ForeignNames):
     ) -> Answer:
         """The answer to `text`. Options as for `Engine.generate`.
 
-        images: pictures that go with it, see `Picture.read`; they stay in the conversation.
-
         tools: functions that the model may call until other tools are given. They are not run
         here: see `run_tools` and `send_tool_results`. With queue=True it waits for answers to
         questions that were asked before, and stands behind them. The conversation changes only
         when the answer is read. Then ContextError is raised if the message alone does not fit
         the context, and the conversation stays as it was.
+
+        Args:
+            images: Pictures that go with it, see `Picture.read`; they stay in the conversation.
         """
         require_no_calls(self._turns)
         chosen = AnswerOptions.of(options, **keywords)
@@ -153,9 +154,14 @@ class Chat(ForeignNames):
     ) -> Answer:
         """The answer to the results of the tools that the last answer called.
 
-        results: by the ids of that answer's `tool_calls`, for each a text, or a value that JSON
-        can hold. The new answer may call tools again. Options as for `send`. Raises OptionError
-        if a result is missing or of no call.
+        The new answer may call tools again. Options as for `send`.
+
+        Args:
+            results: A result for each id of that answer's `tool_calls`: a text, or a value that
+                JSON can hold.
+
+        Raises:
+            OptionError: If a result is missing or of no call.
         """
         found = result_messages(self._turns, results)
         chosen = AnswerOptions.of(options, **keywords)
@@ -306,9 +312,15 @@ class Chat(ForeignNames):
     ) -> None:
         """Continue another conversation: an optional system message, then whole turns.
 
-        num_asked, num_forgotten: of the other conversation, if the messages are its transcript.
-        The next answers then see the same turns and have the same random numbers as there.
-        Raises OptionError for other messages, or a bad count.
+        With its counts the next answers see the same turns and have the same random numbers as
+        there.
+
+        Args:
+            num_asked, num_forgotten: The counts of the other conversation, if the messages are
+                its transcript.
+
+        Raises:
+            OptionError: For other messages, or a bad count.
         """
         system, turns = turns_of(messages, None)
         for name, value in (("num_asked", num_asked), ("num_forgotten", num_forgotten)):

@@ -28,36 +28,40 @@ Span = tuple[int, int]  # first character, and the one after the last
 
 
 class Exposed(NamedTuple):
-    """Everything that a template may read.
-
-    tools: as OpenAI declares them. data: the numbers of messages whose content is the result of
-    a call, and not what somebody says. variables, opens_answer: as `ChatTemplate.render` has
-    them.
-    """
+    """Everything that a template may read."""
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] = ()
+    """The tools as OpenAI declares them."""
+
     data: frozenset[int] = frozenset()
+    """The numbers of messages whose content is the result of a call, and not what somebody
+    says."""
+
     variables: Mapping[str, Any] = NO_VARIABLES
+    """The template's variables, as `ChatTemplate.render` has them."""
+
     opens_answer: bool = True
+    """Whether the prompt opens an answer, as `ChatTemplate.render` has it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """An `Exposed` with placeholders.
-
-    mark: the beginning of each. parts: by the digits after the mark, the text that a
-    placeholder stands for, or a picture's tokens. shown: all texts in messages and tools, as
-    the template sees them.
-    """
+    """An `Exposed` with placeholders."""
 
     mark: str
+    """The beginning of each."""
+
     opens_answer: bool
     messages: list[dict[str, Any]] = field(default_factory=list)
     tools: list[Any] = field(default_factory=list)
     variables: dict[str, Any] = field(default_factory=dict)
     parts: dict[str, str | Sequence[int]] = field(default_factory=dict)
+    """The text that a placeholder stands for, or a picture's tokens, by the digits after the
+    mark."""
+
     shown: list[str] = field(default_factory=list)
+    """All texts in messages and tools, as the template sees them."""
 
     @property
     def end(self) -> str:

@@ -41,13 +41,17 @@ _NO_RESULT = {"role": "tool", "content": "[There is no result of this call.]"}
 def checked_messages(messages: object) -> list[Message]:
     """Role and text of each message, and the calls of tools that belong to it.
 
-    messages: a sequence of mappings with a role and a content: a str, None for no text, or
-    parts such as {"type": "text", "text": …}, which become lines of one text, with pictures
-    (see `shown.given_in`) in between: their positions are in "pictures". An assistant's
-    may have tool_calls, and its thoughts by one of THOUGHT_KEYS; a tool's (or
-    function's) tool_call_id and name. Other keys are passed over. An image without data, audio
-    and files become notes in results of tools and before the last message. Calls and results:
-    see `with_results`. Raises OptionError for anything else, with the message's number from 0.
+    Args:
+        messages: A sequence of mappings with a role and a content: a str, None for no text, or
+            parts such as {"type": "text", "text": …}, which become lines of one text, with
+            pictures (see `shown.given_in`) in between: their positions are in "pictures". An
+            assistant's may have tool_calls, and its thoughts by one of THOUGHT_KEYS; a tool's
+            (or function's) tool_call_id and name. Other keys are passed over. An image without
+            data, audio and files become notes in results of tools and before the last message.
+            Calls and results: see `with_results`.
+
+    Raises:
+        OptionError: For anything else, with the message's number from 0.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise OptionError(
@@ -213,8 +217,11 @@ def _found_in(number: int, part: object, *, is_asked: bool) -> str | Given:
 def checked_calls(number: int, calls: object) -> list[dict[str, Any]]:
     """The calls of an answer, with arguments by name where they are such, else as a text.
 
-    number: of the message. calls: `ToolCall`s, or OpenAI's objects, their functions perhaps
-    flat. Raises OptionError.
+    Raises OptionError.
+
+    Args:
+        number: The message's number.
+        calls: `ToolCall`s, or OpenAI's objects, their functions perhaps flat.
     """
     if not isinstance(calls, Sequence) or isinstance(calls, str | bytes):
         raise OptionError(f"tool_calls of message {number} is {calls!r:.80}", "Give a list.")

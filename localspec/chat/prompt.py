@@ -109,9 +109,7 @@ class PromptMaker:
         stand within an answer's text are left out: templates that do so themselves could not
         see the marks, which are hidden like any in a message.
 
-        A picture before the last message is a note for a model that does not see. may_merge:
-        what the template refuses is tried once more as `merged_messages`. variables: as for
-        `ChatTemplate.render`.
+        A picture before the last message is a note for a model that does not see.
 
         Where it shows no tools, or its form of calls is not known, they are in words: see
         `tool_words`.
@@ -119,6 +117,10 @@ class PromptMaker:
         Raises TemplateError if the template refuses the messages, leaves some out, or fails;
         OptionError for a picture that cannot be read, or seen; Interrupted soon after it has
         become cancelled.
+
+        Args:
+            may_merge: What the template refuses is tried once more as `merged_messages`.
+            variables: The template's variables, as for `ChatTemplate.render`.
         """
         maker = self._maker_for(messages, use)
         rendered = maker._rendered_for(
@@ -136,9 +138,12 @@ class PromptMaker:
     ) -> str:
         """The prompt as the template writes it, without pictures, to be sent as a raw prompt.
 
-        So it lacks the bos in front where every text gets one. opens_answer: whether it ends
-        with what begins the next answer, or goes on with the answer in the last message. Else
-        as `prompt`, and raises as that does.
+        So it lacks the bos in front where every text gets one. Else as `prompt`, and raises as
+        that does.
+
+        Args:
+            opens_answer: Whether it ends with what begins the next answer, or goes on with the
+                answer in the last message.
         """
         maker = self._maker_for(messages, use)
         rendered = maker._rendered_for(
@@ -377,10 +382,16 @@ def _thoughts(vocabulary: Vocabulary, source: str, texts: Sequence[str]) -> Thou
 def kept_calls(form: CallForm, use: ToolUse, tokens: Mapping[str, int]) -> CallGrammar | None:
     """The grammar of calls; None where they cannot be kept to one, and need not.
 
-    A schema that says nothing of other arguments than its properties' allows none here.
-    A tool whose schema cannot be kept to gets any object, and the log a line on it, unless it
-    is strict or has to be called. tokens: as for `call_grammar`. Raises ConstraintError where
-    something has to be kept to: such a tool, a call that has to be made, another answer's form.
+    A schema that says nothing of other arguments than its properties' allows none here. A tool
+    whose schema cannot be kept to gets any object, and the log a line on it, unless it is
+    strict or has to be called.
+
+    Args:
+        tokens: The tokens of marks, as for `call_grammar`.
+
+    Raises:
+        ConstraintError: Where something has to be kept to: such a tool, a call that has to be
+            made, another answer's form.
     """
     has_to = use.must or use.answer_schema is not None
     if not is_installed():

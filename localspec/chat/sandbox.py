@@ -402,13 +402,13 @@ def _to_json(
 
 
 class Reads(NamedTuple):
-    """Names that a template reads.
-
-    variables: names. keys: attributes, and constants that may be keys.
-    """
+    """Names that a template reads."""
 
     variables: frozenset[str]
+    """names."""
+
     keys: frozenset[str]
+    """Attributes, and constants that may be keys."""
 
 
 class _Generation(Extension):

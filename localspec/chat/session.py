@@ -44,13 +44,13 @@ _JOINERS = "\u200c\u200d"  # belong to words of Persian and of Indian languages
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A conversation by name, as `Chat.replace` takes it.
-
-    messages: as JSON holds them, their pictures by SHA-256, with the names of their files.
-    """
+    """A conversation by name, as `Chat.replace` takes it."""
 
     name: str
     messages: list[dict[str, Any]]
+    """The messages as JSON holds them, their pictures by SHA-256, with the names of their
+    files."""
+
     num_asked: int
     num_forgotten: int
 

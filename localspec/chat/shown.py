@@ -35,21 +35,22 @@ Given = Picture | bytes
 
 
 class Shown(NamedTuple):
-    """A picture in a message. at: characters of the content before it.
-
-    is_result: whether a tool gave it. Then no user can be told that it is not seen.
-    """
+    """A picture in a message."""
 
     at: int
+    """Characters of the content before it."""
+
     given: Given
     is_result: bool = False
+    """Whether a tool gave it. Then no user can be told that it is not seen."""
 
 
 class ShownTokens(NamedTuple):
-    """A picture as a model that sees it reads it. tokens: see `Vision.cells`."""
+    """A picture as a model that sees it reads it."""
 
     at: int
     tokens: Sequence[int]
+    """See `Vision.cells`."""
 
 
 def shown_in(message: Message) -> Sequence[Any]:
@@ -128,7 +129,8 @@ def noted(
 ) -> dict[str, Any]:
     """The message with a note, in a line of its own, in place of pictures that are not kept.
 
-    kept: their numbers.
+    Args:
+        kept: Their numbers.
     """
     text, shown, was_note = "", [], False
     pairs = zip_longest(pieces_of(message), shown_in(message))

@@ -124,10 +124,13 @@ class ChatTemplate:
     ) -> str:
         """The prompt that asks for the next answer, or ends with the last message.
 
-        tools: as OpenAI declares them. variables: others, such as reasoning_effort, of which
-        those count that the template reads. Raises TemplateError if the template refuses the
-        messages or fails, TemplateLimitError for more than MAX_PROMPT characters, Interrupted
-        once it is cancelled.
+        Raises TemplateError if the template refuses the messages or fails, TemplateLimitError
+        for more than MAX_PROMPT characters, Interrupted once it is cancelled.
+
+        Args:
+            tools: The tools as OpenAI declares them.
+            variables: Others, such as reasoning_effort, of which those count that the template
+                reads.
         """
         known = {name: each for name, each in variables.items() if name in self._open}
         known |= self._variables

@@ -39,8 +39,11 @@ def question_message(
 ) -> Message:
     """The user's message, with pictures before the text.
 
-    old: a question that it replaces, whose pictures it keeps. Raises OptionError for anything
-    but a str, and for what is no picture.
+    Args:
+        old: A question that it replaces, whose pictures it keeps.
+
+    Raises:
+        OptionError: For anything but a str, and for what is no picture.
     """
     if not isinstance(text, str):
         raise OptionError(f"the message is {text!r}", "Give a str.")
@@ -61,8 +64,12 @@ def system_messages(text: str | None) -> list[Message]:
 def result_messages(turns: Sequence[Turn], results: Mapping[str, object]) -> Turn:
     """The results of the last answer's calls of tools, in the order of the calls.
 
-    results: by the ids of the calls; a value other than a str is written as JSON. Raises
-    OptionError where the answer calls no tool, a result is missing, or belongs to no call.
+    Args:
+        results: The results by the ids of the calls; a value other than a str is written as
+            JSON.
+
+    Raises:
+        OptionError: Where the answer calls no tool, a result is missing, or belongs to no call.
     """
     calls = pending_calls(turns)
     if not calls:
@@ -197,15 +204,14 @@ def is_count(value: object) -> TypeGuard[int]:
 
 
 class Unfinished(NamedTuple):
-    """An answer that was cut: a prompt with all its tokens.
-
-    turn: the number in the addresses of its random numbers. revision: of the conversation,
-    after the answer.
-    """
+    """An answer that was cut: a prompt with all its tokens."""
 
     prompt: Prompt
     turn: int
+    """The number in the addresses of its random numbers."""
+
     revision: int
+    """The conversation's revision after the answer."""
 
 
 MIN_ANSWER_TOKENS = 64  # older turns leave rather than squeeze the answer below this
@@ -258,9 +264,12 @@ def fitting_prompt(
 ) -> tuple[Prompt, int]:
     """The prompt of the next answer, and how many of the oldest turns are left out of it.
 
-    asked: the system message, if any, and everything after the turns. make: the prompt with the
-    turns that it is given. Raises ContextError if `asked` alone does not fit, and what `make`
-    raises.
+    Args:
+        asked: The system message, if any, and everything after the turns.
+        make: The prompt with the turns that it is given.
+
+    Raises:
+        ContextError: If `asked` alone does not fit, and what `make` raises.
     """
     capacity = model.context_length
     prompts: dict[int, Prompt] = {}  # by the number of turns that leave
@@ -292,10 +301,13 @@ def num_to_forget(
 ) -> int:
     """0 if the whole has at most `capacity` tokens, else the fewest that leave at most `kept`.
 
-    sizes: characters of each turn, oldest first. length: tokens of the prompt without so many
-    oldest turns, which takes time: it is asked as often as a search by halves needs, and never
-    about much more text than `capacity` tokens may be. If no number of turns suffices, all are
-    forgotten.
+    If no number of turns suffices, all are forgotten.
+
+    Args:
+        sizes: Characters of each turn, oldest first.
+        length: Tokens of the prompt without so many oldest turns, which takes time: it is asked
+            as often as a search by halves needs, and never about much more text than `capacity`
+            tokens may be.
     """
     after = [0, *accumulate(reversed(sizes))][::-1]  # characters without the first 0, 1, 2 …
     most = capacity * _CHARACTERS_PER_TOKEN

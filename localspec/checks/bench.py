@@ -67,30 +67,31 @@ def _outcome(estimate: RatioEstimate | None, num_drafted: int) -> Outcome:
 
 @dataclass(frozen=True, slots=True)
 class DecodeCosts:
-    """The costs of decodes on a machine.
-
-    plain_s: seconds of a target-only step. ratios: of decodes of 1, 2, 3 … tokens, in such
-    steps. shares: a token of each proposer that was timed, in such steps. are_steady: whether
-    no other programs were busy; if some were, these costs are wrong.
-    """
+    """The costs of decodes on a machine."""
 
     plain_s: float
+    """Seconds of a target-only step."""
+
     ratios: tuple[float, ...]
+    """The ratios of decodes of 1, 2, 3 … tokens, in such steps."""
+
     shares: Mapping[ProposerKind, float] = field(default_factory=dict)
+    """A token of each proposer that was timed, in such steps."""
+
     are_steady: bool = True
+    """Whether no other programs were busy; if some were, these costs are wrong."""
 
 
 @dataclass(slots=True)
 class KindSpeed:
-    """The measured speed of a kind of text.
-
-    stretches: the rounds, one after the other. answers: their statistics, in order, of
-    both sides together; an answer may have been cut.
-    """
+    """The measured speed of a kind of text."""
 
     kind: KindOfText
     stretches: list[Stretch] = field(default_factory=list)
+    """The rounds, one after the other."""
+
     answers: list[Stats] = field(default_factory=list)
+    """Their statistics, in order, of both sides together; an answer may have been cut."""
 
     is_too_short: bool = False
     """Whether all prompts were answered, and no answer was long enough for a stretch."""
@@ -247,12 +248,15 @@ def run_bench(
 ) -> Bench:
     """Measure an engine on tasks. Its policy is restored afterwards, and keeps what it learned.
 
-    First each kind is asked, then those whose interval is widest, until all are narrow. asked:
-    keywords of `Task.ask`, its options among them. seconds: the time limit. It and the watch's
-    cancellation end the measurement even within a decode; the results so far are returned.
+    First each kind is asked, then those whose interval is widest, until all are narrow.
 
     Raises OptionError for answers that are too short to time both sides, ContextError if no
     task leaves context for an answer.
+
+    Args:
+        asked: Keywords of `Task.ask`, its options among them.
+        seconds: The time limit. It and the watch's cancellation end the measurement even within
+            a decode; the results so far are returned.
     """
     max_tokens = asked["options"].max_tokens
     if max_tokens is not None and max_tokens < SHORTEST_ANSWER:
@@ -289,7 +293,7 @@ class _Kind:
 
 @dataclass(slots=True)
 class _BenchRun:
-    """A measurement and its results so far. ended: requested when the time is over."""
+    """A measurement and its results so far."""
 
     engine: Engine
     policy: DraftPolicy
@@ -297,6 +301,8 @@ class _BenchRun:
     seconds: float
     watch: Watch
     ended: Cancellation
+    """Requested when the time is over."""
+
     costs: DecodeCosts | None = None
     kinds: dict[KindOfText, _Kind] = field(default_factory=dict)
     left_out: Counter[KindOfText] = field(default_factory=Counter)
@@ -381,8 +387,11 @@ def measure_costs(
 ) -> DecodeCosts | None:
     """Time what is not known yet of decodes after a text, which is removed afterwards.
 
-    An adaptive policy of the loop learns it, as in idle time. is_enough: ends it between two
-    rounds. None if nothing drafts, or the text's caches cannot be cut. Raises Interrupted.
+    An adaptive policy of the loop learns it, as in idle time. Raises Interrupted.
+
+    Args:
+        is_enough: Ends it between two rounds. None if nothing drafts, or the text's caches
+            cannot be cut.
     """
     cores = cores_here()
     is_quiet = num_busy_cores() < cores.allowed - cores.usable + _BUSY_CORES

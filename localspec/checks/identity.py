@@ -37,19 +37,21 @@ _BATCH_SIZES = (2, 4, 9, 17)  # of steps with 1, 3, 8 and 16 draft tokens
 
 @dataclass(slots=True)
 class Rounding:
-    """Differences between rows of logits from batches of one and of several tokens.
-
-    num_equal: rows that are equal to the bit. largest_size: tokens of the largest batch.
-    largest_difference: of a logit near the top of its row. widest_gap_changed: the widest gap,
-    in logits, between two best tokens of which the other became the best.
-    """
+    """Differences between rows of logits from batches of one and of several tokens."""
 
     num_rows: int = 0
     num_equal: int = 0
+    """Rows that are equal to the bit."""
+
     largest_size: int = 1
+    """Tokens of the largest batch."""
+
     num_argmax_changed: int = 0
     largest_difference: float = 0.0
+    """The largest difference of a logit near the top of its row."""
+
     widest_gap_changed: float = 0.0
+    """The widest gap, in logits, between two best tokens of which the other became the best."""
 
     @property
     def bound(self) -> float:
@@ -72,7 +74,10 @@ class Rounding:
     def measure(self, target: Model, rows: Logits, tokens: Sequence[int]) -> None:
         """Compare rows, each decoded in a batch of one, with those of batches of other sizes.
 
-        rows: after each of the last len(rows) tokens. The cache keeps some of the tokens.
+        The cache keeps some of the tokens.
+
+        Args:
+            rows: The rows after each of the last len(rows) tokens.
         """
         num_before = len(tokens) - len(rows)
         for size in sorted({min(size, target.max_outputs) for size in _BATCH_SIZES}):
@@ -89,12 +94,7 @@ class Rounding:
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """A token that the target alone would not have chosen there (-1: no token).
-
-    gap: how many logits the two tokens would have to move towards each other, in the row from
-    a batch of one, for the other to be chosen; infinite if no move is enough. Within the bound
-    of `Rounding` it is a near tie, beyond it a bug.
-    """
+    """A token that the target alone would not have chosen there (-1: no token)."""
 
     prompt: int
     seed: int | None
@@ -103,21 +103,25 @@ class Divergence:
     expected_token: int
     token: int
     gap: float
+    """How many logits the two tokens would have to move towards each other, in the row from
+    a batch of one, for the other to be chosen; infinite if no move is enough. Within the
+    bound of `Rounding` it is a near tie, beyond it a bug."""
 
 
 @dataclass(slots=True)
 class Identity:
-    """The result of comparing texts.
-
-    num_tokens: compared tokens, without those after the first divergence of a text;
-    num_accepted: how many of them were accepted draft tokens; num_identical: how many accepted
-    draft tokens the target would choose, too.
-    """
+    """The result of comparing texts."""
 
     num_texts: int = 0
     num_tokens: int = 0
+    """Compared tokens, without those after the first divergence of a text."""
+
     num_accepted: int = 0
+    """How many of them were accepted draft tokens."""
+
     num_identical: int = 0
+    """How many accepted draft tokens the target would choose, too."""
+
     divergences: list[Divergence] = field(default_factory=list)
 
     @property
@@ -184,15 +188,18 @@ class Reference:
 class IdentityCheck:
     """Compares texts of one rule, prompt by prompt, and measures rounding at the same time.
 
-    The rule is greedy at temperature 0, else coupled. make_chain: the samplers for a prompt and
-    the tokens that are said. num_wanted: accepted draft tokens after which it ends.
+    The rule is greedy at temperature 0, else coupled.
     """
 
     loop: SpeculativeDecoder
     is_end: Callable[[int], bool]
     make_chain: Callable[[Sequence[int], Sequence[int]], SamplerChain]
+    """The samplers for a prompt and the tokens that are said."""
+
     rounding: Rounding
     num_wanted: int = ENOUGH_ACCEPTED
+    """Accepted draft tokens after which it ends."""
+
     result: Identity = field(default_factory=Identity)
 
     def reference(self, prompt_tokens: list[int], seed: int | None) -> Reference:
@@ -220,7 +227,10 @@ class IdentityCheck:
     def compare(self, prompt: int, reference: Reference) -> None:
         """Compare texts with each number of draft tokens, until there are enough, or a bug.
 
-        prompt: its number. Raises Interrupted; the tokens drafted by then are compared.
+        Raises Interrupted; the tokens drafted by then are compared.
+
+        Args:
+            prompt: Its number.
         """
         self.loop.truncate(0)
         for num_draft_tokens in NUMS_DRAFT_TOKENS:
@@ -307,9 +317,10 @@ class IdentityCheck:
 
 @dataclass(slots=True)
 class _Text:
-    """A text so far, from a position on. is_whole: whether it ended by itself."""
+    """A text so far, from a position on."""
 
     begin: int
     tokens: list[int] = field(default_factory=list)
     provenance: list[Provenance] = field(default_factory=list)
     is_whole: bool = False
+    """Whether it ended by itself."""

@@ -22,10 +22,13 @@ class EndedBy(enum.Enum):
 
 @dataclass(slots=True)
 class Limit:
-    """The end of a check. ended: requested when it is to end; by: why it ended early."""
+    """The end of a check."""
 
     ended: Cancellation = field(default_factory=Cancellation)
+    """Requested when it is to end."""
+
     by: EndedBy | None = None
+    """Why it ended early."""
 
 
 @contextlib.contextmanager

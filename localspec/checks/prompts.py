@@ -26,14 +26,12 @@ KINDS: tuple[KindOfText, ...] = get_args(KindOfText)  # "own" are a user's, from
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A question to a model: messages, and the options that belong to them.
-
-    keywords: of `BaseEngine.generate`, such as json_schema or tools; empty for most kinds.
-    """
+    """A question to a model: messages, and the options that belong to them."""
 
     kind: KindOfText
     messages: tuple[Mapping[str, str], ...]
     keywords: Mapping[str, Any] = field(default_factory=dict)
+    """Keywords of `BaseEngine.generate`, such as json_schema or tools; empty for most kinds."""
 
     @property
     def text(self) -> str:
@@ -43,7 +41,8 @@ class Task:
     def suits(self, engine: BaseEngine, template: str | None = None) -> bool:
         """Whether the model can be given the task: only some call tools.
 
-        template: as for `ask`.
+        Args:
+            template: The template, as for `ask`.
         """
         from localspec.chat.call_forms import takes_tools  # loads NumPy
         from localspec.chat.template import BUILT_IN

@@ -25,10 +25,12 @@ _QUANTILES = (
 
 @dataclass(frozen=True, slots=True)
 class RatioEstimate:
-    """A ratio. error: of its logarithm, a standard error with `freedom` degrees of freedom."""
+    """A ratio."""
 
     value: float
     error: float
+    """The standard error of its logarithm, with `freedom` degrees of freedom."""
+
     freedom: int
 
     @property

@@ -47,11 +47,16 @@ class _Side:
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """A measured round. num_tokens, drafting_s: with drafts; plain_token_s: a plain token."""
+    """A measured round."""
 
     num_tokens: int
+    """Tokens of the text with drafts."""
+
     plain_token_s: float
+    """A plain token."""
+
     drafting_s: float
+    """Seconds of the text with drafts."""
 
     @property
     def plain_s(self) -> float:

@@ -52,12 +52,7 @@ class Finding(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """The results of a check.
-
-    seconds_needed: probably enough for a finding; None if unknown or hopeless. is_hopeless:
-    whether no time would be enough with these prompts, because too few draft tokens are
-    proposed or accepted. ended_by: the reason if the check ended early.
-    """
+    """The results of a check."""
 
     rounding: Rounding
     greedy: Identity
@@ -65,8 +60,14 @@ class Report:
     step_law: StepLaw
     time_s: float
     seconds_needed: float | None
+    """Probably enough for a finding; None if unknown or hopeless."""
+
     is_hopeless: bool
+    """Whether no time would be enough with these prompts, because too few draft tokens are
+    proposed or accepted."""
+
     ended_by: EndedBy | None
+    """The reason if the check ended early."""
 
     @property
     def identity_bugs(self) -> list[str]:
@@ -135,11 +136,14 @@ def check(
 ) -> Report:
     """Check an engine on prompts of token ids, until there is enough evidence.
 
-    seconds: the time limit. It and the watch's cancellation end the check even within a decode;
-    the results so far are returned. options: only their constraint is used. The engine's draft
-    policy is restored afterwards. Raises ContextError for a prompt that leaves no context for
-    an answer, OptionError if nothing drafts, ConstraintError for a constraint that cannot be
-    enforced.
+    Raises ContextError for a prompt that leaves no context for an answer, OptionError if
+    nothing drafts, ConstraintError for a constraint that cannot be enforced.
+
+    Args:
+        seconds: The time limit. It and the watch's cancellation end the check even within a
+            decode; the results so far are returned.
+        options: Only their constraint is used. The engine's draft policy is restored
+            afterwards.
     """
     check_lengths(prompts, engine.context_length)
 

@@ -54,18 +54,22 @@ _Law = dict[tuple[int, ...], float]  # what a step emits → its probability
 
 @dataclass(slots=True)
 class StepLaw:
-    """The result of enumerating steps.
-
-    num_places: texts behind which steps were enumerated. num_rows: rows of the target that laws
-    were compared with. num_outcomes: ways that steps took. largest_difference: of a
-    probability. bugs: in words, the first few.
-    """
+    """The result of enumerating steps."""
 
     num_places: int = 0
+    """Texts behind which steps were enumerated."""
+
     num_rows: int = 0
+    """Rows of the target that laws were compared with."""
+
     num_outcomes: int = 0
+    """Ways that steps took."""
+
     largest_difference: float = 0.0
+    """The largest difference of a probability."""
+
     bugs: list[str] = field(default_factory=list)
+    """The first few bugs, in words."""
 
     @property
     def is_enough(self) -> bool:
@@ -86,9 +90,12 @@ class StepLawCheck:
     def run(self, prompt: list[int], answer: list[int], rows: Logits) -> Iterator[None]:
         """Look at the positions of an answer from its end on: no row is decoded twice.
 
-        rows: of the target before each token of the answer, whose cache holds the text or a
-        part. The caches of all proposers are filled and cut. Yields after every position.
-        Raises Interrupted.
+        The caches of all proposers are filled and cut. Yields after every position. Raises
+        Interrupted.
+
+        Args:
+            rows: The target's rows before each token of the answer. Its cache holds the text or
+                a part.
         """
         left = self.loop.target.context_length - len(prompt) - _DEEP_TOKENS - 1
         top_k = min(self.sampling.top_k or _WIDEST, _WIDEST)

@@ -58,7 +58,8 @@ def verdict(found: Bench) -> list[str]:
 def _more_seconds(found: Bench, *, is_missing: bool) -> list[str]:
     """How much more time would probably be enough, unless all intervals are narrow.
 
-    is_missing: whether a kind of text has too little for an interval, and can have more.
+    Args:
+        is_missing: Whether a kind of text has too little for an interval, and can have more.
     """
     needed = found.seconds_needed
     if found.ended_by is None or (needed is None and not is_missing):

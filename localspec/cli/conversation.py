@@ -36,34 +36,45 @@ ThoughtView = Literal["show", "dim", "hide"]
 
 @dataclass(slots=True)
 class Conversation:
-    """A chat with the options of its next answer, saved as a session if it has a name.
-
-    write: shows an answer, and returns its reply. think: how thoughts are shown.
-    is_quiet: whether the status line below answers is left out.
-    attachments: files for the next question. is_editing: whether the next question replaces
-    the last one and its answer.
-    last: the latest reply. lock: the session's lock, held while the session is in use.
-    text_so_far: of the answer that is being continued. is_saved: whether the session's file is
-    up to date. shown_error: the last error of saving that was shown.
-    toolbox: the tools of MCP servers.
-    """
+    """A chat with the options of its next answer, saved as a session if it has a name."""
 
     engine: BaseEngine
     chat: Chat
     options: AnswerOptions
     write: Callable[[Conversation, Answer], Reply]
+    """Shows an answer, and returns its reply."""
+
     show_draft: bool
     think: ThoughtView = "dim"
+    """How thoughts are shown."""
+
     is_quiet: bool = False
+    """Whether the status line below answers is left out."""
+
     session: str | None = None
     is_editing: bool = False
+    """Whether the next question replaces the last one and its answer."""
+
     attachments: list[Attachment] = field(default_factory=list)
+    """Files for the next question."""
+
     last: Reply | None = None
+    """The latest reply."""
+
     lock: FileLock | None = None
+    """The session's lock, held while the session is in use."""
+
     text_so_far: str = ""
+    """The part of the answer that is being continued."""
+
     is_saved: bool = False
+    """Whether the session's file is up to date."""
+
     shown_error: str = ""
+    """The last error of saving that was shown."""
+
     toolbox: Toolbox | None = None
+    """The tools of MCP servers."""
 
     @property
     def is_kept(self) -> bool:
@@ -179,8 +190,11 @@ class Conversation:
     def keep_as(self, name: str, *, may_replace: Callable[[], bool]) -> bool:
         """Save as a session, now and after every answer. False if another was not replaced.
 
-        may_replace: asked before another session of that name is replaced, and only where
-        nothing else keeps that from working. Raises SessionError, OptionError.
+        Raises SessionError, OptionError.
+
+        Args:
+            may_replace: Called before another session of that name is replaced, and only where
+                nothing else keeps that from working.
         """
         name = known_name(name)
         with self._locked(name) as lock:
@@ -194,9 +208,12 @@ class Conversation:
     def load(self, name: str, *, may_drop: Callable[[], bool]) -> bool:
         """Continue a session that exists. False if the present conversation was not dropped.
 
-        may_drop: asked before a conversation that is not saved is dropped, and only once the
-        session was read. Raises OptionError if there is no session of that name, SessionError
-        if it cannot be read or is in use.
+        Raises OptionError if there is no session of that name, SessionError if it cannot be
+        read or is in use.
+
+        Args:
+            may_drop: Called before a conversation that is not saved is dropped, and only once
+                the session was read.
         """
         check_exists(name)
         name = known_name(name)

@@ -89,7 +89,9 @@ def _free_of(free_bytes: int, total_bytes: int) -> str:
 def _heads(missing: tuple[str, ...], for_layers: tuple[str, ...]) -> str:
     """The trained heads that libllama supports.
 
-    missing: functions that all heads lack; for_layers: that EAGLE-3 and DFlash lack.
+    Args:
+        missing: Functions that all heads lack.
+        for_layers: Functions that EAGLE-3 and DFlash lack.
     """
     if missing:
         return f"off: this libllama lacks {', '.join(missing)}; another version may have them"

@@ -161,7 +161,8 @@ def _command(name: str, model: str | None, named: dict[str, Any]) -> str:
 def explanation_text(found: Explanation, commands: Sequence[tuple[str, str]]) -> str:
     """The explanation as text: titles, and the facts under each.
 
-    commands: what to type next, with a title for each. They come last.
+    Args:
+        commands: What to type next, with a title for each. They come last.
     """
     facts = [("Pair", [found.description])] if found.description else []
     facts += [("Target", _model_lines(found.target)), ("Exact", [_exact(found.target)])]

@@ -67,7 +67,8 @@ class Option(click.Option):
 def option(name: str, *, flags: Sequence[str] = (), **more: Any) -> Decorator:
     """Decorate a command with an `Option`; the command receives it by this name.
 
-    flags: what is typed. [default: what stands for the keyword of that name]
+    Args:
+        flags: What is typed. [default: what stands for the keyword of that name].
     """
     return click.option(*(flags or flags_of(name)), name, cls=Option, **more)
 

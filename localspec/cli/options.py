@@ -305,15 +305,14 @@ def _option(name: str, **changes: Any) -> Decorator:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairOptions:
-    """The options of a command that runs a pair; None means the default.
-
-    loading: keywords of `localspec.load` besides the target.
-    """
+    """The options of a command that runs a pair; None means the default."""
 
     model: str | None
     preset: str | None
     target: str | None
     loading: LoadKeywords
+    """Keywords of `localspec.load` besides the target."""
+
     system: str | None
     template_name: str | None
     sampling_changes: dict[str, Any]
@@ -327,11 +326,13 @@ class PairOptions:
     ) -> BaseEngine:
         """Load the pair; with RPC servers in a process of its own, since they may crash it.
 
-        memory, cache_disk: as for `localspec.load`; a measurement, which repeats its prompts,
-        has no memory. shown: what the target has to see; one that cannot is not loaded.
-
         Raises the errors of `localspec.load` and `choose_model`, and OptionError for a target
         that cannot see.
+
+        Args:
+            memory, cache_disk: Values for `localspec.load`; a measurement, which repeats its
+                prompts, has no memory.
+            shown: What the target has to see; one that cannot is not loaded.
         """
         # Imported here: completion must not load an engine.
         from localspec.engine.loading import load
@@ -365,7 +366,10 @@ class PairOptions:
     def for_answer(self, engine: BaseEngine, **more: Any) -> AnswerOptions:
         """The options of an answer; its sampling is the preset's with the user's changes.
 
-        more: other fields of `AnswerOptions`. Raises OptionError.
+        Raises OptionError.
+
+        Args:
+            more: Other fields of `AnswerOptions`.
         """
         from localspec.streaming.options import AnswerOptions  # loads NumPy
 

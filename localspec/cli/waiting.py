@@ -24,8 +24,10 @@ def waiting(describe: Callable[[], str], pipe_s: float | None = None) -> Iterato
     """Show the text of `describe`, which another thread calls, until the context is left.
 
     The line is rewritten with carriage returns, and blank at the end. Text that is typed
-    meanwhile is not shown, but read later. pipe_s: seconds between two lines where stderr is no
-    terminal; None for no lines.
+    meanwhile is not shown, but read later.
+
+    Args:
+        pipe_s: Seconds between two lines where stderr is no terminal; None for no lines.
     """
     is_shown = is_terminal(sys.stderr)
     if not is_shown and pipe_s is None:

@@ -73,17 +73,18 @@ def _begun(texts: Sequence[str], said: str) -> str:
 
 
 class Start(NamedTuple):
-    """How an answer reaches its boundary, and leaves it.
-
-    opening: tokens with which the free part begins; an answer that begins with another token is
-    constrained from there on. None: the answer begins in the free part. between: tokens of
-    which one may stand directly behind the boundary, without being part of the constrained
-    text. may_end: whether the answer may end before the boundary.
-    """
+    """How an answer reaches its boundary, and leaves it."""
 
     opening: frozenset[int] | None
+    """Tokens with which the free part begins; an answer that begins with another token is
+    constrained from there on. None: the answer begins in the free part."""
+
     between: frozenset[int]
+    """Tokens of which one may stand directly behind the boundary, without being part of the
+    constrained text."""
+
     may_end: bool
+    """Whether the answer may end before the boundary."""
 
 
 class _Stage(enum.Enum):

@@ -81,15 +81,16 @@ class _Lexeme(NamedTuple):
 
 
 class LarkText(NamedTuple):
-    """The names and operators of a grammar, as far as its bounds need them.
-
-    mentions: the names that each rule's or token's definition mentions. operators: the `&` and
-    `~` between expressions. schemas: the JSON schemas in it.
-    """
+    """The names and operators of a grammar, as far as its bounds need them."""
 
     mentions: dict[str, set[str]]
+    """The names that each rule's or token's definition mentions."""
+
     operators: list[str]
+    """The `&` and `~` between expressions."""
+
     schemas: list[Any]
+    """The JSON schemas in it."""
 
 
 # As llguidance's lexer has them.

@@ -56,17 +56,20 @@ def is_installed() -> bool:
 
 
 class _Judgement(NamedTuple):
-    """A constraint in llguidance's form, and what llguidance says of it.
-
-    is_refused: whether no answer can be kept to it. messages: why, or what it warns of. schema:
-    of JSON, as far as it is kept to. passed_over: what that lacks of the one that was given.
-    """
+    """A constraint in llguidance's form, and what llguidance says of it."""
 
     grammar: str
     is_refused: bool
+    """Whether no answer can be kept to it."""
+
     messages: list[str]
+    """Why, or what it warns of."""
+
     schema: Node
+    """The JSON schema, as far as it is kept to."""
+
     passed_over: frozenset[str] = frozenset()
+    """What that lacks of the one that was given."""
 
 
 @functools.lru_cache(maxsize=64)  # texts of up to spec.MAX_BYTES

@@ -19,16 +19,15 @@ Kind = Literal["json_schema", "regex", "lark", "gbnf"]
 
 
 class ConstraintSpec(NamedTuple):
-    """A constraint by its text.
-
-    is_strict: whether a keyword of a JSON schema that no answer can be kept to is an error.
-    is_ours: whether localspec wrote it: only its own grammars negate expressions.
-    """
+    """A constraint by its text."""
 
     kind: Kind
     text: str
     is_strict: bool = False
+    """Whether a keyword of a JSON schema that no answer can be kept to is an error."""
+
     is_ours: bool = False
+    """Whether localspec wrote it: only its own grammars negate expressions."""
 
 
 def constraint_spec(
@@ -41,9 +40,13 @@ def constraint_spec(
 ) -> ConstraintSpec | None:
     """The constraint among these that is given; None if none is.
 
-    json_schema: what `schema_text` made of one. grammar: Lark, as llguidance understands it, or
-    llama.cpp's GBNF, told by its "name ::=". is_strict: of a JSON schema. Raises OptionError
-    for two at once, ConstraintError for one that cannot be used.
+    Raises OptionError for two at once, ConstraintError for one that cannot be used.
+
+    Args:
+        json_schema: What `schema_text` made of one.
+        grammar: Lark, as llguidance understands it, or llama.cpp's GBNF, told by its "name
+            ::=".
+        is_strict: Whether a JSON schema has to be enforced whole.
     """
     given = {
         "json_schema": json_schema, "regex": regex, "grammar": grammar, "choices": choices
@@ -111,9 +114,11 @@ class ClassSchema(str):
 def schema_text(schema: object) -> str:
     """A JSON schema as text: of a class a `ClassSchema`.
 
-    schema: a mapping or its JSON, which stay as they are, or a class: see `class_schema`.
     Raises OptionError for anything else, ConstraintError for JSON that is not a schema, and for
     a dataclass of which Pydantic makes none.
+
+    Args:
+        schema: A mapping or its JSON, which stay as they are, or a class: see `class_schema`.
     """
     if isinstance(schema, ClassSchema):
         return schema

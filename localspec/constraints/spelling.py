@@ -15,13 +15,13 @@ DIGITS = "0123456789"
 
 
 class Crossing(NamedTuple):
-    """Tokens that can say a mark and go on.
-
-    whole: tokens with a whole mark and more text. ends: with the end of a mark and more text.
-    """
+    """Tokens that can say a mark and go on."""
 
     whole: frozenset[int]
+    """Tokens with a whole mark and more text."""
+
     ends: frozenset[int]
+    """Tokens that contain the end of a mark, and more text."""
 
 
 class Spelling:

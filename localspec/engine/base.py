@@ -303,8 +303,11 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
     ) -> Found:
         """Call a function with the `Engine` that has the models; returns its result.
 
-        That may be in another process. keywords: among them a `Watch`, whose cancellation the
-        function obeys. Raises what it raises.
+        That may be in another process. Raises what it raises.
+
+        Args:
+            keywords: The function's arguments. A `Watch` among them has the cancellation that
+                the function obeys.
         """
         return function(self, *arguments, **keywords)
 
@@ -356,16 +359,19 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
         """The answer to a question, or to a list of messages, by the model's chat template.
 
         The engine keeps nothing of it but caches; for a conversation see `chat`.
-        question: a text, or messages in OpenAI's format, each with a role and a content: text,
-        None, or parts (text, pictures); calls of tools and their results, too. The roles and
-        their order are those that the chat template takes; if it refuses several messages in a
-        row of one role, they are joined. If the last message is the assistant's, the answer
-        continues it. system, template, think: as for `chat`. options, keywords: see
-        `AnswerOptions`.
 
         Raises OptionError for bad options or messages. When the answer is read: TemplateError
         if the template refuses the messages or would leave some out, and ContextError if they
         do not fit: no message is ever dropped.
+
+        Args:
+            question: A text, or messages in OpenAI's format, each with a role and a content:
+                text, None, or parts (text, pictures); calls of tools and their results, too.
+                The roles and their order are those that the chat template takes; if it refuses
+                several messages in a row of one role, they are joined. If the last message is
+                the assistant's, the answer continues it.
+            system, template, think: Values as for `chat`.
+            options, keywords: See `AnswerOptions`.
         """
         chosen = AnswerOptions.of(options, **keywords)
         messages = question_messages(question, system)
@@ -379,11 +385,14 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
         options: AnswerOptions | None = None,
         **keywords: Unpack[AnswerKeywords],
     ) -> Answer:
-        """More of a raw prompt, without a chat template: text, in which special tokens count,
-        or token ids.
+        """The continuation of a raw prompt, without a chat template.
 
-        options, keywords: see `AnswerOptions`. Raises OptionError for a bad value; when it is
-        read, ContextError if the prompt does not fit.
+        Raises OptionError for a bad value; when it is read, ContextError if the prompt does not
+        fit.
+
+        Args:
+            prompt: A text, in which special tokens count, or token ids.
+            options, keywords: See `AnswerOptions`.
         """
         chosen = AnswerOptions.of(options, **keywords)
         if chosen.tools:
@@ -397,7 +406,8 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
         """Token ids of a text, without one that begins every text.
 
-        special: whether the texts of control tokens in it name these.
+        Args:
+            special: Whether the texts of control tokens in it name these.
         """
         if not isinstance(text, str):
             raise OptionError(f"the text is {text!r:.80}", "Give a str.")
@@ -406,7 +416,11 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
     def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """The text of token ids; U+FFFD stands for bytes of an incomplete character.
 
-        special: with the texts of control tokens. Raises OptionError for a bad id.
+        Args:
+            special: Whether the texts of control tokens are included.
+
+        Raises:
+            OptionError: For a bad id.
         """
         return self.vocabulary.detokenize(token_ids(tokens), special=special)
 
@@ -441,14 +455,16 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
     ) -> Chat:
         """A conversation.
 
-        messages: an earlier conversation that it continues, in OpenAI's format: whole turns, as
-        `chat.transcript` has them, after at most one system message. system: the system
-        message, if that is not among them. template: a name of `template.BUILT_IN` or a Jinja
-        source (the one in the target's file). think: False asks a reasoning model to answer at
-        once.
-
         Raises OptionError for messages that are no whole turns; TemplateError if the template
         is missing, broken, or has no such switch.
+
+        Args:
+            messages: An earlier conversation that it continues, in OpenAI's format: whole
+                turns, as `chat.transcript` has them, after at most one system message.
+            system: The system message, if that is not among them.
+            template: A name of `template.BUILT_IN` or a Jinja source (the one in the target's
+                file).
+            think: False asks a reasoning model to answer at once.
         """
         self._own_process.require("the engine")
         self._require_not_ending()

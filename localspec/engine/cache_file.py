@@ -40,14 +40,13 @@ class Scope(NamedTuple):
 
 
 class PooledCache(NamedTuple):
-    """A text, and what each model's cache held of it; None where nothing was cached.
-
-    head: what a head had, in a copy from another place.
-    """
+    """A text, and what each model's cache held of it; None where nothing was cached."""
 
     tokens: list[int]
     states: list[CacheState | None]
     head: Any = None
+    """What a head had, in a copy from another place."""
+
     scope: Scope = Scope()
 
     @property
@@ -57,19 +56,25 @@ class PooledCache(NamedTuple):
 
 
 class CacheHead(NamedTuple):
-    """The first line of a file of caches.
-
-    owner: whose text it is. identities: of the models. outline: the text, with states that
-    lack their bytes. sizes, sha256: of these bytes, those of all states before those of their
-    checkpoints. begin: where they begin in the file.
-    """
+    """The first line of a file of caches."""
 
     owner: str
+    """Whose text it is."""
+
     identities: list[str]
+    """The identities of the models."""
+
     outline: PooledCache
+    """The text, with states that lack their bytes."""
+
     sizes: list[int]
+    """The sizes of these bytes, those of all states before those of their checkpoints."""
+
     sha256: list[str]
+    """The hashes of these bytes, those of all states before those of their checkpoints."""
+
     begin: int
+    """Where they begin in the file."""
 
     @property
     def num_cached(self) -> int:
@@ -89,9 +94,12 @@ def write_caches(
 ) -> None:
     """Replace the file at once. identities: of the models, see `LlamaModel.identity`.
 
-    The states are written where they lie, since they can be gigabytes. owner: see `CacheHead`.
-    check: called every few megabytes; what it raises ends the work, and leaves no file.
-    durable: see `write_whole`. Raises OSError.
+    The states are written where they lie, since they can be gigabytes. Raises OSError.
+
+    Args:
+        owner: See `CacheHead`.
+        check: Called every few megabytes; what it raises ends the work, and leaves no file.
+        durable: See `write_whole`.
     """
     entries = _entries(kept.states)
     parts = [b"" if entry is None else entry.data.data for entry in entries]
@@ -193,7 +201,10 @@ def read_caches(
 ) -> PooledCache | None:
     """The file's content; None if it is missing, damaged or of other models.
 
-    make_room: called with the bytes of the states before they are read. Raises what it does.
+    Raises what it does.
+
+    Args:
+        make_room: Called with the bytes of the states before they are read.
     """
     try:
         head = read_head(path)
@@ -220,7 +231,8 @@ def _entries(states: Sequence[CacheState | None]) -> list[CacheState | None]:
 def _outline(num_cached: Any, num_tokens: int, pictures: Any) -> CacheState | None:
     """A state without its bytes. Raises ValueError if it claims more tokens than there are.
 
-    pictures: the numbers of their spans.
+    Args:
+        pictures: The numbers of their spans.
     """
     if num_cached is None:
         return None

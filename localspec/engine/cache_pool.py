@@ -81,9 +81,11 @@ class CachePool:
     ) -> None:
         """Give a lane the owner's text, and keep that of the one before. None: nobody's.
 
-        tokens: what comes next, of which another text may have more, also one in another lane:
-        then the lane gets a copy of that. Without one of the owner's own the text there stays,
-        since it may begin alike. scope: of what comes next; texts of others are left alone.
+        Args:
+            tokens: What comes next, of which another text may have more, also one in another
+                lane: then the lane gets a copy of that. Without one of the owner's own the text
+                there stays, since it may begin alike.
+            scope: The scope of what comes next; texts of others are left alone.
         """
         lane.last_used = next(self._uses)
         previous = lane.owner()

@@ -79,7 +79,9 @@ class CacheStore:
     ) -> PooledCache | None:
         """The text that spares most decodes of `tokens`, if it spares more than reading costs.
 
-        num_there: how many of them need no decode without it. scales: of the adapters.
+        Args:
+            num_there: How many of them need no decode without it.
+            scales: The scales of the adapters.
         """
         identities = self._identities_under(scales)
         while len(tokens) - num_there > _LEAST_TOKENS:
@@ -99,7 +101,9 @@ class CacheStore:
     ) -> bool:
         """Whether a text is worth a file: no other has most of it.
 
-        outline: of the target. scales: of its adapters.
+        Args:
+            outline: The target's outline.
+            scales: The scales of its adapters.
         """
         num_cached = outline.num_cached
         if num_cached <= _LEAST_TOKENS:
@@ -119,7 +123,8 @@ class CacheStore:
     def keep(self, kept: PooledCache, check: Callable[[], None] = lambda: None) -> None:
         """Write a text, in place of those that it continues; the oldest leave for it.
 
-        check: called every few megabytes; what it raises ends the work, and leaves no file.
+        Args:
+            check: Called every few megabytes; what it raises ends the work, and leaves no file.
         """
         try:
             folder = kept_folder()

@@ -23,17 +23,18 @@ DiskUse = Literal["files", "caches", "costs"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DiskUsage:
-    """Files that could be freed, each with its bytes.
-
-    files: models that localspec fetched and no other preset uses, and what was received of
-    them. caches: those kept of conversations. costs: what decodes cost
-    here, learned while it ran. The last two are found by the content of the models, so while
-    their files are here, and count for no preset where another one has the same models.
-    """
+    """Files that could be freed, each with its bytes."""
 
     files: Mapping[Path, int]
+    """Models that localspec fetched and no other preset uses, and what was received of them."""
+
     caches: Mapping[Path, int]
+    """Those kept of conversations."""
+
     costs: Mapping[Path, int]
+    """What decodes cost here, learned while it ran. The last two are found by the content of
+    the models, so while their files are here, and count for no preset where another one has
+    the same models."""
 
     @property
     def num_bytes(self) -> int:
@@ -116,7 +117,8 @@ def _paths(preset: Preset) -> list[Path]:
 def _are_of(identities: Sequence[str], contents: Sequence[str]) -> bool:
     """Whether the models with these identities are among those with these contents.
 
-    identities, contents: the target's first; see `LlamaModel.identity`.
+    Args:
+        identities, contents: The target's first; see `LlamaModel.identity`.
     """
     own = [identity.partition(" · ")[0] for identity in identities]
     return own[:1] == list(contents[:1]) and set(own) <= set(contents)

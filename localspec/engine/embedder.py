@@ -23,13 +23,13 @@ _MOST_IDS = 1 << 24  # in a text; more than any context holds
 
 
 class Embedded(NamedTuple):
-    """values: a vector for each text, (texts, width) float32; or a score for each, (texts,).
-
-    num_tokens: of all texts together.
-    """
+    """"""
 
     values: np.ndarray[Any, np.dtype[np.float32]]
+    """A vector for each text, (texts, width) float32; or a score for each, (texts,)."""
+
     num_tokens: int
+    """The tokens of all texts together."""
 
 
 class Embedder:
@@ -62,10 +62,13 @@ class Embedder:
     ) -> Embedded:
         """The vectors of texts, each of length 1 (Euclidean).
 
-        texts: one text or several, each a str or a list of token ids. dimensions: the length of
-        a vector, of which the rest is cut off, for models that are trained for that. truncate:
-        cut off the end of a text that does not fit. Raises OptionError, and ContextError for a
-        text that does not fit.
+        Raises OptionError, and ContextError for a text that does not fit.
+
+        Args:
+            texts: One text or several, each a str or a list of token ids.
+            dimensions: The length of a vector, of which the rest is cut off, for models that
+                are trained for that.
+            truncate: Cut off the end of a text that does not fit.
         """
         import numpy as np
 
@@ -139,13 +142,14 @@ def load_embedder(
 ) -> Embedder:
     """Open a model that turns texts into vectors, or a reranker.
 
-    model: a preset ("bge-small-en-v1.5", "nomic-embed-text-v1.5"), a GGUF file, or a name of
-    the hub as hf:owner/repo/file.gguf; it has to be on this machine. context_length: tokens of
-    a text; by default what it was trained for, up to 8192. progress: called with the loaded
-    share, 0 … 1.
-
     Raises ModelFileError if it is no such model, PresetError if it is not here, OptionError,
     and MemoryLimitError.
+
+    Args:
+        model: A preset ("bge-small-en-v1.5", "nomic-embed-text-v1.5"), a GGUF file, or a name
+            of the hub as hf:owner/repo/file.gguf; it has to be on this machine.
+        context_length: Tokens of a text; by default what it was trained for, up to 8192.
+        progress: Called with the loaded share, 0 … 1.
     """
     header = check_embedder_file(locate_model(model))
     options = LlamaOptions(

@@ -115,25 +115,35 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
 ) -> Engine:
     """An engine for a preset, or for a target of your own and perhaps what drafts for it.
 
-    preset: what commands take as MODEL: a preset, its name, an alias, or a target as below;
-    beside a draft or a head its target. target, draft: paths of GGUF files (the first part),
-    names as `hf:owner/repo/file.gguf` and `owner/repo:QUANT` that were downloaded, or
-    `llama_cpp.Llama` objects, which `Engine.close` gives back. With neither it is the demo
-    pair. head: a trained head, named likewise; else that in the target's file, if any. mmproj:
-    with which the target sees (else mmproj*.gguf beside it; "none": none). draft_tokens:
-    proposed per step; None: as many as pay. proposer: "draft", "head", "lookup", "auto" or
-    "none". context_length: tokens (the preset's, or the model's own up to 8192).
-    num_gpu_layers: what fits. device: "cpu", or a GPU by llama.cpp's name, as "Vulkan0"; else
-    what reads and writes fastest, as measured at the first load. rpc: "host:port" of
-    llama.cpp's RPC servers with layers of the target; one that fails ends the process; a head
-    in the target's file is then used only if proposer="head". adapters: LoRA adapters of the
-    target, each a file or an `Adapter` with its scale (the preset's); draft and head keep their
-    own weights. exact: the same text to the bit with any draft. target_options, draft_options:
-    other settings of each. kept_bytes, cache_disk: for caches of conversations that wait.
-    parallel: answers at once. memory: earlier texts draft what repeats. progress: called with
-    the loaded share; raise to cancel. force: load what seems too large.
-
     Raises PresetError, ModelFileError, MemoryLimitError, PairError, OptionError or RpcError.
+
+    Args:
+        preset: What commands take as MODEL: a preset, its name, an alias, or a target as below;
+            beside a draft or a head its target.
+        target, draft: Paths of GGUF files (the first part), names as `hf:owner/repo/file.gguf`
+            and `owner/repo:QUANT` that were downloaded, or `llama_cpp.Llama` objects, which
+            `Engine.close` gives back. With neither it is the demo pair.
+        head: A trained head, named likewise; else that in the target's file, if any.
+        mmproj: The projector with which the target sees (else mmproj*.gguf beside it; "none":
+            none).
+        draft_tokens: Tokens proposed per step; None: as many as pay.
+        proposer: "draft", "head", "lookup", "auto" or "none".
+        context_length: Tokens (the preset's, or the model's own up to 8192).
+        num_gpu_layers: What fits.
+        device: "cpu", or a GPU by llama.cpp's name, as "Vulkan0"; else what reads and writes
+            fastest, as measured at the first load.
+        rpc: "host:port" of llama.cpp's RPC servers with layers of the target; one that fails
+            ends the process; a head in the target's file is then used only if proposer="head".
+        adapters: LoRA adapters of the target, each a file or an `Adapter` with its scale (the
+            preset's); draft and head keep their own weights.
+        exact: The same text to the bit with any draft.
+        target_options, draft_options: Other settings of each.
+        kept_bytes, cache_disk: Bytes for the caches of conversations that wait, in memory and
+            on disk.
+        parallel: Answers at once.
+        memory: Earlier texts draft what repeats.
+        progress: Called with the loaded share; raise to cancel.
+        force: Load what seems too large.
     """
     _check_kept(kept_bytes, memory=memory)
     drafting = Drafting(draft_tokens, proposer)
@@ -200,7 +210,8 @@ def _adapters_in_words(target: Source) -> str:
 def _unused_gpu(target: Source) -> str:
     """A GPU where no layer of the target lies, and why, in words; also to the log.
 
-    target: as asked for.
+    Args:
+        target: The target as it was asked for.
     """
     if target.header is None:  # where an application's own model lies is not known
         return ""
@@ -267,8 +278,12 @@ def _open_fitting(
 ) -> tuple[Models, Plan | None]:
     """Open the models by the best plan, or by the next one where memory runs out.
 
-    stack: gets what closes them. Raises MemoryLimitError where the user chose the layers, or
-    no plan helps, and what `_open_models` raises.
+    Args:
+        stack: Gets what closes them.
+
+    Raises:
+        MemoryLimitError: Where the user chose the layers, or no plan helps, and what
+            `_open_models` raises.
     """
     if ranked is None:
         return _open_models(sources, sight, stack), None
@@ -411,7 +426,11 @@ def _find_exactness(
 ) -> Exactness:
     """Find the class of exact decodes: in the profile, or by a probe of 0.1 to 30 s.
 
-    options: it was opened with. Raises OptionError if there is none.
+    Args:
+        options: It was opened with.
+
+    Raises:
+        OptionError: If there is none.
     """
     profile = None
     # The probe has all of the adapters, whatever their scales.

@@ -20,15 +20,13 @@ if TYPE_CHECKING:
 
 
 class Models(NamedTuple):
-    """A target, and what may draft for it.
-
-    memory: what they take, if all were opened from files.
-    """
+    """A target, and what may draft for it."""
 
     target: LlamaModel
     draft: LlamaModel | None
     head: LlamaHead | MedusaHeads | None
     memory: PairMemory | None = None
+    """What they take, if all were opened from files."""
 
     @property
     def saved(self) -> list[LlamaModel]:
@@ -98,7 +96,8 @@ class Models(NamedTuple):
     def identities(self, scales: Sequence[float] = ()) -> list[str]:
         """Identities of the saved models. Raises CacheError if a model has none any more.
 
-        scales: those of the target's adapters.
+        Args:
+            scales: Those of the target's adapters.
         """
         identities = []
         count = self.num_sequences
@@ -125,27 +124,25 @@ class Models(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EngineMemory:
-    """Memory of an open engine, in bytes.
-
-    models: weights, caches and buffers of target, draft and head for the whole context, as
-    their files' headers say; None where an application's own `Llama` is among them.
-    kept_bytes: main memory that the caches of conversations that wait take, which
-    `free_kept` frees; most_kept_bytes: what they may take.
-    """
+    """Memory of an open engine, in bytes."""
 
     models: PairMemory | None
+    """Weights, caches and buffers of target, draft and head for the whole context, as their
+    files' headers say; None where an application's own `Llama` is among them."""
+
     kept_bytes: int
+    """Main memory that the caches of conversations that wait take, which `free_kept` frees."""
+
     most_kept_bytes: int
+    """What they may take."""
 
 
 class CacheDisk(NamedTuple):
-    """Limit of an engine's caches on disk: num_bytes, 0 for none.
-
-    owner: whose texts they are; those of others are never used.
-    """
+    """Limit of an engine's caches on disk: num_bytes, 0 for none."""
 
     num_bytes: int
     owner: str = ""
+    """Whose texts they are; those of others are never used."""
 
     @classmethod
     def of(cls, value: int | CacheDisk) -> CacheDisk:

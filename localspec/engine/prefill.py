@@ -30,7 +30,10 @@ _ENOUGH_JUDGED = 256  # at any time, to know how its tokens fare
 def prepare(decoder: SpeculativeDecoder, tokens: list[int], chain: SamplerChain) -> None:
     """Read `tokens`, with which the next prompt begins; find out what a policy has to know.
 
-    chain: those of a usual answer, whose time belongs to a step's. Raises Interrupted.
+    Raises Interrupted.
+
+    Args:
+        chain: Those of a usual answer, whose time belongs to a step's.
     """
     policy = decoder.draft_policy
     if isinstance(policy, AdaptiveDraftPolicy):

@@ -42,7 +42,9 @@ def choose_proposers(
 ) -> tuple[list[Proposer], DraftOff | None]:
     """The proposers of a lane in order of preference, and the reason if there are none.
 
-    models: at the lane's sequence. shared: the tokens that target and draft share.
+    Args:
+        models: The models, at the lane's sequence.
+        shared: The tokens that target and draft share.
     """
     target, draft, head, _ = models
     if drafting.is_off:

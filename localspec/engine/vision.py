@@ -121,7 +121,9 @@ def has_room_on_gpu(header: Header, gpus: Sequence[Device]) -> bool:
     """Whether the first GPU, which libmtmd takes, has as much free memory as a projector needs.
 
     libmtmd ends the process where it has not; without a GPU it takes the processor by itself.
-    gpus: as they are once the models are loaded.
+
+    Args:
+        gpus: The GPUs as they are once the models are loaded.
     """
     needed = projector_memory(header, 0)
     return all(
@@ -140,8 +142,10 @@ def open_projector(
 ) -> None:
     """Let the target read pictures, and a draft pass over them. options: of the target.
 
-    stack: gets what closes the projector, which is closed before the models are. Raises
-    ModelFileError.
+    Raises ModelFileError.
+
+    Args:
+        stack: Gets what closes the projector, which is closed before the models are.
     """
     from localspec.llama.projector import Projector  # loads libllama
 

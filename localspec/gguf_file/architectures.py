@@ -35,29 +35,38 @@ HEADS_APART = (HeadGraph.LAYERS, HeadGraph.BLOCK, HeadGraph.OUTPUT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """The properties of an architecture; the defaults are those of one that is not listed.
-
-    has_state: some layers have a recurrent state; is_recurrent: all of them. has_snapshots:
-    libllama can keep the last states (llm_arch_supports_rs_rollback).
-    is_head: its files hold a head and no layers of a model. head_of: the architecture that it
-    drafts for, if not its own. is_cropped: a head's decode gives rows of its outputs only, and
-    ends the process if asked for rows of all tokens; other heads give rows of all tokens, and
-    wrong ones if asked for those of outputs. loaded_anyway: prefixes of the names of tensors of
-    an MTP layer that are loaded without the head, too. gives_layers: libllama gives the inputs
-    of its layers; for other architectures it ends the process. gives_last: it also gives the
-    output of the last layer.
-    """
+    """The properties of an architecture; the defaults are those of one that is not listed."""
 
     has_state: bool = False
+    """Some layers have a recurrent state."""
+
     is_recurrent: bool = False
+    """All of them."""
+
     has_snapshots: bool = False
+    """libllama can keep the last states (llm_arch_supports_rs_rollback)."""
+
     head_graph: HeadGraph = HeadGraph.NONE
     is_head: bool = False
+    """Its files hold a head and no layers of a model."""
+
     head_of: str = ""
+    """The architecture that it drafts for, if not its own."""
+
     is_cropped: bool = False
+    """A head's decode gives rows of its outputs only, and ends the process if asked for rows
+    of all tokens; other heads give rows of all tokens, and wrong ones if asked for those of
+    outputs."""
+
     loaded_anyway: tuple[str, ...] = ()
+    """Prefixes of the names of tensors of an MTP layer that are loaded without the head,
+    too."""
+
     gives_layers: bool = False
+    """libllama gives the inputs of its layers; for other architectures it ends the process."""
+
     gives_last: bool = False
+    """It also gives the output of the last layer."""
 
 
 _PLAIN = Architecture()

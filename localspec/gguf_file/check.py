@@ -28,8 +28,11 @@ _MAX_LAYERS = 512  # libllama's limit; estimates have an entry for each layer
 def check_model_file(path: Path, *, embeds: bool = False) -> Header:
     """The header of a text generation model, with the tensors of all its parts.
 
-    embeds: it may be an embedder instead; whether it is, libllama finds out. Raises
-    ModelFileError if the file is something else or a part is missing.
+    Args:
+        embeds: It may be an embedder instead; whether it is, libllama finds out.
+
+    Raises:
+        ModelFileError: If the file is something else or a part is missing.
     """
     first = read_header(path)
     try:

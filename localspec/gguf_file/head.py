@@ -52,23 +52,28 @@ _MAX_DIFFERENT = 0.01
 
 
 class BlockFacts(NamedTuple):
-    """How a DFlash head drafts a block.
-
-    kind: its name in the field. mask: the token in place of those that are to be drafted. size:
-    tokens that it was trained to decode at once, the last token of the text included.
-    first_row: of the rows of a decode, the first that drafts a token. num_candidates: tokens of
-    each row that the selector of DFlash2 scores; 0 without one. has_confidences: whether it
-    says how likely each token is right. is_causal: whether a token attends to those before it
-    only.
-    """
+    """How a DFlash head drafts a block."""
 
     kind: str
+    """Its name in the field."""
+
     mask: int
+    """The token in place of those that are to be drafted."""
+
     size: int
+    """Tokens that it was trained to decode at once, the last token of the text included."""
+
     first_row: int
+    """The first row of a decode that drafts a token."""
+
     num_candidates: int
+    """Tokens of each row that the selector of DFlash2 scores; 0 without one."""
+
     has_confidences: bool
+    """Whether it says how likely each token is right."""
+
     is_causal: bool
+    """Whether a token attends to those before it only."""
 
     @property
     def most_tokens(self) -> int:
@@ -78,27 +83,37 @@ class BlockFacts(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class HeadFacts:
-    """The trained head in a file.
-
-    graph: how it is computed. num_layers: of the head, or the number of Medusa heads.
-    num_bytes: of its own weights, in memory. num_read_bytes: read to draft one token. why_not:
-    why it cannot be used, in words; empty if it can. is_apart: whether the file holds nothing
-    else. layers_read: layers of the target that EAGLE-3 or DFlash reads. block: how DFlash
-    drafts; its num_read_bytes are those of a whole block. num_chained: layers in a chain,
-    each of which drafts one token and reads the whole text; else 1. is_cropped: as in
-    `Architecture`.
-    """
+    """The trained head in a file."""
 
     graph: HeadGraph
+    """How it is computed."""
+
     num_layers: int
+    """The layers of the head, or the number of Medusa heads."""
+
     num_bytes: int
+    """Bytes of its own weights in memory."""
+
     num_read_bytes: int
+    """Read to draft one token."""
+
     why_not: str = ""
+    """Why it cannot be used, in words; empty if it can."""
+
     is_apart: bool = True
+    """Whether the file holds nothing else."""
+
     layers_read: tuple[int, ...] = ()
+    """Layers of the target that EAGLE-3 or DFlash reads."""
+
     num_chained: int = 1
+    """Layers in a chain, each of which drafts one token and reads the whole text; else 1."""
+
     is_cropped: bool = False
+    """Whether it is cropped, as in `Architecture`."""
+
     block: BlockFacts | None = None
+    """How DFlash drafts; its num_read_bytes are those of a whole block."""
 
     @property
     def description(self) -> str:
@@ -346,15 +361,16 @@ def _medusa_misfits(target: Header, head: Header) -> Iterator[str]:
 
 
 class _HeadKind(NamedTuple):
-    """Behaviour that differs between kinds of heads.
-
-    facts: of a file. refusals: why it cannot be used. misfits: why it cannot draft for a
-    target, whose header comes first.
-    """
+    """Behaviour that differs between kinds of heads."""
 
     facts: Callable[[Header, ModelShape], HeadFacts]
+    """The facts of a file."""
+
     refusals: Callable[[Header], Iterator[str]]
+    """Why it cannot be used."""
+
     misfits: Callable[[Header, Header], Iterator[str]]
+    """Why it cannot draft for a target, whose header comes first."""
 
 
 _MTP = _HeadKind(_mtp_facts, _mtp_refusals, _mtp_misfits)

@@ -42,9 +42,11 @@ _LENGTH = struct.Struct("<Q")  # of a string
 
 
 class ByteSource(Protocol):
-    """The bytes of a file, wherever it is. name: for messages."""
+    """The bytes of a file, wherever it is."""
 
     name: str
+    """The name for messages."""
+
     size_bytes: int
 
     def read(self, offset: int, size: int) -> bytes:
@@ -53,35 +55,41 @@ class ByteSource(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """An array of weights.
-
-    kind: ggml's number of its type. shape: as in the file, the length of a row first. offset:
-    where it starts in its file. size_bytes: in the file, with the few bytes of padding.
-    """
+    """An array of weights."""
 
     name: str
     kind: int
+    """ggml's number of its type."""
+
     shape: tuple[int, ...]
+    """The shape as in the file, the length of a row first."""
+
     offset: int
+    """Where it starts in its file."""
+
     size_bytes: int
+    """Bytes in the file, with the few bytes of padding."""
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The header of a GGUF file.
-
-    metadata: scalars, strings and short arrays of numbers. data_start: where the tensors start.
-    tokens: the vocabulary, if any. parts: the headers of all files of a model that was checked
-    (`gguf_file.check`), which are one unless it is split.
-    """
+    """The header of a GGUF file."""
 
     path: Path
     size_bytes: int
     tensors: Sequence[Tensor]
     metadata: Mapping[str, Value]
+    """Scalars, strings and short arrays of numbers."""
+
     data_start: int
+    """Where the tensors start."""
+
     tokens: Sequence[bytes] = ()
+    """The vocabulary, if any."""
+
     parts: Sequence[Header] = ()
+    """The headers of all files of a model that was checked (`gguf_file.check`), which are
+    one unless it is split."""
 
     kinds: Mapping[str, int] = field(default_factory=dict)
     """GGUF's number of each value's type, by the keys of the metadata."""

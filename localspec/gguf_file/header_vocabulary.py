@@ -63,13 +63,16 @@ _FIM_TEXTS = {
 
 
 class FimTokens(NamedTuple):
-    """Ids of the tokens. repo, file: before the names of a project and of each file, if any."""
+    """Ids of the tokens."""
 
     prefix: int
     suffix: int
     middle: int
     repo: int | None
+    """The token before the name of a project, if any."""
+
     file: int | None
+    """The token before the name of a file, if any."""
 
 
 def fim_tokens(header: Header) -> FimTokens | None:

@@ -26,16 +26,17 @@ _KEPT_OF_GENERAL = ("general.architecture", "general.alignment", "general.quanti
 
 @dataclass(frozen=True, slots=True)
 class Miniature:
-    """A miniature that was written.
-
-    scale: the whole model's time over the miniature's. num_tokens: of its vocabulary.
-    num_layers: of it, without the output.
-    """
+    """A miniature that was written."""
 
     path: Path
     scale: float
+    """The whole model's time over the miniature's."""
+
     num_tokens: int
+    """The size of its vocabulary."""
+
     num_layers: int
+    """Its layers, without the output."""
 
 
 def write_miniature(header: Header, path: Path, num_bytes: int) -> Miniature:

@@ -101,7 +101,9 @@ def projector_beside(target: Header) -> Path | None:
 def named_projectors(model: str, files: Iterable[str], *, is_alone: bool) -> list[str]:
     """The files that are a model's projectors by their names, the preferred type first.
 
-    model: its file name. is_alone: whether a projector that names no model counts, too.
+    Args:
+        model: Its file name.
+        is_alone: Whether a projector that names no model counts, too.
     """
     letters, found = _letters(Path(model).stem), sorted(filter(_SIGN.search, files), key=_rank)
     owns = {name: _own_letters(name) for name in found}

@@ -115,8 +115,12 @@ def whole_numbers(value: Value) -> tuple[int, ...]:
 def context_to_open(wanted: int | None, trained: int, name: str) -> int:
     """The number of tokens to open a model's context for.
 
-    wanted: None for the default. trained: tokens that the model was trained for. Raises
-    OptionError if more are wanted.
+    Args:
+        wanted: None for the default.
+        trained: Tokens that the model was trained for.
+
+    Raises:
+        OptionError: If more are wanted.
     """
     if wanted is not None and wanted > trained:
         raise OptionError(

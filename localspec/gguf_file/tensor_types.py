@@ -84,9 +84,12 @@ def unevenly_repacked(system_info: str) -> set[str]:
 def repacked_types(system_info: str) -> Mapping[str, float]:
     """Types whose weights ggml's CPU backend reorders for its kernels.
 
-    system_info: libllama's description of its build and this processor. Returns, by name, how
-    many bytes one byte of the file becomes. Follows ggml_repack_get_optimal_repack_type in
-    ggml-cpu/repack.cpp, supports_op in ggml-cpu/amx/amx.cpp and get_row_size in mmq.cpp there.
+    Follows ggml_repack_get_optimal_repack_type in ggml-cpu/repack.cpp, supports_op in
+    ggml-cpu/amx/amx.cpp and get_row_size in mmq.cpp there.
+
+    Args:
+        system_info: libllama's description of its build and this processor. Returns, by name,
+            how many bytes one byte of the file becomes.
     """
     has = {part.strip() for part in system_info.replace(":", "|").split("|")}
     names: set[str] = set()

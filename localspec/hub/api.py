@@ -47,15 +47,15 @@ _NOT_MADE = frozenset({"ConnectError", "ConnectTimeout"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteFile:
-    """A file as the hub serves it now.
-
-    commit: of the repository, 40 hex digits. etag: the sha256 of the content (64 hex
-    digits), or for a small file its git blob id (40).
-    """
+    """A file as the hub serves it now."""
 
     file: HubFile
     commit: str
+    """The repository's commit, 40 hex digits."""
+
     etag: str
+    """The sha256 of the content (64 hex digits), or for a small file its git blob id (40)."""
+
     size_bytes: int
 
     @property
@@ -77,8 +77,11 @@ def is_offline() -> bool:
 def remote_file(file: HubFile, on_wait: OnWait = lambda: None) -> RemoteFile:
     """Ask the hub about a file, and compare the answer with the file's pin.
 
-    on_wait: as in `patiently`. Raises HubBusyError if retries did not help, DownloadError if
-    the file is not available or not the pinned one.
+    Raises HubBusyError if retries did not help, DownloadError if the file is not available or
+    not the pinned one.
+
+    Args:
+        on_wait: Called while it waits, as in `patiently`.
     """
     url = _url_at(file, file.revision or "main")
     from huggingface_hub import get_hf_file_metadata
@@ -105,9 +108,12 @@ def remote_file(file: HubFile, on_wait: OnWait = lambda: None) -> RemoteFile:
 def content_of(remote: RemoteFile, begin: int, end: int | None = None) -> Iterator[bytes]:
     """The content of a file from a byte on, in pieces as they arrive.
 
-    end: the last byte that is needed; a server without ranges sends more. Asks the hub's own
-    address each time, since the signed address that it leads to expires after about an hour.
     Raises HubBusyError where a retry may help, else DownloadError.
+
+    Args:
+        end: The last byte that is needed; a server without ranges sends more. Asks the hub's
+            own address each time, since the signed address that it leads to expires after about
+            an hour.
     """
     _check_token()
     # By commit: a branch may change before the last byte is here.
@@ -130,7 +136,8 @@ def content_of(remote: RemoteFile, begin: int, end: int | None = None) -> Iterat
 def pinned_file(file: HubFile, size_bytes: int) -> RemoteFile | None:
     """The file as its pin states it, without asking the hub; None without a pinned sha256.
 
-    size_bytes: used if the pin states no size.
+    Args:
+        size_bytes: Used if the pin states no size.
     """
     if file.sha256 is None:
         return None
@@ -145,8 +152,11 @@ def pinned_file(file: HubFile, size_bytes: int) -> RemoteFile | None:
 def list_files(repo: str, on_wait: OnWait = lambda: None) -> list[HubFile]:
     """The GGUF files of a repository's main branch, with their sizes and hashes.
 
-    Files with invalid facts, or names that lead out of a folder, are left out. on_wait: as in
-    `patiently`. Raises HubBusyError or DownloadError.
+    Files with invalid facts, or names that lead out of a folder, are left out. Raises
+    HubBusyError or DownloadError.
+
+    Args:
+        on_wait: Called while it waits, as in `patiently`.
     """
     info = _asking(repo, None, functools.partial(_facts_of, repo), on_wait)
     files = []
@@ -368,9 +378,12 @@ class HubBusyError(DownloadError):
 def patiently(ask: Callable[[], Result], on_wait: Callable[[], None]) -> Result:
     """The result of `ask`, retried while it raises HubBusyError.
 
-    on_wait: called in this thread a few times a second until there is a result. An exception
-    in it ends the waiting at once, and leaves an unanswered request to its own timeout. Raises
-    what `ask` raises, HubBusyError after the sixth try.
+    Raises what `ask` raises, HubBusyError after the sixth try.
+
+    Args:
+        on_wait: Called in this thread a few times a second until there is a result. An
+            exception in it ends the waiting at once, and leaves an unanswered request to its
+            own timeout.
     """
     for num_vain in range(len(RETRY_DELAYS_S)):
         try:
@@ -398,8 +411,11 @@ def _answer(ask: Callable[[], Result], on_wait: Callable[[], None]) -> Result:
 def delay_s(error: HubBusyError, num_vain: int) -> float:
     """Seconds to wait after a failure: as long as the server asks, or growing steps.
 
-    num_vain: failed tries in a row before this one. Raises DownloadError if the server asks
-    for more than ten minutes.
+    Args:
+        num_vain: Failed tries in a row before this one.
+
+    Raises:
+        DownloadError: If the server asks for more than ten minutes.
     """
     if error.wait_s is None:
         return RETRY_DELAYS_S[min(num_vain, len(RETRY_DELAYS_S) - 1)]

@@ -75,7 +75,8 @@ class Folder:
     def publish(self, remote: RemoteFile, *, fetched: bool) -> Path:
         """Give the whole content its name; returns the path under that name.
 
-        fetched: whether we put it there, rather than found it.
+        Args:
+            fetched: Whether we put it there, rather than found it.
         """
         return self.root / remote.file.name
 

@@ -25,17 +25,17 @@ _PART_NUMBER = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubFile:
-    """A file of a hub repository; None means that a value is not known.
-
-    revision: a commit, or a branch or tag; None is main. sha256: of the content, hex.
-    Raises OptionError for an invalid name, or one that would lead out of its folder.
-    """
+    """A file of a hub repository; None means that a value is not known."""
 
     repo: str
     file: str
     revision: str | None = None
+    """A commit, or a branch or tag; None is main."""
+
     size_bytes: int | None = None
     sha256: str | None = None
+    """The content's hash, in hex. Raises OptionError for an invalid name, or one that would
+    lead out of its folder."""
 
     def __post_init__(self) -> None:
         if not is_repo(self.repo):

@@ -33,17 +33,19 @@ _READ_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """The progress of one file.
-
-    state: "checking" (bytes that are here), "downloading", "waiting" (for the hub, or for
-    another process that fetches the same file), or "done". file: for owner/repo:QUANT it is
-    named QUANT.gguf until the hub has said which file that is. total_bytes: 0 until known.
-    """
+    """The progress of one file."""
 
     file: HubFile
+    """The file. For owner/repo:QUANT it is named QUANT.gguf until the hub has said which
+    file that is."""
+
     state: str = "waiting"
+    """"checking" (bytes that are here), "downloading", "waiting" (for the hub, or for
+    another process that fetches the same file), or "done"."""
+
     received_bytes: int = 0
     total_bytes: int
+    """0 until known."""
 
 
 OnProgress = Callable[[Progress], None]

@@ -407,7 +407,9 @@ def serve_engine(
 ) -> None:
     """Load an engine, then follow messages until the other process ends it, or itself.
 
-    servers: addresses of RPC servers that its models are on. patience_s: for the end.
+    Args:
+        servers: Addresses of RPC servers that its models are on.
+        patience_s: How long it waits for the end.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the application to handle
     messages = _Pipe(pipe)

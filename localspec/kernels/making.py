@@ -48,7 +48,7 @@ _LOADING = "from localspec.llama.library import system_info; print(system_info()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildPlan:
-    """What making a build will do. seconds: of compiling, about."""
+    """What making a build will do."""
 
     folder: Path
     toolchain: Toolchain
@@ -57,14 +57,16 @@ class BuildPlan:
     disk_bytes: int
     free_bytes: int
     seconds: float
+    """About how long compiling takes."""
 
 
 def plan_build(*, only_packages: bool) -> BuildPlan:
     """What a build would do here; nothing is downloaded.
 
-    only_packages: compile with zig, even if there is a compiler.
-
     Raises LocalspecError where none can be made.
+
+    Args:
+        only_packages: Compile with zig, even if there is a compiler.
     """
     if not sys.platform.startswith("linux"):
         raise LocalspecError(

@@ -22,20 +22,25 @@ _NO_DEAD_STORES = "-fno-dse"  # GCC 12 drops part of AMX's configuration as one:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Toolchain:
-    """How libllama is compiled.
-
-    name: the compiler and its version. packages: Python packages that have to be installed
-    beside the build first. c and cxx: the commands of the compilers, empty if they come with
-    the packages. has_openmp: whether threads wait for each other by OpenMP's library.
-    flags: for both compilers.
-    """
+    """How libllama is compiled."""
 
     name: str
+    """The compiler and its version."""
+
     packages: tuple[str, ...]
+    """Python packages that have to be installed beside the build first."""
+
     c: str
+    """The commands of the compilers, empty if they come with the packages."""
+
     cxx: str
+    """The commands of the compilers, empty if they come with the packages."""
+
     has_openmp: bool
+    """Whether threads wait for each other by OpenMP's library."""
+
     flags: str
+    """Flags for both compilers."""
 
     @property
     def download_bytes(self) -> int:
@@ -51,8 +56,9 @@ class Toolchain:
 def choose_toolchain(scratch: Path, *, only_packages: bool) -> Toolchain:
     """The machine's own compiler if it can compile with OpenMP, or else zig.
 
-    scratch: a folder for a program that is compiled to find that out. only_packages: take
-    nothing of the machine's own.
+    Args:
+        scratch: A folder for a program that is compiled to find that out.
+        only_packages: Take nothing of the machine's own.
     """
     own = None if only_packages else _own_compiler(scratch)
     if own is not None:
@@ -112,7 +118,8 @@ def pip() -> list[str]:
 def wrappers_of_zig(packages: Path, folder: Path) -> dict[str, Path]:
     """Programs that CMake can call as a compiler and what goes with it, by their names.
 
-    packages: the folder where zig's package is installed.
+    Args:
+        packages: The folder where zig's package is installed.
     """
     zig = packages / "ziglang" / "zig"
     wrappers = {}

@@ -15,16 +15,14 @@ _MOST_SEQUENCES = 16
 
 
 class TextPart(NamedTuple):
-    """Tokens of one text, from a position on, with logits of the last num_logits.
-
-    num_padding: copies of the last token behind those, for nothing but the size.
-    """
+    """Tokens of one text, from a position on, with logits of the last num_logits."""
 
     sequence: int
     position: int
     tokens: Sequence[int]
     num_logits: int
     num_padding: int = 0
+    """Copies of the last token behind those, for nothing but the size."""
 
     @property
     def size(self) -> int:

@@ -51,10 +51,11 @@ _SPACE = 1024  # bytes, more than any of them has
 
 @dataclass(kw_only=True, slots=True)
 class Library:
-    """The libllama in use. origin: where it is from, in words."""
+    """The libllama in use."""
 
     folder: Path
     origin: str
+    """Where it is from, in words."""
 
 
 def find_library() -> Library:

@@ -248,7 +248,9 @@ def copied_entries(
 ) -> NDArray[np.uint8] | None:
     """A copy of a sequence's entries, or None if libllama fails to give it.
 
-    flags: libllama's. buffer: an earlier copy to overwrite.
+    Args:
+        flags: libllama's.
+        buffer: An earlier copy to overwrite.
     """
     size = int(llama_cpp.llama_state_seq_get_size_ext(context, sequence, flags))
     data = buffer

@@ -15,16 +15,16 @@ from numpy.typing import NDArray
 
 
 class PictureSpan(NamedTuple):
-    """A picture's cells in a row, from a place of the text on.
-
-    num_positions: from its own first one on to that of what follows. last: the last cell's
-    position minus the first one's, as libllama sees it; -1 where it has no entries.
-    """
+    """A picture's cells in a row, from a place of the text on."""
 
     begin: int
     num_cells: int
     num_positions: int
+    """Positions from its first one to that of what follows."""
+
     last: int
+    """The last cell's position minus the first one's, as libllama sees it; -1 where it has
+    no entries."""
 
     @property
     def end(self) -> int:
@@ -96,15 +96,17 @@ class PictureSpans(tuple[PictureSpan, ...]):
 
 
 class CacheState(NamedTuple):
-    """The entries of num_cached tokens. data: (bytes,) uint8, for the same model only.
-
-    checkpoint: the recurrent state after fewer tokens, if there is one. pictures: among them.
-    """
+    """The entries of num_cached tokens."""
 
     num_cached: int
     data: NDArray[np.uint8]
+    """(bytes,) uint8, for the same model only."""
+
     checkpoint: CacheState | None = None
+    """The recurrent state after fewer tokens, if there is one."""
+
     pictures: PictureSpans = PictureSpans()
+    """The pictures among the tokens."""
 
     @property
     def num_bytes(self) -> int:

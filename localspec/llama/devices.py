@@ -26,20 +26,22 @@ _OF_A_CARD = 4_000_000_000  # bytes; GPUs with less memory of their own are most
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A processor that ggml knows.
-
-    kind: "CPU", "GPU", "integrated GPU" (in the main memory), "accelerator" (of the CPU),
-    "group" (of GPUs), or "remote" (of an RPC server, which does not say what it is).
-    free_bytes, total_bytes: its memory as the driver states it. server: the address of the RPC
-    server; empty for a device of this machine.
-    """
+    """A processor that ggml knows."""
 
     name: str
     description: str
     kind: str
+    """"CPU", "GPU", "integrated GPU" (in the main memory), "accelerator" (of the CPU),
+    "group" (of GPUs), or "remote" (of an RPC server, which does not say what it is)."""
+
     free_bytes: int
+    """Its memory as the driver states it."""
+
     total_bytes: int
+    """Its memory as the driver states it."""
+
     server: str = ""
+    """The address of the RPC server; empty for a device of this machine."""
 
 
 def device_pointers(lib: Any) -> list[int]:

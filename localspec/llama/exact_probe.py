@@ -88,7 +88,8 @@ class _ExactProbe:
     def _best_class(self, reason: str) -> Exactness:
         """The class with the smallest sizes, if it is large enough; else the largest.
 
-        reason: why not all sizes are alike.
+        Args:
+            reason: Why not all sizes are alike.
         """
         best = Exactness(reason=reason)
         # A recurrent state would have to take padding back, and then what a draft had wrong.
@@ -109,7 +110,8 @@ class _ExactProbe:
     def _largest_step(self, kept: Exactness) -> tuple[int, str]:
         """The tokens of a step up to which all have the rows of plain decoding; why no more.
 
-        kept: a class within which all is decoded.
+        Args:
+            kept: A class within which all is decoded.
         """
         steps, reason, usual = _STEPS, "", self._threads
         for length in (_LONG, _SHORT):

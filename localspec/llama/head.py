@@ -40,15 +40,13 @@ if TYPE_CHECKING:
 
 
 class HeadCopy(NamedTuple):
-    """A head's state of a text: num_cached entries from begins_at on, and the target's rows.
-
-    state: the entries, as libllama has them; None where there are none.
-    """
+    """A head's state of a text: num_cached entries from begins_at on, and the target's rows."""
 
     rows: HiddenRows
     begins_at: int
     num_cached: int
     state: NDArray[np.uint8] | None
+    """The entries, as libllama has them; None where there are none."""
 
 
 class LlamaHead(LlamaContext):
@@ -389,8 +387,12 @@ class DflashHead(LlamaHead):
     def decode_block(self, tokens: Sequence[int], num_tokens: int) -> None:
         """Read tokens of the text, and decode a block behind them that drafts num_tokens.
 
-        tokens: of the text, not read yet; the last one begins the block. Raises DecodeError or
-        Interrupted.
+        Args:
+            tokens: Tokens of the text that are not read yet; the last one begins the block.
+
+        Raises:
+            DecodeError: If libllama refuses the block.
+            Interrupted: If it was interrupted.
         """
         self.handle.require_open()
         size = num_tokens + self.first_row
@@ -469,8 +471,11 @@ def open_head(
 ) -> LlamaHead:
     """Open the head at `path`, or the one in the file of a target opened `with_head`.
 
-    facts: of the head, checked by `gguf_file.head`; not of Medusa. Raises what
-    `LlamaModel.open` does, and EngineError if libllama lacks a function for such a head.
+    Raises what `LlamaModel.open` does, and EngineError if libllama lacks a function for such a
+    head.
+
+    Args:
+        facts: The facts of the head, checked by `gguf_file.head`; not of Medusa.
     """
     require_nextn_functions(reads_layers=bool(facts.layers_read))
     if path is None:

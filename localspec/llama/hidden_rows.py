@@ -79,7 +79,8 @@ class HiddenRows:
     def put(self, position: int, *sides: Rows) -> None:
         """Add the rows of n tokens from a position on, which is not before the last.
 
-        sides: parts of the rows, side by side: (n, a part of the width) each.
+        Args:
+            sides: Parts of the rows, side by side: (n, a part of the width) each.
         """
         end = position + len(sides[0])
         self.first = max(self.first if position == self.end else position, end - self.capacity)
@@ -161,7 +162,8 @@ class TargetRows(HiddenRows):
     def add(self, position: int, count: int, before: int = 0) -> None:
         """Take the rows of so many tokens from a position on, which were decoded.
 
-        before: tokens of other texts, which come first in that decode.
+        Args:
+            before: Tokens of other texts, which come first in that decode.
         """
         given = (self._given(layer, before + count) for layer in self._layers)
         self.put(position, *(rows[before:] for rows in given))

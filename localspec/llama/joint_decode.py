@@ -69,7 +69,9 @@ class JointPart:
 def joinable(parts: Sequence[JointPart], times: RowTimes) -> tuple[list[JointPart], int]:
     """The parts to decode in one call, the first among them, and the number of rows computed.
 
-    parts: of one context. times: seconds that this context takes for a number of rows.
+    Args:
+        parts: The parts of one context.
+        times: Seconds that this context takes for a number of rows.
     """
     chosen, left = [parts[0]], list(parts[1:])
     if not chosen[0].may_be_joined:

@@ -51,14 +51,17 @@ _UNUSED = -1  # in place of the first token that the owner of an adopted `Llama`
 class LlamaModel(LlamaContext):
     """A sequence of a llama_cpp context: an implementation of `model.Model`.
 
-    Not thread-safe, except for `interrupt`. Open one with `open` or `adopt`. vision: the
-    projector with which it reads pictures; is_blind: whether it passes over pictures.
-    adapters: that it was opened with.
+    Not thread-safe, except for `interrupt`. Open one with `open` or `adopt`.
     """
 
     adapters: tuple[AdapterFile, ...] = ()
+    """The adapters that it was opened with."""
+
     vision: Projector | None = None
+    """The projector with which it reads pictures."""
+
     is_blind = False
+    """Whether it passes over pictures."""
 
     def __init__(
         self, handle: Handle, context_length: int, max_outputs: int, setting: str
@@ -146,11 +149,14 @@ class LlamaModel(LlamaContext):
     ) -> LlamaModel:
         """Load the model file at `path`, which `gguf_file.check` has checked.
 
-        adapters: of the model, as `gguf_file.adapter` has checked them. progress: called with
-        the loaded share, 0 … 1; what it raises ends the load at once, as Ctrl-C does. Raises,
-        with libllama's own words, ModelFileError if it refuses the file and MemoryLimitError if
-        memory runs out; OptionError for a GPU that does not exist; EngineError in a fork of a
-        process that has loaded libllama.
+        Raises, with libllama's own words, ModelFileError if it refuses the file and
+        MemoryLimitError if memory runs out; OptionError for a GPU that does not exist;
+        EngineError in a fork of a process that has loaded libllama.
+
+        Args:
+            adapters: The model's adapters, as `gguf_file.adapter` has checked them.
+            progress: Called with the loaded share, 0 … 1; what it raises ends the load at once,
+                as Ctrl-C does.
         """
         return open_watched(progress, functools.partial(cls._load, path, options, adapters))
 
@@ -187,9 +193,12 @@ class LlamaModel(LlamaContext):
     def adopt(cls, llama: Llama, max_outputs: int) -> LlamaModel:
         """Work on an application's `Llama`, with its settings. `close` returns it, emptied.
 
-        max_outputs: as in `LlamaOptions`, at most its batch; rows for a whole batch take
-        300 MB. Raises ModelFileError if it computes embeddings or holds no weights,
-        EngineError if it is closed, another engine works on it, or this is a fork.
+        Raises ModelFileError if it computes embeddings or holds no weights, EngineError if it
+        is closed, another engine works on it, or this is a fork.
+
+        Args:
+            max_outputs: Rows that a decode may return, as in `LlamaOptions`, at most its batch;
+                rows for a whole batch take 300 MB.
         """
         handle = adopted_handle(llama)
         setting = f"GPU layers {llama.model_params.n_gpu_layers}, handed in"

@@ -47,8 +47,11 @@ def open_watched(
 ) -> Opened:
     """Open with `open_it`; an exception of `progress`, or Ctrl-C, ends the load at once.
 
-    progress: called with the loaded share, 0 … 1. Raises EngineError in a fork of a process
-    that has loaded libllama.
+    Args:
+        progress: Called with the loaded share, 0 … 1.
+
+    Raises:
+        EngineError: In a fork of a process that has loaded libllama.
     """
     own_process.require("libllama")
     opened = None

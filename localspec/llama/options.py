@@ -56,52 +56,82 @@ class LlamaOptions:
 
     "load:" precedes the default of `localspec.load` where it differs.
 
-    context_length: tokens, at most what the model was trained for (that, up to 8192).
-    num_threads: for steps. num_batch_threads: for prompts (num_threads). num_gpu_layers: layers
-    on GPUs, counted from the last; the output counts as one more (all; load: as many as fit).
-    num_cpu_moe_layers: number of first layers whose experts stay in main memory while the rest
-    of the layer is on a GPU (0; load: as many as necessary). flash_attention: "on", "off", or
-    "auto" (libllama chooses; load: off on a CPU unless it saves much memory). cache_type_k,
-    cache_type_v: types of the cached keys and values (f16). use_mmap: map the file instead of
-    reading it (what suits the devices; load: read small files). use_mlock: keep the model from
-    being swapped out. device: the only device to use, by llama.cpp's name, as "Vulkan0", or
-    "cpu" (load: what reads and writes fastest, measured); with num_gpu_layers=0 the layers are
-    in main memory, and it computes large batches. main_gpu: the only GPU to use (all are used).
-    tensor_split: shares of the GPUs in their order, RPC servers first (by free memory; load: as
-    they fit). rpc: addresses of llama.cpp's RPC servers, each "host:port", whose devices hold
-    layers, too (none). repack: keep weights in an order that the processor's kernels like (yes,
-    unless exact). exact: settings with which texts are the same to the bit with any draft, see
-    docs/lossless.md (no). num_snapshots: recurrent states of the last decode that a hybrid
-    keeps; a step may draft as many tokens for it (0; load: as many as fit, up to 8). with_head:
-    use the MTP head in the model's file (no; load: if there is one and it fits). num_sequences:
-    texts that are cached side by side, each with the whole context (1). num_picture_cells: of a
-    picture, which may have to be read at once (0; load: as the projector asks). max_outputs:
-    rows of logits that a decode may return for each of them; compute buffers grow with it.
-
     Raises OptionError for a value outside its range.
     """
 
     context_length: int | None = None
+    """Tokens, at most what the model was trained for (that, up to 8192)."""
+
     num_threads: int | None = None
+    """Threads for steps."""
+
     num_batch_threads: int | None = None
+    """Threads for prompts (num_threads)."""
+
     num_gpu_layers: int | None = None
+    """Layers on GPUs, counted from the last; the output counts as one more (all; load: as
+    many as fit)."""
+
     num_cpu_moe_layers: int | None = None
+    """Number of first layers whose experts stay in main memory while the rest of the layer
+    is on a GPU (0; load: as many as necessary)."""
+
     flash_attention: FlashAttention = "auto"
+    """"on", "off", or "auto" (libllama chooses; load: off on a CPU unless it saves much
+    memory)."""
+
     cache_type_k: CacheType | None = None
+    """Types of the cached keys and values (f16)."""
+
     cache_type_v: CacheType | None = None
+    """Types of the cached keys and values (f16)."""
+
     use_mmap: bool | None = None
+    """Map the file instead of reading it (what suits the devices; load: read small files)."""
+
     use_mlock: bool = False
+    """Keep the model from being swapped out."""
+
     device: str | None = None
+    """The only device to use, by llama.cpp's name, as "Vulkan0", or "cpu" (load: what reads
+    and writes fastest, measured); with num_gpu_layers=0 the layers are in main memory, and
+    it computes large batches."""
+
     main_gpu: int | None = None
+    """The only GPU to use (all are used)."""
+
     tensor_split: tuple[float, ...] = ()
+    """Shares of the GPUs in their order, RPC servers first (by free memory; load: as they
+    fit)."""
+
     rpc: tuple[str, ...] = ()
+    """Addresses of llama.cpp's RPC servers, each "host:port", whose devices hold layers, too
+    (none)."""
+
     repack: bool | None = None
+    """Keep weights in an order that the processor's kernels like (yes, unless exact)."""
+
     exact: bool | None = None
+    """Settings with which texts are the same to the bit with any draft, see docs/lossless.md
+    (no)."""
+
     num_snapshots: int | None = None
+    """Recurrent states of the last decode that a hybrid keeps; a step may draft as many
+    tokens for it (0; load: as many as fit, up to 8)."""
+
     with_head: bool | None = None
+    """Use the MTP head in the model's file (no; load: if there is one and it fits)."""
+
     num_sequences: int = 1
+    """Texts that are cached side by side, each with the whole context (1)."""
+
     num_picture_cells: int = 0
+    """Cells of a picture, which may have to be read at once (0; load: as the projector
+    asks)."""
+
     max_outputs: int = 1
+    """Rows of logits that a decode may return for each of them; compute buffers grow with
+    it."""
 
     def __post_init__(self) -> None:
         for name, (lowest, highest, hint) in _RANGES.items():

@@ -31,19 +31,23 @@ _FEATURES = ("flags", "Features", "isa")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnBuild:
-    """A finished build, which computes right and was faster when it was made.
-
-    bindings: the version of llama-cpp-python. processor: see `processor_here`. instead_of: the
-    origin of the library that it is used in place of. compiler: its name and version.
-    speedups: how many times as fast it was, by product.
-    """
+    """A finished build, which computes right and was faster when it was made."""
 
     folder: Path
     bindings: str
+    """The version of llama-cpp-python."""
+
     processor: str
+    """See `processor_here`."""
+
     instead_of: str
+    """The origin of the library that it is used in place of."""
+
     compiler: str
+    """Its name and version."""
+
     speedups: dict[str, float]
+    """How many times as fast it was, by product."""
 
     @property
     def libraries(self) -> Path:
@@ -58,7 +62,8 @@ class OwnBuild:
     def staleness(self, installed: str) -> str:
         """Why it is not used, in words; empty if it is.
 
-        installed: the origin of the library that is used without it.
+        Args:
+            installed: The origin of the library that is used without it.
         """
         if self.bindings != version(BINDINGS):
             return f"it is of {BINDINGS} {self.bindings}, and {version(BINDINGS)} is installed"

@@ -34,16 +34,17 @@ MAIN_MEMORY = -1  # a layer's place; the other places are numbers of GPUs
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The place of each layer, and then the place of the output.
-
-    num_gpus: all GPUs, used or not. num_input_copies: copies made of a graph's inputs.
-    num_cpu_moe_layers: first layers whose experts are in main memory, wherever the rest is.
-    """
+    """The place of each layer, and then the place of the output."""
 
     layers: tuple[int, ...]
     num_gpus: int
+    """All GPUs, used or not."""
+
     num_input_copies: int
+    """Copies made of a graph's inputs."""
+
     num_cpu_moe_layers: int
+    """First layers whose experts are in main memory, wherever the rest is."""
 
     def gpu_layers(self) -> tuple[int, ...]:
         """The number of layers on each GPU; the output counts as one."""
@@ -116,7 +117,8 @@ def usable_gpus(devices: Sequence[Device]) -> tuple[Device, ...]:
 def default_gpus(gpus: Sequence[Device]) -> list[int]:
     """Numbers of the GPUs of this machine that libllama uses if none is named.
 
-    gpus: of `usable_gpus`. Integrated ones only if there are no others.
+    Args:
+        gpus: The GPUs of `usable_gpus`. Integrated ones only if there are no others.
     """
     here = [index for index, gpu in enumerate(gpus) if not gpu.server]
     dedicated = [index for index in here if gpus[index].kind == "GPU"]
@@ -149,7 +151,9 @@ def require_device(name: str, gpus: Sequence[Device]) -> None:
 def unused_gpu(gpus: Sequence[Device], num_gpu_layers: int | None) -> str:
     """A GPU of this machine, where no layer lies, and why not, in words; "" without a GPU.
 
-    gpus: of `usable_gpus`. num_gpu_layers: as asked for.
+    Args:
+        gpus: The GPUs of `usable_gpus`.
+        num_gpu_layers: The number that was asked for.
     """
     names = [gpu.description for gpu in gpus] or gpus_of_drivers()
     if not names:

@@ -36,21 +36,24 @@ _NODES_AT_ONCE = 32  # of a picture's graph, between two looks at whether to go 
 
 @dataclass(frozen=True, eq=False)
 class PicturePart:
-    """Cells in a row that a picture takes, and what libllama is to be told of them.
-
-    number: of the part among all pieces of its picture, text included. cells: their numbers.
-    num_positions: from the first one's to that of what follows. offsets: (4, n) int32, the
-    positions of all cells where the first is at 0: in time, and down, across and in a third
-    direction where a position has parts; shifts: (4, n) what each of them grows by with the
-    first one's.
-    """
+    """Cells in a row that a picture takes, and what libllama is to be told of them."""
 
     picture: Picture
     number: int
+    """The part's number among all pieces of its picture, text included."""
+
     cells: Sequence[int]
+    """Their numbers."""
+
     num_positions: int
+    """Positions from the first part's to that of what follows."""
+
     offsets: NDArray[np.int32]
+    """(4, n) int32, the positions of all cells where the first is at 0: in time, and down,
+    across and in a third direction where a position has parts."""
+
     shifts: NDArray[np.int32]
+    """(4, n) what each of them grows by with the first one's."""
 
     def positions(self, first: int) -> NDArray[np.int32]:
         """(4, n) int32, where the first cell is at that position."""
@@ -64,11 +67,12 @@ class PicturePart:
 
 
 class _Known(NamedTuple):
-    """A picture's tokens and parts. num_bytes: about the memory that these take."""
+    """A picture's tokens and parts."""
 
     tokens: list[int]
     parts: list[PicturePart]
     num_bytes: int
+    """About the memory that these take."""
 
 
 class Projector:
@@ -165,7 +169,10 @@ class Projector:
     def rows(self, part: PicturePart, is_cancelled: Callable[[], bool]) -> Rows:
         """(cells, width) float32: what the model reads for a part of a picture.
 
-        is_cancelled: asked again and again. Raises Interrupted once it is true, DecodeError.
+        Raises Interrupted once it is true, DecodeError.
+
+        Args:
+            is_cancelled: Called again and again.
         """
         first = part.cells[0]
         if first in self._rows:
@@ -259,7 +266,10 @@ class Projector:
     def _chunks(self, picture: Picture, rgb: bytes | None) -> Iterator[Any]:
         """libmtmd's pieces of a picture: texts around it, and its parts.
 
-        rgb: its pixels; without them only what stands for it is found. Raises OptionError.
+        Raises OptionError.
+
+        Args:
+            rgb: Its pixels; without them only what stands for it is found.
         """
         self._require_open()
         library = self._mtmd

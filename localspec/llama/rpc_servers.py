@@ -42,9 +42,11 @@ class Protocol(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RpcServer:
-    """A server's description of itself. address: "host:port", as the user wrote it."""
+    """A server's description of itself."""
 
     address: str
+    """"host:port", as the user wrote it."""
+
     protocol: Protocol
     devices: tuple[Device, ...]
 

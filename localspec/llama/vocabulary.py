@@ -76,10 +76,11 @@ class LlamaVocabulary:
     ) -> list[int]:
         """Ids of `text`. Only with parse_special can its characters name a control token.
 
-        after: the token that the text follows, if it was cut out of a longer one. Some
-        tokenizers put a space before a text, which is wrong in the middle of one.
-
         Raises ContextError for more text than any model reads.
+
+        Args:
+            after: The token that the text follows, if it was cut out of a longer one. Some
+                tokenizers put a space before a text, which is wrong in the middle of one.
         """
         if not isinstance(text, str):
             raise OptionError(f"the text to tokenise is {text!r}", "Give a str.")
@@ -156,8 +157,11 @@ class LlamaVocabulary:
     def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """The text of tokens; U+FFFD stands for bytes that are not a whole character.
 
-        special: with the entries of control tokens, which are left out otherwise. Raises
-        OptionError for an invalid id.
+        Args:
+            special: Whether to include the entries of control tokens.
+
+        Raises:
+            OptionError: For an invalid id.
         """
         pieces = (
             self.piece(token) or (self.text(token).encode() if special else b"")

@@ -44,18 +44,23 @@ _decoding = threading.Lock()
 class Picture:
     """Pixels and their digest.
 
-    width, height: in pixels. rgb: height · width · 3 bytes, row by row from the top. name: of
-    the file that it was read from; empty without one. digest: SHA-256 of size and pixels:
-    pictures with the same one are the same.
-
     Raises OptionError for a size that is out of range, or does not fit the bytes.
     """
 
     width: int
+    """The width in pixels."""
+
     height: int
+    """The height in pixels."""
+
     rgb: bytes = field(repr=False, compare=False)
+    """Height · width · 3 bytes, row by row from the top."""
+
     name: str = field(default="", compare=False)
+    """The name of the file that it was read from; empty without one."""
+
     digest: bytes = field(init=False)
+    """SHA-256 of size and pixels: pictures with the same one are the same."""
 
     def __post_init__(self) -> None:
         _check_size("the picture", (self.width, self.height))

@@ -97,8 +97,11 @@ class Acceptance:
     def expected(self, weights: Weights, confidence: float | None) -> Weights:
         """(1 + MAX_DRAFT_TOKENS,) how many of the next 0, 1, 2 … tokens will be accepted.
 
-        weights: (regimes,). confidence: in each of them, None if it is not known yet. That a
-        match grows with each token promises more only where a text is copied: in a regime.
+        Args:
+            weights: (regimes,).
+            confidence: The confidence in each of them, None if it is not known yet. That a
+                match grows with each token promises more only where a text is copied: in a
+                regime.
         """
         gains = GAINS
         if confidence is not None:
@@ -109,7 +112,8 @@ class Acceptance:
     def learn(self, confidence: float, outcome: float) -> None:
         """Take one judged token into account.
 
-        outcome: 1 if it was accepted, 0 if it was refused, between them the chance of it.
+        Args:
+            outcome: 1 if it was accepted, 0 if it was refused, between them the chance of it.
         """
         bin_ = bisect_right(_EDGES, confidence)
         chances = self._chances[bin_]

@@ -158,8 +158,10 @@ class Costs:
     def compare(self, size: int, plain_s: float, seconds: list[float], back_s: float) -> None:
         """Learn ratios from decodes while idle, where times can be longer than in an answer.
 
-        seconds: of successive decodes of this size, without the first. plain_s: of a
-        target-only step after another; back_s: of a target-only step after the last decode.
+        Args:
+            seconds: The seconds of successive decodes of this size, without the first.
+            plain_s: The seconds of a target-only step after another.
+            back_s: The seconds of a target-only step after the last decode.
         """
         if self.plain_s is None:
             self.plain_s = plain_s
@@ -219,8 +221,11 @@ class Costs:
     def steps(self, last_size: int) -> tuple[Row, list[int]]:
         """(LARGEST_STEP + 1,) The cost of a step of n tokens, and the size it is padded to.
 
-        last_size: of the last decode. The cost of a change from it is shared by the steps
-        expected to keep the new size; from size 1, the change back is added.
+        The cost of a change from it is shared by the steps expected to keep the new size; from
+        size 1, the change back is added.
+
+        Args:
+            last_size: The size of the last decode.
         """
         is_dear = self.is_change_dear
         key = last_size if is_dear else 1

@@ -62,7 +62,8 @@ class Profile:
 def shipped_acceptance(contents: Sequence[str]) -> dict[str, Any] | None:
     """The acceptance that the package has of a pair of its own; None for all others.
 
-    contents: hashes of the pair's files. See `scripts/demo_pair/acceptance.py`.
+    Args:
+        contents: Hashes of the pair's files. See `scripts/demo_pair/acceptance.py`.
     """
     path = resources.files("localspec") / "demo" / "acceptance.json"
     pairs: dict[str, dict[str, Any]] = json.loads(path.read_text("utf-8"))
@@ -72,7 +73,9 @@ def shipped_acceptance(contents: Sequence[str]) -> dict[str, Any] | None:
 def latest_learned(contents: Sequence[str], words: str = "") -> dict[str, Any] | None:
     """The content that was saved last for a pair.
 
-    contents: its files' hashes. words: the adapters of its target, as `adapted` has them.
+    Args:
+        contents: Its files' hashes.
+        words: The adapters of its target, as `adapted` has them.
     """
     for _, identity, learned in kept_profiles():
         are_its = contents_of(identity) == list(contents)

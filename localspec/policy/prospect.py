@@ -125,8 +125,12 @@ class Prospect:
         """Choose where in the text it begins to read, if it lacks much of it.
 
         It reads a little of the end to look whether it pays, as much as half of the budget
-        allows when it drafts, and everything once an eighth does. length: of the text; worth:
-        target-only steps that are to be gained. Returns whether reading is worth its cost.
+        allows when it drafts, and everything once an eighth does. Returns whether reading is
+        worth its cost.
+
+        Args:
+            length: The length of the text.
+            worth: Target-only steps that are to be gained.
         """
         token, num_missing = costs.read_token(self.kind), self.state.num_missing
         if self.state.num_skipped > 0 and token * length < min(budget / 8, worth):

@@ -13,14 +13,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Times of decodes, in any unit.
-
-    steps: the target's for 0, 1, 2 … tokens; draft: the draft's for one token, or,
-    if is_block, for any number of them.
-    """
+    """Times of decodes, in any unit."""
 
     steps: Sequence[float]
+    """The target's for 0, 1, 2 … tokens."""
+
     draft: float
+    """The draft's for one token, or, if is_block, for any number of them."""
+
     is_block: bool = False
 
 

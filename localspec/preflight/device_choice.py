@@ -20,33 +20,38 @@ _NOTHING = Times(0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class DeviceTimes:
-    """What the trials of a device found.
-
-    whole: with every layer there; None if it was not done. offload: with every layer in main
-    memory, and large batches there; copies: what it costs in addition if a part of the layers
-    is there; None where they were not tried. fault: why the device is not used, in words, or
-    "". is_lasting: whether that is kept; memory that was short may be free the next time.
-    """
+    """What the trials of a device found."""
 
     whole: Times | None = None
+    """The times with every layer on the GPU; None if that was not tried."""
+
     offload: Times | None = None
+    """The times with every layer in main memory, and large batches on the GPU."""
+
     copies: Times | None = None
+    """What it costs in addition if a part of the layers is there; None where they were not
+    tried."""
+
     fault: str = ""
+    """Why the device is not used, in words, or ""."""
+
     is_lasting: bool = True
+    """Whether that is kept; memory that was short may be free the next time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured of a model on this machine.
-
-    cpu: None if its miniature cannot be timed. gpus: in libllama's order; by name what was
-    found, for those that were tried. fault: why nothing could be measured, in words, or "".
-    """
+    """What was measured of a model on this machine."""
 
     gpus: tuple[Device, ...]
+    """What was found of each GPU that was tried, by its name, in libllama's order."""
+
     cpu: Times | None = None
+    """None if its miniature cannot be timed."""
+
     found: Mapping[str, DeviceTimes] = field(default_factory=dict)
     fault: str = ""
+    """Why nothing could be measured, in words, or ""."""
 
     @property
     def is_complete(self) -> bool:

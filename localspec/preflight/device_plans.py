@@ -21,13 +21,11 @@ MakePlan = Callable[[Sequence[Planned]], Plan]
 
 @dataclass(frozen=True, slots=True)
 class Ranked:
-    """Plans, the best first.
-
-    measured: what they were compared by; None where the user chose the device, or there is one.
-    """
+    """Plans, the best first."""
 
     plans: list[Plan]
     measured: Measured | None = None
+    """What they were compared by; None where the user chose the device, or there is one."""
 
     def attempts(self) -> Iterator[Plan]:
         """The plans to try, one after another while memory runs out.

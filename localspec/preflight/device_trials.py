@@ -179,15 +179,17 @@ def _found(tried: Tried, made: Miniature, half: float = 0.5) -> DeviceTimes:
 
 
 class Tried(NamedTuple):
-    """What a process of trials said.
-
-    times: of the miniature, by the name of the options; fewer for a device that is much slower.
-    fault: why it did not end well, in words, or "". lacks_memory: whether that is why.
-    """
+    """What a process of trials said."""
 
     times: dict[str, Times]
+    """The miniature's times, by the name of the options; fewer for a device that is much
+    slower."""
+
     fault: str = ""
+    """Why it did not end well, in words, or ""."""
+
     lacks_memory: bool = False
+    """Whether that is why."""
 
 
 def run_trials(made: Miniature, options: dict[str, LlamaOptions], slow_s: float) -> Tried:

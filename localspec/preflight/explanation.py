@@ -96,12 +96,7 @@ _ACCEPTANCES = (0.5, 0.6, 0.7, 0.8, 0.9)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """A model, as its header states it.
-
-    type_bytes: bytes of weights by type, the largest first. num_kv_heads: the most of any
-    layer. sliding_window: tokens, 0 if every layer sees all of them. exact_settings: settings
-    for exact decodes, see docs/lossless.md; exactness: found with them on this machine.
-    """
+    """A model, as its header states it."""
 
     name: str
     is_here: bool
@@ -124,13 +119,22 @@ class ModelFacts:
     width: int
     num_heads: int
     num_kv_heads: int
+    """The most of any layer."""
+
     vocab_size: int
     trained_context: int
     sliding_window: int
+    """Tokens, 0 if every layer sees all of them."""
+
     can_roll_back: bool
     type_bytes: dict[str, int]
+    """Bytes of weights by type, the largest first."""
+
     exact_settings: tuple[str, ...]
+    """Settings for exact decodes, see docs/lossless.md."""
+
     exactness: Exactness | None
+    """Found with them on this machine."""
 
     has_tools: bool
     """Whether its template has tools, and a form of calls that is known."""
@@ -138,19 +142,23 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadReport:
-    """A trained head, as headers state it.
-
-    name: of its file; is_apart: whether that file has nothing else. description: the kind of
-    head, empty if the file does not have one. size_bytes: of its weights. why_not: why it
-    cannot draft for the target, empty if it can.
-    """
+    """A trained head, as headers state it."""
 
     name: str
+    """The name of its file."""
+
     is_here: bool
     is_apart: bool
+    """Whether that file has nothing else."""
+
     description: str
+    """The kind of head, empty if the file does not have one."""
+
     size_bytes: int
+    """Bytes of its weights."""
+
     why_not: str
+    """Why it cannot draft for the target, empty if it can."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,19 +180,21 @@ class AdapterReport:
 
 @dataclass(frozen=True, slots=True)
 class ProjectorReport:
-    """The projector, with which the target sees pictures.
-
-    kind: llama.cpp's name for it; size_bytes: of its file; empty and 0 for a damaged file.
-    misfit: why it cannot be the target's, or empty. is_named: whether it was asked for; else
-    `load` leaves out a projector with a misfit.
-    """
+    """The projector, with which the target sees pictures."""
 
     name: str
     is_here: bool
     misfit: str
+    """Why it cannot be the target's, or empty."""
+
     is_named: bool
+    """Whether it was asked for; else `load` leaves out a projector with a misfit."""
+
     kind: str = ""
+    """llama.cpp's name for it."""
+
     size_bytes: int = 0
+    """Bytes of its file; empty and 0 for a damaged file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,18 +208,7 @@ class ExpectedGain:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """All that is known of a pair.
-
-    vocabulary: what target and draft share; misfit: why they are not a pair. size_warning:
-    why the draft is too large to pay, in a sentence, or empty. device: where the target is
-    computed, and what was measured of other devices, in a sentence.
-    largest_context: tokens that fit into the memory that is free now. gpu_layers: the most
-    layers of the target on GPUs that fit at this context, if more were asked for; None without
-    GPUs, if no number fits, or if the number was left open. at_once: how many answers run at
-    once. gains: None if costs of decoding were not measured
-    here. break_even: the lowest acceptance rate that pays, None if none does. variants: other
-    presets of the same models. smaller: a preset that fits, if this pair does not.
-    """
+    """All that is known of a pair."""
 
     description: str
     target: ModelFacts
@@ -218,18 +217,40 @@ class Explanation:
     projector: ProjectorReport | None
     adapters: tuple[AdapterReport, ...]
     vocabulary: SharedVocabulary | None
+    """What target and draft share."""
+
     misfit: str
+    """Why they are not a pair."""
+
     size_warning: str
+    """Why the draft is too large to pay, in a sentence, or empty."""
+
     device: str
+    """Where the target is computed, and what was measured of other devices, in a sentence."""
+
     memory: PairMemory
     room: MemoryRoom
     largest_context: int
+    """Tokens that fit into the memory that is free now."""
+
     gpu_layers: int | None
+    """The most layers of the target on GPUs that fit at this context, if more were asked
+    for; None without GPUs, if no number fits, or if the number was left open."""
+
     at_once: AtOnce
+    """How many answers run at once."""
+
     gains: tuple[ExpectedGain, ...] | None
+    """None if costs of decoding were not measured here."""
+
     break_even: float | None
+    """The lowest acceptance rate that pays, None if none does."""
+
     variants: dict[str, str]
+    """Other presets of the same models."""
+
     smaller: str | None
+    """A preset that fits, if this pair does not."""
 
     draft_here: Path | None
     """A model on this machine that could draft, if nothing was named that drafts."""
@@ -282,14 +303,19 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
     """Whether a preset, or a target and its draft or head, fits and pays on this machine.
 
     Models are named as for `localspec.load`; only the headers of missing files are fetched.
-    context_length: tokens; num_gpu_layers: of each model; device: as for `load`; measure:
-    measure the devices of a target that is here again; rpc: RPC servers for the target, which
-    are asked for their devices; adapters: of the target (the preset's); tensor_split: the
-    target's shares of the devices; parallel, kept_bytes: answers at once, and memory for caches
-    (defaults: as for `load`).
 
     Raises PresetError, OptionError, ModelFileError or DownloadError for a model that cannot be
     found or read, OptionError for numbers that `load` refuses, and RpcError.
+
+    Args:
+        context_length: tokens.
+        num_gpu_layers: The layers of each model on GPUs.
+        device: The device, as for `load`
+        measure: Measure the devices of a target that is here again.
+        rpc: RPC servers for the target, which are asked for their devices.
+        adapters: The target's adapters (the preset's).
+        tensor_split: The target's shares of the devices.
+        parallel, kept_bytes: Answers at once, and memory for caches (defaults: as for `load`).
     """
     asked = LlamaOptions(
         context_length=context_length, num_gpu_layers=num_gpu_layers, device=device

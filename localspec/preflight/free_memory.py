@@ -48,17 +48,17 @@ _MOST_READ_BYTES = 1 << 30  # size of a file that is read, not mapped
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryRoom:
-    """Free memory for models: main memory, and that of each device that libllama uses.
-
-    gpus: devices of RPC servers first, then this machine's GPUs. repacked: the tensor types
-    that the processor repacks; uneven: those of them whose kernels make rows differ, see
-    `tensor_types`.
-    """
+    """Free memory for models: main memory, and that of each device that libllama uses."""
 
     main_bytes: int
     gpus: tuple[Device, ...]
+    """Devices of RPC servers first, then this machine's GPUs."""
+
     repacked: Mapping[str, float]
+    """The tensor types that the processor repacks."""
+
     uneven: Collection[str] = ()
+    """Those of them whose kernels make rows differ, see `tensor_types`."""
 
     def shortages(self, memory: PairMemory) -> list[Shortage]:
         """The devices with less memory than is needed there; none if all fits."""
@@ -91,9 +91,11 @@ def free_memory(rpc: Sequence[str] = ()) -> MemoryRoom:
 
 
 class Shortage(NamedTuple):
-    """A device with too little free memory. gpu: its name, or "" for main memory."""
+    """A device with too little free memory."""
 
     gpu: str
+    """Its name, or "" for main memory."""
+
     needed_bytes: int
     free_bytes: int
 
@@ -115,11 +117,12 @@ class Planned(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PairMemory:
-    """The memory of a pair at a context, the target first. roles: of `models`."""
+    """The memory of a pair at a context, the target first."""
 
     context_length: int
     models: tuple[MemoryEstimate, ...]
     roles: tuple[Role, ...]
+    """The roles of `models`."""
 
     @property
     def needed_bytes(self) -> int:
@@ -201,7 +204,8 @@ def suited_options(
 ) -> tuple[LlamaOptions, Mapping[str, float]]:
     """The options, with open choices made to suit the file; the types that are repacked.
 
-    options: with a context length. No types are repacked where a GPU computes.
+    Args:
+        options: The options, with a context length. No types are repacked where a GPU computes.
     """
     length = options.context_length or 0
     options = with_exact_settings(options, header, free.uneven, uses_gpu=uses_gpu)
@@ -234,13 +238,14 @@ def with_exact_settings(
 ) -> LlamaOptions:
     """The options, with the settings that exact decodes need, if they ask for exactness.
 
-    uneven: types whose repacked kernels add differently, see `tensor_types`.
-
     On a processor flash attention has one kernel for decodes of any size where keys and values
     have different types (else ggml-cpu splits the row of one token among threads, and rows of
     many tokens into tiles). Keys in bf16 cost less time than values in bf16, and lose as
     little. On a GPU its kernels change with every size, and those without it stay the same for
     a few tokens.
+
+    Args:
+        uneven: Types whose repacked kernels add differently, see `tensor_types`.
     """
     if not options.exact:
         return options
@@ -263,7 +268,8 @@ def with_suited_mapping(
 ) -> LlamaOptions:
     """The options, with a small file read if more than a quarter of it is repacked.
 
-    repacked: the types that are repacked, see `tensor_types`.
+    Args:
+        repacked: The types that are repacked, see `tensor_types`.
     """
     if options.use_mmap is not None:
         return options

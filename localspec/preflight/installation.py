@@ -53,54 +53,73 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubCacheState:
-    """The hub's cache. unfinished: files that a download left behind, with their bytes."""
+    """The hub's cache."""
 
     path: Path
     size_bytes: int
     free_bytes: int
     is_writable: bool
     unfinished: dict[Path, int]
+    """Files that a download left behind, with their bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Installation:
-    """The state of this machine; `problems` judges it.
-
-    packages: versions by name. library: where libllama is from. build: libllama's own
-    description. stale_builds: why each libllama that was compiled here is not used, by its
-    folder. amx_verdict: what a trial of its AMX kernels found.
-    processor_flags: the processor's features, as the system names them; empty if they are not
-    known. unused_gpu: a GPU that libllama cannot compute on, and why, or "". devices: also of
-    RPC servers. rpc_faults: message and hint for each fault of a server. room: free memory of
-    this machine. presets_fault: message and hint if the user's presets are malformed.
-    num_profiles: pairs and settings whose costs are known; num_exact: models and settings that
-    were found exact. driver_fault: a driver or a device that should be there and is not, in
-    words, or "". trials: what was measured of devices, a sentence for each.
-    """
+    """The state of this machine; `problems` judges it."""
 
     version: str
     python: str
     system: str
     packages: dict[str, str]
+    """Versions by name."""
+
     library: str
+    """Where libllama is from."""
+
     build: str
+    """libllama's own description."""
+
     stale_builds: dict[Path, str]
+    """Why each libllama that was compiled here is not used, by its folder."""
+
     amx_verdict: AmxTrial
+    """What a trial of its AMX kernels found."""
+
     processor_flags: frozenset[str]
+    """The processor's features, as the system names them; empty if they are not known."""
+
     unused_gpu: str
+    """A GPU that libllama cannot compute on, and why, or ""."""
+
     driver_fault: str
+    """A driver or a device that should be there and is not, in words, or ""."""
+
     trials: tuple[str, ...]
+    """What was measured of devices, a sentence for each."""
+
     devices: tuple[Device, ...]
+    """The devices, those of RPC servers included."""
+
     rpc_faults: tuple[tuple[str, str], ...]
+    """Message and hint for each fault of a server."""
+
     cores: Cores
     memory: Memory
     room: MemoryRoom
+    """Free memory of this machine."""
+
     cache: HubCacheState
     num_profiles: int
+    """Pairs and settings whose costs are known."""
+
     num_exact: int
+    """Models and settings that were found exact."""
+
     profiles_folder: Path
     presets_file: Path
     presets_fault: tuple[str, str] | None
+    """Message and hint if the user's presets are malformed."""
+
     is_offline: bool
 
     @property
@@ -113,7 +132,8 @@ class Installation:
 def inspect_installation(rpc: Sequence[str]) -> Installation:
     """Look at everything once. Only RPC servers are contacted: these, and those of presets.
 
-    rpc: checked addresses.
+    Args:
+        rpc: Checked addresses.
     """
     from localspec.llama.library import amx_verdict, devices, system_info  # loads libllama
     from localspec.llama.loaded import library

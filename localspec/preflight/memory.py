@@ -45,32 +45,45 @@ _BYTES_PER_TOKEN = 310  # of libllama's vocabulary, its merges and texts: measur
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryEstimate:
-    """The memory of one model.
-
-    with_head: whether a head is included. weights_bytes: all weights, repacked for the
-    processor; adapter_bytes: the part that is LoRA adapters'. repacked_bytes: the repacked
-    weights' pages of a mapped file, which are in memory a second time. cache_bytes: keys,
-    values and recurrent states; snapshot_bytes: the part for the states of num_snapshots
-    tokens. compute_bytes: intermediate results and logits. gpu_bytes: the part of all that on
-    each GPU. num_layers, gpu_layers: of the model, and on each GPU; the output counts as one.
-    num_cpu_moe_layers: the number of first layers whose experts are in main memory.
-    picture_bytes: the most that is kept of pictures.
-    """
+    """The memory of one model."""
 
     with_head: bool = False
+    """Whether a head is included."""
+
     weights_bytes: int
+    """All weights, repacked for the processor."""
+
     adapter_bytes: int = 0
+    """The part that is LoRA adapters'."""
+
     repacked_bytes: int = 0
+    """The repacked weights' pages of a mapped file, which are in memory a second time."""
+
     cache_bytes: int = 0
+    """Keys, values and recurrent states."""
+
     num_snapshots: int = 0
     snapshot_bytes: int = 0
+    """The part for the states of num_snapshots tokens."""
+
     compute_bytes: int
+    """Intermediate results and logits."""
+
     vocabulary_bytes: int = 0
     gpu_bytes: tuple[int, ...]
+    """The part of all that on each GPU."""
+
     num_layers: int = 0
+    """The model's layers, and those on each GPU; the output counts as one."""
+
     gpu_layers: tuple[int, ...]
+    """The model's layers, and those on each GPU; the output counts as one."""
+
     num_cpu_moe_layers: int = 0
+    """The number of first layers whose experts are in main memory."""
+
     picture_bytes: int = 0
+    """The most that is kept of pictures."""
 
     @property
     def needed_bytes(self) -> int:
@@ -103,9 +116,12 @@ def estimate_memory(
 ) -> MemoryEstimate:
     """The memory of a model with these options, at their context length.
 
-    repacked: the types that are repacked, and how much they grow, see `tensor_types`; none
-    where a GPU computes. adapters: those of the model; each matrix is where the weight is that
-    it changes. A GPU's library takes more memory, which is not included.
+    A GPU's library takes more memory, which is not included.
+
+    Args:
+        repacked: The types that are repacked, and how much they grow, see `tensor_types`; none
+            where a GPU computes.
+        adapters: Those of the model; each matrix is where the weight is that it changes.
     """
     facts = head_facts(header)
     if facts is not None and facts.graph is HeadGraph.OUTPUT:
@@ -163,8 +179,11 @@ def estimate_memory(
 def projector_memory(header: Header, num_gpus: int, place: int = MAIN_MEMORY) -> MemoryEstimate:
     """The memory of a projector: weights, encoding of a picture, and kept pictures.
 
-    place: the number of its GPU, or main memory. Encoding is bounded for a picture of the
-    projector's own size, without tiles: one layer's scores of attention and its buffers.
+    Encoding is bounded for a picture of the projector's own size, without tiles: one layer's
+    scores of attention and its buffers.
+
+    Args:
+        place: The number of its GPU, or main memory.
     """
     stated = {key: header.number(f"clip.vision.{key}") for key in _OF_PICTURES}
     size, patch, width, hidden, heads = stated.values()

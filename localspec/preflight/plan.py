@@ -83,7 +83,8 @@ class Plan:
 def plan_layers(models: Sequence[Planned], context_length: int, free: MemoryRoom) -> Plan:
     """Choose what the options leave open, so that the models fit if they can.
 
-    context_length: tokens.
+    Args:
+        context_length: tokens.
     """
     target = models[0]
     for options in _left_open(target):
@@ -244,16 +245,18 @@ def served_kept_bytes(total_bytes: int, num_models: int = 1) -> int:
 
 @dataclass(frozen=True, slots=True)
 class AtOnce:
-    """How many answers run at once. num_asked: how many were wanted.
-
-    num_bytes: the part of the memory that every answer but the first takes. kept_bytes: memory
-    that an engine takes in addition, at most, for the caches of waiting conversations.
-    """
+    """How many answers run at once."""
 
     num: int
     num_asked: int
+    """How many were wanted."""
+
     num_bytes: int
+    """The part of the memory that every answer but the first takes."""
+
     kept_bytes: int
+    """Memory that an engine takes in addition, at most, for the caches of waiting
+    conversations."""
 
 
 def plan_side_by_side(
@@ -291,8 +294,11 @@ def target_context_length(header: Header, wanted: int | None) -> int:
 def plan_here(models: Sequence[Planned], parallel: int = 1, kept_bytes: int = 0) -> Plan:
     """The plan for this machine now, and for the RPC servers that the options name.
 
-    models: the target first, whose options have the context. parallel, kept_bytes: see
-    `plan_side_by_side`. Raises OptionError for a context that is too long, and RpcError.
+    Raises OptionError for a context that is too long, and RpcError.
+
+    Args:
+        models: The target first, whose options have the context.
+        parallel, kept_bytes: See `plan_side_by_side`.
     """
     target = models[0]
     context_length = target_context_length(target.header, target.options.context_length)
@@ -382,7 +388,8 @@ def fitting_preset(free: MemoryRoom) -> Preset | None:
 def fits_by_size(size_bytes: int, free: MemoryRoom) -> bool:
     """Whether models are likely to fit into the GPUs or the main memory alone.
 
-    size_bytes: of their files.
+    Args:
+        size_bytes: The sizes of their files.
     """
     return fits_on_gpus(size_bytes, free) or size_bytes * _OVER_FILES <= free.main_bytes
 
@@ -390,7 +397,8 @@ def fits_by_size(size_bytes: int, free: MemoryRoom) -> bool:
 def fits_on_gpus(size_bytes: int, free: MemoryRoom) -> bool:
     """Whether models are likely to fit into GPUs with memory of their own.
 
-    size_bytes: of their files.
+    Args:
+        size_bytes: The sizes of their files.
     """
     own = sum(gpu.free_bytes for gpu in free.gpus if not is_in_main_memory(gpu))
     return size_bytes * _OVER_FILES <= own

@@ -39,22 +39,29 @@ _JOIN_S = 1.0  # after that, a thread that waits for a silent server ends by its
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadPlan:
-    """The files of a download, and what is to be done for them.
-
-    files: all requested files, each once, in their order. present: paths of files that are
-    there. unchecked: files of the right name in a folder, where they may have any content.
-    missing: files to fetch. elsewhere: missing files that another program stores. num_bytes: to
-    fetch, without bytes received before. free_bytes: on the disk of the store.
-    """
+    """The files of a download, and what is to be done for them."""
 
     store: Store
     files: tuple[HubFile, ...]
+    """All requested files, each once, in their order."""
+
     present: dict[HubFile, Path]
+    """Paths of files that are there."""
+
     unchecked: tuple[RemoteFile, ...]
+    """Files of the right name in a folder, where they may have any content."""
+
     missing: tuple[RemoteFile, ...]
+    """Files to fetch."""
+
     elsewhere: dict[HubFile, ForeignFile]
+    """Missing files that another program stores."""
+
     num_bytes: int
+    """Bytes to fetch, without those received before."""
+
     free_bytes: int
+    """Free bytes on the disk of the store."""
 
 
 def download(
@@ -68,16 +75,20 @@ def download(
     """Fetch a preset's files, or those of one model; returns their paths, target first.
 
     Files that are here already are not fetched. An interrupted download continues where it
-    stopped; every file is checked against its sha256 before it gets its name. source: a
-    preset or its name, hf:owner/repo/file.gguf, hf:owner/repo@revision/file.gguf, or
-    owner/repo:QUANT. local_dir: a plain folder instead of the hub's cache; a file that has
-    the right name there is checked against the sha256, and refused if it differs. reuse:
-    use files that LM Studio, Ollama or llama.cpp store, after the same check. mmproj: fetch
-    the projector, too, with which the model sees, if there is one. on_progress: called in
-    this thread with the latest state of a file that has made progress, and a few times a
-    second while none has; an exception in it ends the download within about a second.
+    stopped; every file is checked against its sha256 before it gets its name.
 
     Raises DownloadError, PresetError, or OptionError for an invalid argument.
+
+    Args:
+        source: A preset or its name, hf:owner/repo/file.gguf, hf:owner/repo@revision/file.gguf,
+            or owner/repo:QUANT.
+        local_dir: A plain folder instead of the hub's cache; a file that has the right name
+            there is checked against the sha256, and refused if it differs.
+        reuse: Use files that LM Studio, Ollama or llama.cpp store, after the same check.
+        mmproj: Fetch the projector, too, with which the model sees, if there is one.
+        on_progress: Called in this thread with the latest state of a file that has made
+            progress, and a few times a second while none has; an exception in it ends the
+            download within about a second.
     """
     if not callable(on_progress):
         raise OptionError(f"on_progress is {on_progress!r}", "Give a function of one argument.")
@@ -94,9 +105,12 @@ def plan_download(
 ) -> DownloadPlan:
     """Ask the hub about every file that is not known to be there.
 
-    sources, local_dir, mmproj: as in `download`. on_progress: called in this thread while there
-    is no answer; an exception in it ends the planning. Raises what `download` raises,
-    DownloadError also if two files would get the same name.
+    Raises what `download` raises, DownloadError also if two files would get the same name.
+
+    Args:
+        sources, local_dir, mmproj: Values as in `download`.
+        on_progress: Called in this thread while there is no answer; an exception in it ends the
+            planning.
     """
     store = _store_for(local_dir)
     named = [file for one in sources for file in _files_of(one, on_progress, mmproj=mmproj)]
@@ -126,8 +140,11 @@ def plan_download(
 def run_download(plan: DownloadPlan, on_progress: OnProgress, *, reuse: bool) -> list[Path]:
     """Carry out the plan; returns the path of each of its files.
 
-    on_progress, reuse: as in `download`. An exception in on_progress, Ctrl-C included, stops
-    everything within about a second; received bytes stay. Raises DownloadError.
+    Raises DownloadError.
+
+    Args:
+        on_progress, reuse: Values as in `download`. An exception in on_progress, Ctrl-C
+            included, stops everything within about a second; received bytes stay.
     """
     candidates = plan.elsewhere if reuse else {}
     fetched = [remote for remote in plan.missing if remote.file not in candidates]

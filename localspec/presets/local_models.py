@@ -44,32 +44,32 @@ _OLLAMA_ADAPTER = "application/vnd.ollama.image.adapter"  # ADAPTER of a Modelfi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProposedPreset:
-    """A preset that could be added: its name, and the files of its models.
-
-    mmproj, adapters: the projector and the LoRA adapters that are named with it, as Ollama's.
-    why_no_draft: why it has no draft, in words.
-    """
+    """A preset that could be added: its name, and the files of its models."""
 
     name: str
     target: Path
     size_bytes: int
     draft: Path | None
     mmproj: Path | None
+    """The projector and the LoRA adapters that are named with it, as Ollama's."""
+
     adapters: tuple[Path, ...]
+    """The projector and the LoRA adapters that are named with it, as Ollama's."""
+
     why_no_draft: str
+    """Why it has no draft, in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderContent:
-    """The models in a folder.
-
-    known: targets of existing presets, with the presets' names. skipped: files that cannot be
-    used, with the reason.
-    """
+    """The models in a folder."""
 
     proposals: tuple[ProposedPreset, ...]
     known: dict[Path, str]
+    """Targets of existing presets, with the presets' names."""
+
     skipped: dict[Path, str]
+    """Files that cannot be used, with the reason."""
 
 
 def search_folder(folder: Path) -> FolderContent:
@@ -271,7 +271,9 @@ def choose_draft(
 ) -> DraftChoice:
     """The smallest model with the target's tokenizer; a draft has at most a third of its size.
 
-    others: models that could draft, ascending by size. names: what to call them.
+    Args:
+        others: Models that could draft, ascending by size.
+        names: What to call them.
     """
     for path, other in others:
         try:

@@ -223,17 +223,18 @@ def _on_this_machine(model: PresetModel | Quantized) -> PresetModel | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresetState:
-    """A preset, and whether the files it needs are here: "ready", "partial" or "absent".
-
-    size_bytes: of all its files; None if any size is unknown. paths: of the files on this
-    machine, downloaded by localspec or not; disk_bytes: their size.
-    """
+    """A preset, and whether the files it needs are here: "ready", "partial" or "absent"."""
 
     preset: Preset
     state: str
     size_bytes: int | None
+    """Bytes of all its files; None if any size is unknown."""
+
     paths: tuple[Path, ...]
+    """The paths of the files on this machine, downloaded by localspec or not."""
+
     disk_bytes: int
+    """Their size."""
 
     @property
     def name(self) -> str:
@@ -253,15 +254,16 @@ class PresetState:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
-    """The files that are deleted with a preset, and the files that stay.
-
-    owned: files that are deleted, with their sizes. shared: files that stay, with the presets
-    that use them. foreign: files that stay because localspec did not fetch them.
-    """
+    """The files that are deleted with a preset, and the files that stay."""
 
     owned: dict[HubFile, int]
+    """Files that are deleted, with their sizes."""
+
     shared: dict[HubFile, list[str]]
+    """Files that stay, with the presets that use them."""
+
     foreign: list[HubFile]
+    """Files that stay because localspec did not fetch them."""
 
 
 def list_models() -> list[PresetState]:
@@ -371,11 +373,12 @@ def _total(sizes: list[int | None]) -> int | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundHeader:
-    """A model's header, and the size of its files. is_here: the files are on this machine."""
+    """A model's header, and the size of its files."""
 
     header: Header
     size_bytes: int
     is_here: bool
+    """The files are on this machine."""
 
 
 def read_model_header(
@@ -383,7 +386,10 @@ def read_model_header(
 ) -> FoundHeader:
     """Read the header of a model or a projector; downloads nothing else of a missing file.
 
-    embeds: whether an embedding model is allowed. Raises ModelFileError or DownloadError.
+    Raises ModelFileError or DownloadError.
+
+    Args:
+        embeds: Whether an embedding model is allowed.
     """
     if isinstance(model, HubModel) and missing_files(model):
         remotes = [remote_file(file) for file in model.files]

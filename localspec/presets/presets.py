@@ -59,16 +59,20 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackagedModel:
-    """A model file that comes with localspec, or in another Python package.
-
-    packaged: the file's name. package: its Python package, as pip knows it. extra: the extra of
-    localspec that installs this package. sha256: of the file, empty if it is not checked.
-    """
+    """A model file that comes with localspec, or in another Python package."""
 
     packaged: str
+    """The file's name."""
+
     package: str = OWN_PACKAGE
+    """Its Python package, as pip knows it."""
+
     extra: str = ""
+    """The extra of localspec that installs this package."""
+
     sha256: str = ""
+    """The file's hash, empty if it is not checked."""
+
     quantization: str
     license: str
 
@@ -151,15 +155,6 @@ class Preset:
 
     It has a name in a file of presets, or is made by an application and given to `load`,
     `explain` and `download` in place of a name.
-
-    head: a trained head in a file of its own; one inside the target's file is not named.
-    mmproj: the projector with which the target sees pictures. adapters: LoRA adapters of the
-    target. context_length: tokens it is
-    opened with. max_context_length: tokens that all models were trained for, None if no source
-    says. rpc: addresses of llama.cpp's RPC servers that hold layers of the target, too, each
-    "host:port". embeds: whether the target is an embedding model and cannot answer questions.
-    unconfirmed: facts that only one source states, or none; empty if all are confirmed. Raises
-    OptionError for an invalid model, context length or address.
     """
 
     name: str
@@ -167,15 +162,32 @@ class Preset:
     target: PresetModel
     draft: PresetModel | None = None
     head: PresetModel | None = None
+    """A trained head in a file of its own; one inside the target's file is not named."""
+
     mmproj: PresetModel | None = None
+    """The projector with which the target sees pictures."""
+
     adapters: tuple[Adapter, ...] = ()
+    """LoRA adapters of the target."""
+
     context_length: int
+    """Tokens it is opened with."""
+
     max_context_length: int | None = None
+    """Tokens that all models were trained for, None if no source says."""
+
     sampling: SamplingParams = field(default_factory=SamplingParams)
     rpc: tuple[str, ...] = ()
+    """Addresses of llama.cpp's RPC servers that hold layers of the target, too, each
+    "host:port"."""
+
     notes: str = ""
     unconfirmed: str = ""
+    """Facts that only one source states, or none; empty if all are confirmed. Raises
+    OptionError for an invalid model, context length or address."""
+
     embeds: bool = False
+    """Whether the target is an embedding model and cannot answer questions."""
 
     released: str = ""
     """The month in which the makers released the target, as 2026-08; empty if unknown."""
@@ -265,10 +277,13 @@ _PRESET: dict[str, type] = {
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Names of the user's. default: of a preset or a model. aliases: what each stands for."""
+    """Names of the user's."""
 
     default: str | None = None
+    """The default of a preset or a model."""
+
     aliases: Mapping[str, str] = field(default_factory=dict)
+    """What each stands for."""
 
 
 def user_presets_file() -> Path:
@@ -370,8 +385,11 @@ def as_preset(preset: str | Preset) -> Preset:
 def check_free(name: str, *, is_alias: bool) -> None:
     """Raise PresetError if a preset has that name, or a file is malformed.
 
-    is_alias: whether an alias may have it, which is then replaced. Raises OptionError for an
-    invalid name.
+    Args:
+        is_alias: Whether an alias may have it, which is then replaced.
+
+    Raises:
+        OptionError: For an invalid name.
     """
     if not PRESET_NAME.fullmatch(name):
         raise OptionError(f"{name!r} is not a valid name", "Use letters, digits, . and -.")
@@ -459,8 +477,12 @@ def header_of(line: str) -> tuple[str, ...]:
 def read_presets(name: str, text: str, known: Mapping[str, Preset]) -> dict[str, Preset]:
     """The presets of a TOML text, in its order.
 
-    name: of the file, for errors. known: presets that `extends` may name, besides those
-    further up in the text. Raises PresetError with file, table and key.
+    Args:
+        name: The name of the file, for errors.
+        known: Presets that `extends` may name, besides those further up in the text.
+
+    Raises:
+        PresetError: With file, table and key.
     """
     found: dict[str, Preset] = {}
     try:

@@ -49,13 +49,12 @@ _QUANTIZED = re.compile(r"(?:hf:)?([^/:\\]+/[^/:\\]+):([A-Za-z0-9_.-]+)")
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """The model of a repository in one quantisation; the repository's list says which file.
-
-    quantization: with "mtp-" in front, it means the model's head, with "mmproj-" its projector.
-    """
+    """The model of a repository in one quantisation; the repository's list says which file."""
 
     repo: str
     quantization: str
+    """The quantization. With "mtp-" in front, it means the model's head, with "mmproj-" its
+    projector."""
 
     @property
     def name(self) -> str:
@@ -213,9 +212,13 @@ def choose_model(
 ) -> str | None:
     """The first argument of `load` that MODEL, --preset or --target stands for.
 
-    is_target: a draft or a head is named, so a preset's name means its target. If nothing is
-    named, the environment counts, and then the saved default; None means the demo pair, or
-    the target. Raises OptionError if two are named, and as `resolve_answering`.
+    Args:
+        is_target: A draft or a head is named, so a preset's name means its target. If nothing
+            is named, the environment counts, and then the saved default; None means the demo
+            pair, or the target.
+
+    Raises:
+        OptionError: If two are named, and as `resolve_answering`.
     """
     ways = {"MODEL": model, "--preset": preset, "--target": target}
     named = [f"{way} ({text})" for way, text in ways.items() if text is not None]

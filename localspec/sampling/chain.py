@@ -82,13 +82,17 @@ class SamplerChain:
     ) -> Distribution:
         """The distribution after `tokens` followed by `draft_tokens`.
 
-        logits: (vocab,), not changed. tokens: prompt and answer so far, which only grow from
-        call to call; draft_tokens may be others each time. The distribution is good until the
-        next call of `distributions`. Raises DecodeError if the row holds NaN or no finite
-        maximum.
-
         For a draft, any distribution is correct. So a constraint is applied only at the end of
         the text, and only if it allows a token of the row.
+
+        Args:
+            logits: (vocab,), not changed.
+            tokens: Prompt and answer so far, which only grow from call to call; draft_tokens
+                may be others each time. The distribution is good until the next call of
+                `distributions`.
+
+        Raises:
+            DecodeError: If the row holds NaN or no finite maximum.
         """
         return self._distribution(
             logits, tokens, draft_tokens, self._draft_masses, must_fit=False

@@ -24,16 +24,18 @@ _PART = 256
 
 
 class Distribution(NamedTuple):
-    """A distribution over the vocabulary, kept by its survivors.
-
-    ids: (m,) strictly ascending token ids. masses: (m,) in proportion to the probabilities;
-    every id that is not listed has probability 0. total: the sum of the masses. Of a row
-    without a cut every id is listed, also the banned ones; a long one has float32 masses.
-    """
+    """A distribution over the vocabulary, kept by its survivors."""
 
     ids: TokenIds
+    """(m,) strictly ascending token ids."""
+
     masses: Masses
+    """(m,) in proportion to the probabilities; every id that is not listed has probability
+    0."""
+
     total: float = 1.0
+    """The sum of the masses. Of a row without a cut every id is listed, also the banned
+    ones; a long one has float32 masses."""
 
     @property
     def probs(self) -> Probs:

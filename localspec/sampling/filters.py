@@ -249,7 +249,10 @@ def top_p_min_p(logits: Logits, top_p: float, min_p: float) -> TokenIds:
 def _leading(keys: Logits | Probs, mass: Logits | Probs, needed: float) -> TokenIds:
     """Ascending indices of the fewest smallest keys whose mass reaches `needed`.
 
-    All of them if it is never reached; of equal keys the first. keys: 0 or above, in nats.
+    All of them if it is never reached; of equal keys the first.
+
+    Args:
+        keys: 0 or above, in nats.
     """
     if len(keys) <= _SORTED_AT_ONCE:
         return np.sort(_first(keys, mass, needed))

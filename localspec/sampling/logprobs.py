@@ -24,22 +24,29 @@ class TokenLogprob(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprobs:
-    """How probable an emitted token was, and which other tokens were possible.
-
-    text: of the token; U+FFFD stands for bytes that are not a whole character. raw: all bytes
-    of such tokens, by their ids. before: in the model's own distribution, the softmax of its
-    row. after: in the distribution the token was drawn from, which temperature, filters and
-    penalties have shaped. top_before, top_after: the most probable tokens of each, best first;
-    top_after may be shorter, since filters leave few.
-    """
+    """How probable an emitted token was, and which other tokens were possible."""
 
     token_id: int
     text: str
+    """The token's text; U+FFFD stands for bytes that are not a whole character."""
+
     before: float
+    """The log-probability in the model's own distribution, the softmax of its row."""
+
     after: float
+    """The log-probability in the distribution the token was drawn from, which temperature,
+    filters and penalties have shaped."""
+
     top_before: tuple[TokenLogprob, ...]
+    """The most probable tokens of each, best first; top_after may be shorter, since filters
+    leave few."""
+
     top_after: tuple[TokenLogprob, ...]
+    """The most probable tokens of each, best first; top_after may be shorter, since filters
+    leave few."""
+
     raw: Mapping[int, bytes] = field(default_factory=dict, hash=False)
+    """All bytes of such tokens, by their ids."""
 
 
 def token_logprobs(
@@ -91,8 +98,13 @@ def token_logprobs(
 def top_of_row(logits: Logits, num_tokens: int) -> list[tuple[int, float]]:
     """Best tokens by the softmax of `logits` (vocab,), with their log-probabilities.
 
-    The best comes first; of equal ones the lowest id. num_tokens: 1 or more; fewer come back
-    where fewer are possible. Raises DecodeError if the row holds NaN or no finite maximum.
+    The best comes first; of equal ones the lowest id.
+
+    Args:
+        num_tokens: 1 or more; fewer come back where fewer are possible.
+
+    Raises:
+        DecodeError: If the row holds NaN or no finite maximum.
     """
     ids = top_k(logits, num_tokens)
     return _best_first(ids, _logprobs(logits, ids), num_tokens)

@@ -78,23 +78,21 @@ class SamplingKeywords(TypedDict, total=False):
 class SamplingParams:
     """The samplers between logits and distribution. Names and defaults are llama.cpp's.
 
-    They are applied in the order of the fields, temperature last. Only top_k, top_p, min_p
-    and temperature do something by default. temperature 0 is greedy: the best token left
-    by the others gets probability 1. top_p 0 leaves only the likeliest token.
-    repetition_penalty and typical_p are off at 1, and become 1 if they are 0.
-
-    logit_bias: what to add to the logit of a token id; -inf bans it. The three penalties
-    look at the last penalty_last_n tokens of prompt and answer, DRY ("don't repeat
-    yourself") at the last dry_penalty_last_n: a token that would continue a repeat of n
-    tokens loses dry_multiplier * dry_base ** (n - dry_allowed_length), where no repeat
-    reaches across one of dry_sequence_breakers (texts of up to 40 bytes).
-    min_tokens, ignore_eos: ban the end of the answer until so many tokens are out, or for
-    good.
+    They are applied in the order of the fields, temperature last. Only top_k, top_p, min_p and
+    temperature do something by default. temperature 0 is greedy: the best token left by the
+    others gets probability 1. top_p 0 leaves only the likeliest token. repetition_penalty and
+    typical_p are off at 1, and become 1 if they are 0.
 
     Raises OptionError for a value outside its range, NaN included.
     """
 
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
+    """What to add to the logit of a token id; -inf bans it. The three penalties look at the
+    last penalty_last_n tokens of prompt and answer, DRY ("don't repeat yourself") at the
+    last dry_penalty_last_n: a token that would continue a repeat of n tokens loses
+    dry_multiplier * dry_base ** (n - dry_allowed_length), where no repeat reaches across one
+    of dry_sequence_breakers (texts of up to 40 bytes)."""
+
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -111,7 +109,10 @@ class SamplingParams:
     min_p: float = 0.05
     temperature: float = 0.8
     min_tokens: int = 0
+    """Ban the end of the answer until so many tokens are out, or for good."""
+
     ignore_eos: bool = False
+    """Ban the end of the answer until so many tokens are out, or for good."""
 
     def __post_init__(self) -> None:
         for name, off in _OFF_AT_0.items():

@@ -22,8 +22,10 @@ _FLOAT32_MAX = float(np.finfo(np.float32).max)
 def penalise_tokens(row: Logits, text: TokenIds, params: SamplingParams) -> None:
     """Apply the repetition, presence and frequency penalties to `row` (vocab,), in place.
 
-    text: the tokens so far, (n,). The last penalty_last_n count, which is above 0. Ids beyond
-    the row are skipped: the target may have tokens that the draft lacks.
+    Ids beyond the row are skipped: the target may have tokens that the draft lacks.
+
+    Args:
+        text: The tokens so far, (n,). The last penalty_last_n count, which is above 0.
     """
     tokens, counts = np.unique(text[-params.penalty_last_n :], return_counts=True)
     num_known = int(np.searchsorted(tokens, len(row)))

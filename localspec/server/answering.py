@@ -44,17 +44,18 @@ _LONG = 1024  # tokens, where it is not known how long one takes
 
 
 class ReadingPrompt(NamedTuple):
-    """A long prompt is being read: so many of its tokens are decoded.
-
-    num_cached: tokens that were there before. left_s: about how long the rest takes; None where
-    that is not known yet. took_s: how long it has taken until now.
-    """
+    """A long prompt is being read: so many of its tokens are decoded."""
 
     num_decoded: int = 0
     num_tokens: int = 0
     num_cached: int = 0
+    """Tokens that were there before."""
+
     left_s: float | None = None
+    """About how long the rest takes; None where that is not known yet."""
+
     took_s: float = 0.0
+    """How long it has taken until now."""
 
     @property
     def field(self) -> dict[str, Any]:
@@ -79,9 +80,11 @@ class ReadingPrompt(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """Nothing happened for a while. position: in the line, from 1 on; 0 while answered."""
+    """Nothing happened for a while."""
 
     position: int
+    """The place in the line, from 1 on; 0 while answered."""
+
     num_tokens: int = 0  # of the prompt, of which nothing is known
     num_cached: int = 0
 
@@ -106,27 +109,28 @@ class NewPiece(NamedTuple):
 
 
 class Echo(NamedTuple):
-    """The prompt of an answer, for a client that gets it in front of that.
-
-    number: the answer's. first: the text of the prompt's first token. logprobs: of the tokens
-    behind that one; None if they were not asked for.
-    """
+    """The prompt of an answer, for a client that gets it in front of that."""
 
     number: int
+    """The answer's."""
+
     text: str
     first: str
+    """The text of the prompt's first token."""
+
     logprobs: Sequence[TokenLogprobs] | None
+    """The log-probabilities of the tokens after that one; None if they were not asked for."""
 
 
 class Finished(NamedTuple):
-    """An answer is complete.
-
-    number: its index among the request's answers. echo: its prompt, if that is asked for.
-    """
+    """An answer is complete."""
 
     number: int
+    """Its index among the request's answers."""
+
     reply: Reply
     echo: Echo | None = None
+    """Its prompt, if that is asked for."""
 
 
 Event = Waiting | ReadingPrompt | NewPiece | Finished

@@ -104,20 +104,25 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """The limits of a server.
-
-    body_bytes: the size of a request's body. body_s: time for it to arrive. num_waiting:
-    requests that may wait. patience_s: a client that gets nothing for this long is told that it
-    waits. keep_s: caches of a model without a question for this long go to disk, where they
-    may. unload_s: one without a question for this long is closed.
-    """
+    """The limits of a server."""
 
     body_bytes: int = 32_000_000
+    """The size of a request's body."""
+
     body_s: float = 60.0
+    """Time for it to arrive."""
+
     num_waiting: int = 64
+    """Requests that may wait."""
+
     patience_s: float = 10.0
+    """A client that gets nothing for this long is told that it waits."""
+
     keep_s: float = 20.0
+    """Caches of a model without a question for this long go to disk, where they may."""
+
     unload_s: float = 30 * 60.0
+    """One without a question for this long is closed."""
 
 
 class Server:

@@ -190,7 +190,8 @@ def _is_whole(value: Any) -> bool:
 def read_fields(body: bytes, list_name: str | None = None) -> Fields:
     """The fields of a request, from its body. Raises RequestError.
 
-    list_name: the field that a body is which is a list; None: it has to be an object.
+    Args:
+        list_name: The field that a body is which is a list; None: it has to be an object.
     """
     for signs, most, what in (
         (_VALUES, MOST_VALUES, "values"),

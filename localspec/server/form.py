@@ -36,16 +36,17 @@ _Outcome = TypeVar("_Outcome")
 
 
 class Form(abc.ABC):
-    """A request for an answer, and the answer, in one protocol.
-
-    content_type: of a stream. model: the one that answers, set before anything is written.
-    goes_on: whether another question follows from the answers.
-    Raises RequestError and OptionError for a wrong request.
-    """
+    """A request for an answer, and the answer, in one protocol."""
 
     content_type: ClassVar[str] = EVENTS
+    """The content type of a stream."""
+
     model: ServedModel
+    """The one that answers, set before anything is written."""
+
     goes_on: bool = False
+    """Whether another question follows from the answers. Raises RequestError and OptionError
+    for a wrong request."""
 
     @abc.abstractmethod
     def __init__(self, fields: Fields) -> None:

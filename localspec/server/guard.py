@@ -25,15 +25,16 @@ _BODIES_AT_ONCE = 8  # bodies of the largest size; all connections together coul
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessRules:
-    """Rules for the clients that may use the server.
-
-    keys: a client needs one of them, if there are any. hosts: names of the server besides
-    localhost. origins: of the web pages that may ask; "*" is all.
-    """
+    """Rules for the clients that may use the server."""
 
     keys: Sequence[str]
+    """A client needs one of them, if there are any."""
+
     hosts: Sequence[str]
+    """Names of the server besides localhost."""
+
     origins: Sequence[str]
+    """The web pages that may ask; "*" is all."""
 
     @property
     def is_of_one(self) -> bool:

@@ -157,13 +157,11 @@ _DURATION = re.compile(rf"[-+]?(?:0|(?:{_DURATION_PART.pattern})+)")
 
 
 class OllamaForm(Form):
-    """A request in Ollama's protocol, and its answer in lines of JSON.
-
-    is_chat: whether the text of an answer stands in a message.
-    """
+    """A request in Ollama's protocol, and its answer in lines of JSON."""
 
     content_type = "application/x-ndjson"
     is_chat: ClassVar[bool]
+    """Whether the text of an answer stands in a message."""
 
     def __init__(
         self, fields: Fields, inputs: Sequence[Input], tools: Mapping[str, Any]

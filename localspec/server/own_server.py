@@ -40,13 +40,11 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class ServerKey:
-    """The secret of the server at a port of this machine, which its user alone can read.
-
-    secret: as hex digits.
-    """
+    """The secret of the server at a port of this machine, which its user alone can read."""
 
     port: int
     secret: str = field(repr=False)
+    """The secret as hex digits."""
 
     def proof(self, nonce: str) -> str:
         """The digest that only who knows the key can give."""

@@ -22,14 +22,12 @@ from localspec.vocabulary import Vocabulary
 
 
 class FimPrompt(NamedTuple):
-    """A text to be filled in behind `before` and before `after`.
-
-    files: names and texts of other files, the least useful first. No text can name a token.
-    """
+    """A text to be filled in behind `before` and before `after`."""
 
     before: str
     after: str
     files: Sequence[tuple[str, str]] = ()
+    """Names and texts of other files, the least useful first. No text can name a token."""
 
 
 Input = Sequence[Message] | RawSource | FimPrompt  # messages as `checked_messages` returns them
@@ -173,8 +171,10 @@ def template_variables(
 ) -> dict[str, Any]:
     """Variables of the chat template that a client sets. Raises RequestError.
 
-    thinks: whether a reasoning model may think before it answers; effort: how much; as the
-    protocol has them, None where it says nothing. Templates have several names for the first.
+    Args:
+        thinks: Whether a reasoning model may think before it answers.
+        effort: How much; as the protocol has them, None where it says nothing. Templates have
+            several names for the first.
     """
     found: dict[str, Any] = {}
     if effort == "none":
@@ -308,8 +308,9 @@ def tool_options(
 ) -> dict[str, Any]:
     """The options of tools and their choice; none where there is no tool to choose from.
 
-    others: tools that are ignored. named: the tool that is chosen, if any; the choice of one of
-    the others is ignored, too.
+    Args:
+        others: Tools that are ignored.
+        named: The tool that is chosen, if any; the choice of one of the others is ignored, too.
     """
     if named in others or (others and not tools and choice == "required"):
         choice = "auto"
@@ -418,8 +419,12 @@ def templated(
 ) -> Callable[[IsolatedEngine], list[int]]:
     """A function that gives the tokens of the prompt, for requests that want no answer.
 
-    messages: as `checked_messages` returns them. tools: options by keyword. variables: of the
-    template. Raises OptionError; the function TemplateError.
+    Raises OptionError; the function TemplateError.
+
+    Args:
+        messages: The messages as `checked_messages` returns them.
+        tools: Options by keyword.
+        variables: The template's variables.
     """
     use = AnswerOptions.of(**tools).tool_use(())
     source = MessagesSource(messages, use, variables=dict(variables))

@@ -48,19 +48,29 @@ _Opened = TypeVar("_Opened", IsolatedEngine, IsolatedEmbedder)
 class ServedFile(abc.ABC, Generic[_Opened]):
     """A model under its name, and what is open of it while it is loaded: its engine.
 
-    preset: the model's, if it has one. file_name: without its folders. created: Unix time of
-    the file. num_trained: tokens of context that the model was trained for. context_length:
-    those that it has here. num_weights, size_label: see `Header`. width: numbers of a row.
-    chat_template, tool_template: the sources of its template and of the one for tools, or "".
-    keep_s: how long it stays loaded without a request; None is the server's default.
-    needed_bytes: the memory that it takes while it is loaded; gpu_bytes: of that on GPUs, None
-    if that is not known here. device: where it computes, and why, in words, while it is loaded.
+    Attributes:
+        preset: The model's preset, if it has one.
+        file_name: The name of its file, without folders.
+        created: The file's Unix time.
+        num_trained: Tokens of context that the model was trained for.
+        num_weights, size_label: See `Header`.
+        width: Numbers of a row.
+        chat_template, tool_template: The sources of its template and of the one for tools,
+            or "".
+        keep_s: Seconds that it stays loaded without a request; None is the server's default.
     """
 
     context_length: int
+    """Tokens of context that it has here."""
+
     needed_bytes = 0
+    """The memory that it takes while it is loaded."""
+
     gpu_bytes: int | None = None
+    """The part of that on GPUs, None if that is not known here."""
+
     device = ""
+    """Where it computes, and why, in words, while it is loaded."""
 
     def __init__(self, name: str, header: Header, preset: Preset | None) -> None:
         self.name = name

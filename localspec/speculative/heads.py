@@ -36,13 +36,11 @@ _LEAST_CHANCE = 0.5
 
 
 class RowReader(Protocol):
-    """A head, which reads a part of its target's text with the target's rows.
-
-    read_size: tokens, or rows of the target, that a decode which drafts nothing has at least:
-    fewer are padded, which leaves no entries.
-    """
+    """A head, which reads a part of its target's text with the target's rows."""
 
     read_size: int
+    """Tokens, or rows of the target, that a decode which drafts nothing has at least: fewer
+    are padded, which leaves no entries."""
 
     @property
     def begins_at(self) -> int:
@@ -66,11 +64,11 @@ class RowReader(Protocol):
 class HeadModel(RowReader, Model, Protocol):
     """A head that drafts token by token, and caches what it has read.
 
-    `truncate` also drops the entries that it made with rows of its own. num_layers: of several,
-    each drafts one token.
+    `truncate` also drops the entries that it made with rows of its own.
     """
 
     num_layers: int
+    """The head's layers. Of several, each drafts one token."""
 
 
 class Head(DraftModel):
@@ -123,15 +121,16 @@ class Head(DraftModel):
 
 
 class BlockModel(RowReader, Protocol):
-    """A head that computes the rows of a whole draft at once.
-
-    context_length: of text and draft. is_block: one decode gives all rows, so a draft costs the
-    same whatever its length. num_cached: tokens that it has read.
-    """
+    """A head that computes the rows of a whole draft at once."""
 
     context_length: int
+    """The tokens of text and draft together."""
+
     is_block: bool
+    """One decode gives all rows, so a draft costs the same whatever its length."""
+
     num_cached: int
+    """Tokens that it has read."""
 
     def truncate(self, num_cached: int) -> None:
         """Forget all but the first tokens that it has read."""

@@ -173,8 +173,10 @@ class FindingKind(NamedTuple):
     ) -> FindingKind:
         """The kind of a finding.
 
-        length: tokens that match. num_alike: occurrences that go on as found, 1 or more.
-        is_resumed: whether it is near where the text was followed before.
+        Args:
+            length: Tokens that match.
+            num_alike: Occurrences that go on as found, 1 or more.
+            is_resumed: Whether it is near where the text was followed before.
         """
         num_others = len(_FIRST) - _NUM_RESUMED
         if is_resumed and length < RESUMED_BELOW:
@@ -185,14 +187,12 @@ class FindingKind(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Occurrences of the last `length` tokens, the one to follow first.
-
-    is_resumed: whether the first one is near where an occurrence was followed before.
-    """
+    """Occurrences of the last `length` tokens, the one to follow first."""
 
     occurrences: list[Occurrence]
     length: int
     is_resumed: bool = False
+    """Whether the first one is near where an occurrence was followed before."""
 
 
 _NOTHING = Found([], 0)

@@ -34,17 +34,16 @@ from localspec.speculative.verify import Verdict
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The settings of one answer.
-
-    is_end: the target's end-of-generation test. kinds: the kinds of proposers that may propose;
-    None allows all.
-    """
+    """The settings of one answer."""
 
     chain: SamplerChain
     rule: Rule
     max_tokens: int
     is_end: Callable[[int], bool]
+    """The target's end-of-generation test."""
+
     kinds: Collection[ProposerKind] | None = None
+    """The kinds of proposers that may propose; None allows all."""
 
 
 class SpeculativeDecoder:
@@ -105,7 +104,10 @@ class SpeculativeDecoder:
         """How proposals would have done at the last num_tokens positions of the answer.
 
         A few positions at a time, in order. The proposer reads what it lacks of the text for
-        that, and judges only what it reads. num_tokens: at most `num_answered`.
+        that, and judges only what it reads.
+
+        Args:
+            num_tokens: The number of tokens to keep, at most `num_answered`.
         """
         end = len(self.tokens)
         for num_behind in reversed(range(0, num_tokens, REPLAY_TOKENS)):

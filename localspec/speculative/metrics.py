@@ -33,37 +33,33 @@ class Provenance(str, enum.Enum):
 
 @dataclass(slots=True, kw_only=True)
 class Step(StepRecord):
-    """A round of propose, score, verify, truncate, emit.
-
-    tokens, provenance: of the emitted tokens, in order. kind: of the chosen proposer, if any.
-    draft_off: why nothing was proposed; None also in the first step and for the last token of
-    an answer, which have no use for a draft. logits, distributions: the target's rows and
-    distributions of at least every emitted token, in order; the rows are a view that the next
-    decode of any text in the target's context overwrites.
-    """
+    """A round of propose, score, verify, truncate, emit."""
 
     tokens: list[int]
+    """The emitted tokens, in order."""
+
     provenance: list[Provenance]
+    """The provenance of the emitted tokens, in order."""
+
     logits: Logits = field(repr=False, compare=False)
+    """The target's rows and distributions of at least every emitted token, in order; the
+    rows are a view that the next decode of any text in the target's context overwrites."""
+
     distributions: list[Distribution] = field(repr=False, compare=False)
+    """The target's rows and distributions of at least every emitted token, in order; the
+    rows are a view that the next decode of any text in the target's context overwrites."""
+
     kind: ProposerKind | None
+    """The kind of the chosen proposer, if any."""
+
     draft_off: DraftOff | None
+    """Why nothing was proposed; None also in the first step and for the last token of an
+    answer, which have no use for a draft."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
     """The cost of an answer, in wall time. Tuples per position are (MAX_DRAFT_TOKENS,).
-
-    steps_per_length: (1 + MAX_DRAFT_TOKENS,) steps that proposed 0, 1, 2 … tokens.
-    steps_per_proposer: steps in which each kind proposed something; drafted_per_proposer and
-    accepted_per_proposer: tokens of each kind. draft_off: the reason of the last step that did
-    not draft; draft_off_steps: steps per reason. outlook: what the automatic policy expects at
-    the end of the answer; None with any other policy. steps_per_threads: steps after the
-    prefill per number of threads; threads: the choice at the end, None for an answer that never
-    began. exact: whether greedy or seeded, the text is the same to the bit with any draft and
-    any number of threads, whatever was cached; exact_steps: what bounds steps for that, and
-    costs, in words. waited_time_s: in which other answers had the
-    machine; of a joint decode, all but an equal part.
 
     The first step decodes the prompt and draws the first token. That is the prefill; the draft,
     target, sampler and waited times are those of the later steps.
@@ -86,17 +82,43 @@ class Stats:
     time_to_first_token_s: float
     total_time_s: float
     steps_per_length: tuple[int, ...]
+    """(1 + MAX_DRAFT_TOKENS,) steps that proposed 0, 1, 2 … tokens."""
+
     steps_per_proposer: Mapping[ProposerKind, int]
+    """Steps in which each kind proposed something."""
+
     drafted_per_proposer: Mapping[ProposerKind, int]
+    """Tokens of each kind."""
+
     accepted_per_proposer: Mapping[ProposerKind, int]
+    """Tokens of each kind."""
+
     draft_off: DraftOff | None
+    """The reason of the last step that did not draft."""
+
     draft_off_steps: Mapping[DraftOff, int]
+    """Steps per reason."""
+
     outlook: PolicyEstimate | None
+    """What the automatic policy expects at the end of the answer; None with any other
+    policy."""
+
     steps_per_threads: Mapping[int, int]
+    """Steps after the prefill per number of threads."""
+
     threads: ThreadUse | None
+    """The choice at the end, None for an answer that never began."""
+
     exact: bool
+    """Whether greedy or seeded, the text is the same to the bit with any draft and any
+    number of threads, whatever was cached."""
+
     waited_time_s: float = 0.0
+    """Seconds in which other answers had the machine; of a joint decode, all but an equal
+    part."""
+
     exact_steps: str = ""
+    """What bounds steps for that, and costs, in words."""
 
     @property
     def decode_time_s(self) -> float:
@@ -145,11 +167,7 @@ class Stats:
 
 @dataclass(slots=True)
 class Meter:
-    """Adds steps up to `Stats`.
-
-    tokens: delivered ones. drafts: the number of steps for each proposer, with so many drafted
-    and so many accepted tokens; without a proposer both are 0. waited_s: up to the last step.
-    """
+    """Adds steps up to `Stats`."""
 
     prompt_tokens: int
     cached_prompt_tokens: int
@@ -158,11 +176,18 @@ class Meter:
     first_token_s: float | None = None
     num_steps: int = 0
     tokens: Counter[Provenance] = field(default_factory=Counter)
+    """Delivered ones."""
+
     drafts: Counter[tuple[ProposerKind | None, int, int]] = field(default_factory=Counter)
+    """The number of steps for each proposer, with so many drafted and so many accepted
+    tokens; without a proposer both are 0."""
+
     draft_time_s: float = 0.0
     target_time_s: float = 0.0
     sampler_time_s: float = 0.0
     waited_s: float = 0.0
+    """Up to the last step."""
+
     waited_time_s: float = 0.0
     draft_off: DraftOff | None = None
     draft_off_steps: Counter[DraftOff] = field(default_factory=Counter)

@@ -120,8 +120,11 @@ class NgramIndex:
     def ends(self, level: int, hash_: int, run: array[int]) -> list[int]:
         """The positions after the latest occurrences of a run, the latest first.
 
-        level: of its size in SIZES. hash_: as `run_hashes` gives it. An occurrence at the end
-        of the text does not count, because nothing follows it.
+        An occurrence at the end of the text does not count, because nothing follows it.
+
+        Args:
+            level: The level of its size in SIZES.
+            hash_: The hash as `run_hashes` gives it.
         """
         text, link, size = self.text, self._links[level], SIZES[level]
         position = self._latest[level][hash_ >> self._shift]

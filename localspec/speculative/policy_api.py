@@ -65,36 +65,45 @@ class MatchSource(enum.IntEnum):
 
 
 class ProposerState(NamedTuple):
-    """The state of a proposer for the text as it stands.
-
-    max_tokens: how many tokens it can propose; if 0, draft_off says why. num_missing: tokens
-    it has to read first. num_skipped: tokens at the front of the text that it does not see.
-    num_unjudged: tokens at the end of the text that a replay would judge. confidence: in its
-    next token, 0 … 1, if it knows that before it starts. is_block: one decode gives all tokens
-    of a draft, so that costs the same whatever its length. source: where its tokens come from.
-    """
+    """The state of a proposer for the text as it stands."""
 
     max_tokens: int
+    """How many tokens it can propose; if 0, draft_off says why."""
+
     num_missing: int = 0
+    """Tokens it has to read first."""
+
     num_skipped: int = 0
+    """Tokens at the front of the text that it does not see."""
+
     num_unjudged: int = 0
+    """Tokens at the end of the text that a replay would judge."""
+
     confidence: float | None = None
+    """The confidence in its next token, 0 … 1, if it knows that before it starts."""
+
     draft_off: DraftOff | None = None
     is_block: bool = False
+    """One decode gives all tokens of a draft, so that costs the same whatever its length."""
+
     source: MatchSource = MatchSource.PROMPT
+    """Where its tokens come from."""
 
 
 class PolicyContext(NamedTuple):
-    """The information for a policy before a step.
-
-    num_cached: tokens in the target's cache. room: the most draft tokens the step may
-    propose. num_remaining: tokens that the answer may still have. states: one per proposer.
-    """
+    """The information for a policy before a step."""
 
     num_cached: int
+    """Tokens in the target's cache."""
+
     room: int
+    """The most draft tokens the step may propose."""
+
     num_remaining: int
+    """Tokens that the answer may still have."""
+
     states: tuple[ProposerState, ...]
+    """One per proposer."""
 
 
 class Extent(Protocol):
@@ -106,23 +115,26 @@ class Extent(Protocol):
     def num_worth(self, num_drafted: int, confidence: float) -> int:
         """How many more tokens are worth proposing after the first num_drafted.
 
-        confidence: the proposer's, in the next token, whose row is known but which is not drawn
-        yet. 0 ends the proposal before that token, 1 after it. The result may depend only on
-        rows and on tokens already drawn: that keeps every rule exact.
+        Args:
+            confidence: The proposer's, in the next token, whose row is known but which is not
+                drawn yet. 0 ends the proposal before that token, 1 after it. The result may
+                depend only on rows and on tokens already drawn: that keeps every rule exact.
         """
 
 
 class Decision(NamedTuple):
-    """A policy's answer: who proposes in this step and how much, or why nobody does.
-
-    proposer: its index; None for nobody, and draft_off then says why. extent: how far it
-    proposes. reads_from: position in the text from which the proposer reads again; None if it
-    keeps what it has read.
-    """
+    """A policy's answer: who proposes in this step and how much, or why nobody does."""
 
     proposer: int | None
+    """Its index; None for nobody, and draft_off then says why."""
+
     extent: Extent | None = None
+    """How far it proposes."""
+
     reads_from: int | None = None
+    """Position in the text from which the proposer reads again; None if it keeps what it has
+    read."""
+
     draft_off: DraftOff | None = None
 
 
@@ -131,51 +143,65 @@ class Replay(NamedTuple):
 
     The proposer tells what it would have proposed for tokens that are already in the text
     (`ReplayScores`). `DraftPolicy.replay` gets that, and then `choose` is called again.
-    proposer, reads_from: as in `Decision`.
     """
 
     proposer: int
+    """The proposer's index, as in `Decision`."""
+
     reads_from: int | None = None
+    """Where the proposals come from, as in `Decision`."""
 
 
 class ReplayScores(NamedTuple):
-    """How a proposer would have done on tokens that are already in the text.
-
-    chances: for each judged token, in order, the proposer's confidence there and the
-    probability, 0 … 1, that its proposal would have been accepted. num_read: tokens it read for
-    the replay. sources: of the proposals, in the same order; empty if nothing depends on them.
-    """
+    """How a proposer would have done on tokens that are already in the text."""
 
     chances: list[tuple[float, float]]
+    """The proposer's confidence at each judged token, in order, and the probability, 0 … 1,
+    that its proposal would have been accepted."""
+
     num_read: int
+    """Tokens it read for the replay."""
+
     sources: Sequence[MatchSource] = ()
+    """The sources of the proposals, in the same order; empty if nothing depends on them."""
 
 
 # Not frozen, since that would take 2 µs of each plain token.
 @dataclass(slots=True)
 class StepRecord:
-    """The result of a step, for policies. Times in seconds.
-
-    proposer: index of the chosen proposer, if any. confidences: of the draft tokens.
-    num_accepted: how many of them were accepted. num_read: tokens that the proposer read before
-    its first row. num_target_tokens: tokens in the target's decode, padding included;
-    num_cached: tokens in its cache before that. draft_time_s: decision and proposal;
-    replay_s: replays before that. sampler_time_s: samplers and verification. num_threads: of
-    the target's decode.
-    """
+    """The result of a step, for policies. Times in seconds."""
 
     proposer: int | None
+    """Index of the chosen proposer, if any."""
+
     confidences: Sequence[float]
+    """The confidences in the draft tokens."""
+
     num_accepted: int
+    """How many of them were accepted."""
+
     num_emitted: int
     num_read: int
+    """Tokens that the proposer read before its first row."""
+
     num_target_tokens: int
+    """Tokens in the target's decode, padding included."""
+
     num_cached: int
+    """Tokens in its cache before that."""
+
     draft_time_s: float
+    """Decision and proposal."""
+
     target_time_s: float
     sampler_time_s: float
+    """Samplers and verification."""
+
     replay_s: float = 0.0
+    """Replays before that."""
+
     num_threads: int = 1
+    """The threads of the target's decode."""
 
     @property
     def num_draft_tokens(self) -> int:
@@ -185,20 +211,24 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class PolicyEstimate:
-    """A policy's estimate of the next step. Times in seconds.
-
-    acceptance: probability that the next draft token is accepted, 0 … 1. break_even: the lowest
-    acceptance at which drafting would pay; None if it never does. plain_step_s: the time of a
-    target-only step. draft_token_s: of a draft token, or of a whole block. step_ratios: n →
-    v(n), what decoding n tokens at once costs in target-only steps, of the sizes measured here.
-    """
+    """A policy's estimate of the next step. Times in seconds."""
 
     proposer: ProposerKind
     acceptance: float
+    """Probability that the next draft token is accepted, 0 … 1."""
+
     break_even: float | None
+    """The lowest acceptance at which drafting would pay; None if it never does."""
+
     plain_step_s: float
+    """The time of a target-only step."""
+
     draft_token_s: float
+    """The seconds of a draft token, or of a whole block."""
+
     step_ratios: Mapping[int, float]
+    """N → v(n), what decoding n tokens at once costs in target-only steps, of the sizes
+    measured here."""
 
 
 class DraftPolicy:
@@ -252,13 +282,12 @@ class UpTo(NamedTuple):
 
 @dataclass(slots=True)
 class FixedDraftPolicy(DraftPolicy):
-    """Drafts the same number of tokens in every step, from the first proposer that has any.
-
-    keeps_sizes: whoever measures it sets it. Raises OptionError outside 0 … MAX_DRAFT_TOKENS.
-    """
+    """Drafts the same number of tokens in every step, from the first proposer that has any."""
 
     draft_tokens: int
     keeps_sizes: bool | None = field(default=None, compare=False)
+    """Whoever measures it sets it. Raises OptionError outside 0 … MAX_DRAFT_TOKENS."""
+
     _size: int = field(default=1, init=False, compare=False)  # of the target's decodes
     _num_idle: int = field(default=0, init=False, compare=False)  # steps without a draft
 
@@ -293,17 +322,15 @@ def reason_for_none(context: PolicyContext) -> DraftOff | None:
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """A user's settings for drafting: who proposes, and how much.
-
-    draft_tokens: per step; None is the automatic policy.
-
-    proposer: "draft", the draft model; "head" or "mtp", a trained head; "lookup", the text
-    itself; "auto", whichever pays; "none" is plain decoding. Raises OptionError for a value
-    outside its range.
-    """
+    """A user's settings for drafting: who proposes, and how much."""
 
     draft_tokens: int | None = None
+    """Per step; None is the automatic policy."""
+
     proposer: ProposerName = "auto"
+    """"draft", the draft model; "head" or "mtp", a trained head; "lookup", the text itself;
+    "auto", whichever pays; "none" is plain decoding. Raises OptionError for a value outside
+    its range."""
 
     def __post_init__(self) -> None:
         if self.draft_tokens is not None:
@@ -330,18 +357,22 @@ RuleName = Literal["greedy", "token", "block", "coupled"]
 
 @dataclass(frozen=True, slots=True)
 class ThreadUse:
-    """num_threads: of the target's decodes now; num_usable: the most that it could have.
-
-    is_busy: whether it has fewer because other programs run on the machine, and not because
-    more threads are no faster. slowdown: the time of the answer's decodes, in times of the
-    fastest such decodes that were measured here, in this process or before; None where nothing
-    was, for a short answer, and on GPUs.
-    """
+    """"""
 
     num_threads: int
+    """The threads of the target's decodes now."""
+
     num_usable: int
+    """The most that it could have."""
+
     is_busy: bool
+    """Whether it has fewer because other programs run on the machine, and not because more
+    threads are no faster."""
+
     slowdown: float | None = None
+    """The time of the answer's decodes, in times of the fastest such decodes that were
+    measured here, in this process or before; None where nothing was, for a short answer, and
+    on GPUs."""
 
 
 class ThreadPolicy:

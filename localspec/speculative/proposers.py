@@ -31,15 +31,15 @@ NextRow = Callable[[list[int]], tuple[Distribution, float] | None]
 
 
 class Proposal(NamedTuple):
-    """K draft tokens and the K distributions they were really drawn from.
-
-    confidences: (K,) the proposer's own in each, 0 … 1. num_read: tokens it read first.
-    """
+    """K draft tokens and the K distributions they were really drawn from."""
 
     draft_tokens: list[int]
     distributions: list[Distribution]
     confidences: list[float]
+    """(K,) the proposer's own in each, 0 … 1."""
+
     num_read: int = 0
+    """Tokens it read first."""
 
     def extend(
         self, next_row: NextRow, extent: Extent, draw: Draw, is_end: Callable[[int], bool]
@@ -106,7 +106,8 @@ class Proposer:
     ) -> Decoding[ReplayScores]:
         """How proposals would have done at the last positions of `tokens`.
 
-        probs: the probabilities of the last tokens in the target's distributions.
+        Args:
+            probs: The probabilities of the last tokens in the target's distributions.
         """
         yield from ()
         return ReplayScores([], 0)
@@ -229,8 +230,10 @@ class DraftModel(Proposer):
         """Read all but the last token ahead, so that each decode with a row has one token.
 
         Behind a draft that was kept whole that is one token, and a decode like all others.
-        libllama keeps the graph of decodes without rows beside that of decodes with some. most:
-        tokens that a step keeps at most.
+        libllama keeps the graph of decodes without rows beside that of decodes with some.
+
+        Args:
+            most: Tokens that a step keeps at most.
         """
         yield Decode(self.model, missing, 1 if len(missing) == 1 else 0)
 
@@ -250,9 +253,10 @@ class DraftModel(Proposer):
 def chance(distribution: Distribution, token: int, prob: float) -> float:
     """The probability that a draft from `distribution` would have been accepted here.
 
-    prob: the token's probability in the target's distribution p. A draft from q proposes x and
-    has it accepted with probability min(p, q); given that x was drawn from p, that is
-    min(1, q / p).
+    Args:
+        prob: The token's probability in the target's distribution p. A draft from q proposes x
+            and has it accepted with probability min(p, q); given that x was drawn from p, that
+            is min(1, q / p).
     """
     return min(1.0, distribution.prob(token) / max(prob, 1e-9))
 

@@ -37,12 +37,13 @@ def match(
 ) -> Verdict:
     """Keep draft tokens while each is the target's own choice; the next token is its choice.
 
-    choose(i, row): the target's token at position i, a pure function. With `argmax` this is
-    the rule greedy. With Gumbel-max noise that the draft used too, this is the rule coupled
-    (Daliri et al., arXiv 2408.07978, algorithm 1): the text depends on the noise alone, so
-    the same noise gives the same text with any draft or none.
+    choose(i, row): the target's token at position i, a pure function. With `argmax` this is the
+    rule greedy. With Gumbel-max noise that the draft used too, this is the rule coupled (Daliri
+    et al., arXiv 2408.07978, algorithm 1): the text depends on the noise alone, so the same
+    noise gives the same text with any draft or none.
 
-    targets: K + 1 rows, row i given the first i draft tokens.
+    Args:
+        targets: K + 1 rows, row i given the first i draft tokens.
     """
     for index, drawn in enumerate(draft_tokens):
         own = choose(index, targets[index])
@@ -65,13 +66,15 @@ def token(
 ) -> Verdict:
     """Speculative sampling, token by token.
 
-    Leviathan et al., arXiv 2211.17192, algorithm 1; Chen et al., arXiv 2302.01318,
-    algorithm 2: accept X_i with probability min(1, target(X_i) / draft(X_i)); at the first
-    refusal draw from the normalised positive part of target - draft; if none is refused
-    draw from the last target row.
+    Leviathan et al., arXiv 2211.17192, algorithm 1; Chen et al., arXiv 2302.01318, algorithm 2:
+    accept X_i with probability min(1, target(X_i) / draft(X_i)); at the first refusal draw from
+    the normalised positive part of target - draft; if none is refused draw from the last target
+    row.
 
-    targets: K + 1 rows; drafts: the K distributions that draft_tokens were really drawn from;
-    accept_uniforms: (K,) in [0, 1), residual_uniform: one more, each used nowhere else.
+    Args:
+        targets: K + 1 rows.
+        drafts: The K distributions that draft_tokens were really drawn from.
+        accept_uniforms: (K,) in [0, 1), residual_uniform: one more, each used nowhere else.
     """
     for index, drawn in enumerate(draft_tokens):
         target, draft = targets[index], drafts[index]

@@ -42,21 +42,24 @@ class Said(NamedTuple):
 
 
 class Prompt(NamedTuple):
-    """The text that a model reads.
-
-    thoughts: how to tell them from speech in the answer; by default all of it is speech.
-    num_said: the last tokens that belong to the answer, which continues behind them. calls: the
-    calls of tools that the answer can have; None for none. pictures: whose cells are among the
-    tokens, in order. has_tool_words: whether tools are described in words, since the chat
-    template shows none, or has a form of calls that is not known.
-    """
+    """The text that a model reads."""
 
     tokens: list[int]
     thoughts: Thoughts = Thoughts()
+    """How to tell them from speech in the answer; by default all of it is speech."""
+
     num_said: int = 0
+    """The last tokens that belong to the answer, which continues behind them."""
+
     calls: Calls | None = None
+    """The calls of tools that the answer can have; None for none."""
+
     pictures: tuple[Picture, ...] = ()
+    """The pictures whose cells are among the tokens, in order."""
+
     has_tool_words: bool = False
+    """Whether tools are described in words, since the chat template shows none, or has a
+    form of calls that is not known."""
 
 
 class AnswerText:
@@ -159,7 +162,8 @@ class AnswerText:
     def finish(self, *, is_cut: bool) -> list[Part]:
         """The text that waited; no more tokens follow.
 
-        is_cut: the answer was cut off, so that an incomplete character is left out.
+        Args:
+            is_cut: The answer was cut off, so that an incomplete character is left out.
         """
         rest = "" if is_cut else self._decoder.decode(b"", final=True)
         parts = self._split.push(rest)
@@ -272,8 +276,11 @@ class StopSearch:
 def checked_texts(given: str | Iterable[str] | None, one: str, several: str) -> tuple[str, ...]:
     """The texts of an option that takes none, one or several.
 
-    one, several: what they are, in words. Raises OptionError for anything but texts, and for
-    too many.
+    Args:
+        one, several: What they are, in words.
+
+    Raises:
+        OptionError: For anything but texts, and for too many.
     """
     if given is None:
         return ()

@@ -67,7 +67,8 @@ class AnswerCalls:
     def say_last(self, text: str, *, is_cut: bool) -> list[Part]:
         """A text with which the answer ends, or a part of it.
 
-        is_cut: the answer was cut off, so that half an opening is no text.
+        Args:
+            is_cut: The answer was cut off, so that half an opening is no text.
         """
         num_waiting = self.num_waiting(text, self.openings)
         if is_cut and num_waiting:
@@ -114,5 +115,6 @@ class CallReader(abc.ABC):
     def finish(self, *, is_cut: bool) -> list[Part]:
         """The parts that waited; no more text follows.
 
-        is_cut: the answer was cut off, so that an incomplete call is not a call.
+        Args:
+            is_cut: The answer was cut off, so that an incomplete call is not a call.
         """

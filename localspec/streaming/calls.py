@@ -82,7 +82,8 @@ class CallStream:
     def finish(self, *, is_cut: bool) -> list[Part]:
         """The parts that waited; no more text follows.
 
-        is_cut: the answer was cut off, so that an incomplete call is not a call.
+        Args:
+            is_cut: The answer was cut off, so that an incomplete call is not a call.
         """
         if self.has_ended:
             return []

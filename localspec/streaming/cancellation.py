@@ -50,11 +50,10 @@ class Cancellation:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Callback and cancellation of whoever waits for a measurement.
-
-    progress: gets what is being done, and how many seconds all of it will probably take from
-    now on; None while nobody knows.
-    """
+    """Callback and cancellation of whoever waits for a measurement."""
 
     progress: Callable[[str, float | None], None]
+    """Gets what is being done, and how many seconds all of it will probably take from now
+    on; None while nobody knows."""
+
     cancellation: Cancellation = field(default_factory=Cancellation)

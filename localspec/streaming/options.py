@@ -81,67 +81,95 @@ note_keywords("engine.generate(", answer_keywords())
 class AnswerOptions:
     """The options of one answer; None means the default.
 
-    sampling: by default the preset's. changes: other values of some of its fields, by name.
-    seed: 0 … 2**63 - 1. rule: the one by which draft tokens are judged (see `rules.make_rule`):
-    with greedy and coupled a seed means the same text whatever the draft does; with token and
-    block only while the number of draft tokens is the same. max_tokens: by default what the
-    context has room for. stop: text that ends the answer and is left out of it, or several.
-    logprobs: how many of the best tokens to list with every token's log-probability, 0 for its
-    own alone; by default none of it. on_prompt: called in the thread that reads the answer with
-    how many tokens of the prompt are decoded, and how many there are, after each batch of a
-    prompt of several; raising in it ends the answer. draft_tokens: proposed per step in this
-    answer, 0 is plain decoding; proposer: who proposes in it, among those that the engine was
-    loaded with; by default both are the engine's. prediction: what the answer is expected to be
-    for the most part, as an edited text: it is proposed where the answer follows it, by the
-    lookup, and changes nothing that is said. adapter_scales: of the target's LoRA adapters in
-    this answer, one for each in their order, or by their numbers from 0, the others then being
-    0; by default the engine's. queue: whether to wait in line where the engine is producing
-    another answer, first come, first served, instead of BusyError; the answer's `cancel` ends
-    the wait, too.
-
     Where there are messages, tools: what the model may call, each a Python function, or a dict
     with a name, a description and parameters (the JSON schema of an object), or as OpenAI has
     them; in a chat by default those of the answer before. A function's schema is made of its
-    annotations, its description of its docstring. tool_choice: "auto", "none", "required", or
-    the name of the tool that has to be called. parallel_tool_calls: whether several may be
-    called at once; by default only where the model chooses, as one that has to call may go on
-    calling without end. No tool is run: see `Reply.tool_calls`, and `run_tools`.
+    annotations, its description of its docstring.
 
     What the answer is to fit, in one of four ways, behind its thoughts if it has any.
-    json_schema: a dict, its JSON, a Pydantic model class or a dataclass; kept as JSON. strict:
-    whether a keyword of it that no answer can be kept to is an error; else it is passed over,
-    and named in `Reply.not_kept`. regex: for the whole answer. grammar: Lark or GBNF. choices:
-    texts of which it is one. trigger: a text, or several, behind which that begins: up to
-    there, and in an answer that has none of them, anything may be said.
 
     Raises OptionError for an option of the wrong type or outside its range, and for two
     constraints; ConstraintError for one that cannot be used.
     """
 
     sampling: SamplingParams | None = None
+    """The sampling settings, by default the preset's."""
+
     seed: int | None = None
+    """0 … 2**63 - 1."""
+
     rule: RuleName | None = None
+    """The one by which draft tokens are judged (see `rules.make_rule`): with greedy and
+    coupled a seed means the same text whatever the draft does; with token and block only
+    while the number of draft tokens is the same."""
+
     max_tokens: int | None = None
+    """The most tokens to answer with, by default what the context has room for."""
+
     stop: str | Sequence[str] | None = ()
+    """Text that ends the answer and is left out of it, or several."""
+
     logprobs: int | None = None
+    """How many of the best tokens to list with every token's log-probability, 0 for its own
+    alone; by default none of it."""
+
     on_prompt: Callable[[int, int], None] | None = None
+    """Called in the thread that reads the answer with how many tokens of the prompt are
+    decoded, and how many there are, after each batch of a prompt of several; raising in it
+    ends the answer."""
+
     draft_tokens: int | None = None
+    """Proposed per step in this answer, 0 is plain decoding."""
+
     proposer: ProposerName | None = None
+    """Who proposes in it, among those that the engine was loaded with; by default both are
+    the engine's."""
+
     prediction: str | Sequence[int] | None = None
+    """What the answer is expected to be for the most part, as an edited text: it is proposed
+    where the answer follows it, by the lookup, and changes nothing that is said."""
+
     adapter_scales: Sequence[float] | Mapping[int, float] | None = field(
         default=None, hash=False
     )
+    """The scales of the target's LoRA adapters in this answer, one for each in their order,
+    or by their numbers from 0, the others then being 0; by default the engine's."""
+
     tools: Sequence[AnyTool] | None = field(default=None, hash=False)
     tool_choice: ToolChoice | None = field(default=None, hash=False)
+    """"auto", "none", "required", or the name of the tool that has to be called."""
+
     parallel_tool_calls: bool | None = None
+    """Whether several may be called at once; by default only where the model chooses, as one
+    that has to call may go on calling without end. No tool is run: see `Reply.tool_calls`,
+    and `run_tools`."""
+
     json_schema: Mapping[str, object] | str | type | None = field(default=None, hash=False)
+    """A dict, its JSON, a Pydantic model class or a dataclass; kept as JSON."""
+
     strict: bool = False
+    """Whether a keyword of it that no answer can be kept to is an error; else it is passed
+    over, and named in `Reply.not_kept`."""
+
     regex: str | None = None
+    """A regular expression for the whole answer."""
+
     grammar: str | None = None
+    """Lark or GBNF."""
+
     choices: Sequence[str] | None = None
+    """Texts of which it is one."""
+
     trigger: str | Sequence[str] | None = None
+    """A text, or several, behind which that begins: up to there, and in an answer that has
+    none of them, anything may be said."""
+
     queue: bool = False
+    """Whether to wait in line where the engine is producing another answer, first come,
+    first served, instead of BusyError; the answer's `cancel` ends the wait, too."""
+
     changes: Mapping[str, object] = field(default_factory=dict, hash=False)
+    """Other values of some of its fields, by name."""
 
     @property
     def drafting(self) -> Drafting | None:

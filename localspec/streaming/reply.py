@@ -20,16 +20,19 @@ if TYPE_CHECKING:
 
 
 class StepFacts(NamedTuple):
-    """A step of an answer: what was tried in one decode of the target.
-
-    num_drafted, num_accepted: draft tokens that were proposed, and kept. num_threads: of the
-    decode. draft_off: why nothing was proposed, where that has a reason.
-    """
+    """A step of an answer: what was tried in one decode of the target."""
 
     num_drafted: int
+    """Draft tokens that were proposed, and kept."""
+
     num_accepted: int
+    """Draft tokens that were proposed, and kept."""
+
     num_threads: int
+    """The threads of the decode."""
+
     draft_off: DraftOff | None
+    """Why nothing was proposed, where that has a reason."""
 
 
 FinishReason = Literal["stop", "tool_calls", "length", "cancelled"]
@@ -39,22 +42,27 @@ FinishReason = Literal["stop", "tool_calls", "length", "cancelled"]
 class Piece:
     """The part of an answer that came with one token.
 
-    text is whatever became certain with this token: it is empty while a character is
-    incomplete or a stop string is possible, and then comes with a later token. The last
-    piece may bring such text without a token of its own. logprobs: the token's, if asked for.
-    is_thought: whether the model thought it rather than said it, where the prompt was made
-    from messages. The marks between the two are in no text. A token that ends the one and
-    begins the other gives two pieces, the second without a token. call: more of a call of a
-    tool, in a piece without text. step: what the step tried, with its first token.
+    text is whatever became certain with this token: it is empty while a character is incomplete
+    or a stop string is possible, and then comes with a later token. The last piece may bring
+    such text without a token of its own.
     """
 
     text: str
     token_ids: tuple[int, ...]
     provenance: Provenance
     logprobs: TokenLogprobs | None = None
+    """The token's, if asked for."""
+
     is_thought: bool = False
+    """Whether the model thought it rather than said it, where the prompt was made from
+    messages. The marks between the two are in no text. A token that ends the one and begins
+    the other gives two pieces, the second without a token."""
+
     call: CallPiece | None = None
+    """More of a call of a tool, in a piece without text."""
+
     step: StepFacts | None = field(default=None, repr=False, compare=False)
+    """What the step tried, with its first token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,32 +121,44 @@ class SaidJson:
 class Reply:
     """A whole answer. `str(reply)` is its text.
 
-    text: what was said, without half a character where it was cut. thoughts: what the model
-    thought, where the prompt was made from messages. token_ids include the end token, if the
-    model ended the answer itself. finish_reason: "stop" (end token or stop string),
-    "tool_calls" (the same, where the answer calls tools), "length" (max_tokens or the context),
-    "cancelled". seed: the one that was given, or None. rule: the
-    one that accepted draft tokens. logprobs: one for each of token_ids, or None if they were
-    not asked for. tool_calls: those that the model asks for, whole. not_kept: what of the JSON
-    schema that was given the answer was not kept to, by keyword, as ("format path",
-    "uniqueItems"). stopped_by: the stop string that ended it, or None. num_thought_tokens: how
-    many of token_ids are thoughts.
-
     Of an answer that was continued it has what is new, but all of the answer's tool_calls.
     """
 
     text: str
+    """What was said, without half a character where it was cut."""
+
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
+    """"stop" (end token or stop string), "tool_calls" (the same, where the answer calls
+    tools), "length" (max_tokens or the context), "cancelled"."""
+
     stats: Stats
     seed: int | None
+    """The one that was given, or None."""
+
     rule: RuleName
+    """The one that accepted draft tokens."""
+
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    """One for each of token_ids, or None if they were not asked for."""
+
     thoughts: str = ""
+    """What the model thought, where the prompt was made from messages. token_ids include the
+    end token, if the model ended the answer itself."""
+
     tool_calls: tuple[ToolCall, ...] = ()
+    """Those that the model asks for, whole."""
+
     not_kept: tuple[str, ...] = ()
+    """What of the JSON schema that was given the answer was not kept to, by keyword, as
+    ("format path", "uniqueItems")."""
+
     stopped_by: str | None = None
+    """The stop string that ended it, or None."""
+
     num_thought_tokens: int = 0
+    """How many of token_ids are thoughts."""
+
     _json: SaidJson | None = None
 
     @property

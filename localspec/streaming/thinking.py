@@ -21,19 +21,22 @@ _MAX_HEAD = 200  # characters; a longer text is not the head of a message
 
 @dataclass(frozen=True, slots=True)
 class Thoughts:
-    """How to tell the thoughts of an answer from its speech; by default all of it is speech.
-
-    families: the possible families of the model. opened: what the end of the prompt has opened,
-    if anything. head: of the message that the prompt has opened. shown: ids of control tokens
-    that are among the marks, and are rendered as text. are_over: the prompt has closed the
-    thoughts already.
-    """
+    """How to tell the thoughts of an answer from its speech; by default all of it is speech."""
 
     families: tuple[Family, ...] = ()
+    """The possible families of the model."""
+
     opened: Following | None = None
+    """What the end of the prompt has opened, if anything."""
+
     head: str = ""
+    """The head of the message that the prompt has opened."""
+
     shown: frozenset[int] = frozenset()
+    """Ids of control tokens that are among the marks, and are rendered as text."""
+
     are_over: bool = False
+    """The prompt has closed the thoughts already."""
 
     def after(self, prompt: str) -> Thoughts:
         """Thoughts of an answer to the prompt, which may end in open thoughts or a head."""
@@ -78,17 +81,18 @@ class Thoughts:
 
 
 class Part(NamedTuple):
-    """Text that became certain. One without text stands where a mark was.
-
-    head: of the message that begins at this mark. call: instead of text, more of a call.
-    is_again: it was shown before, when the answer was cut behind it, and is certain only now.
-    """
+    """Text that became certain. One without text stands where a mark was."""
 
     text: str
     is_thought: bool
     head: str = ""
+    """The head of the message that begins at this mark."""
+
     call: CallPiece | None = None
+    """Instead of text, more of a call."""
+
     is_again: bool = False
+    """It was shown before, when the answer was cut behind it, and is certain only now."""
 
 
 class ThoughtStream:

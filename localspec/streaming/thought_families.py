@@ -23,19 +23,20 @@ class Following(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """How the models of a family mark their thoughts.
-
-    signs: texts which a template of the family has, or else its vocabulary. marks: what stands
-    after each; they belong to neither thoughts nor speech. are_tokens: entries of the
-    vocabulary, so that they mean something wherever they stand. A tag that is plain
-    text only counts at the beginning of an answer. thoughtful: matches the heads of messages
-    that are not for the user.
-    """
+    """How the models of a family mark their thoughts."""
 
     signs: tuple[str, ...]
+    """Texts which a template of the family has, or else its vocabulary."""
+
     marks: Mapping[str, Following]
+    """What stands after each; they belong to neither thoughts nor speech."""
+
     are_tokens: bool = True
+    """Entries of the vocabulary, so that they mean something wherever they stand. A tag that
+    is plain text only counts at the beginning of an answer."""
+
     thoughtful: str = ""
+    """Matches the heads of messages that are not for the user."""
 
 
 def family_of_tags(opening: str, closing: str) -> Family:

@@ -45,31 +45,31 @@ from localspec.tools.tool import Tool, ToolUse, new_call_id
 
 
 class CallGrammar(NamedTuple):
-    """The grammar of an answer.
-
-    lark: for the text behind the first of the triggers; without triggers for all but the
-    thoughts.
-    """
+    """The grammar of an answer."""
 
     lark: str
+    """The grammar of the text after the first of the triggers; without triggers, of all but
+    the thoughts."""
+
     triggers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """The calls that an answer can have, and how these are written.
-
-    shown: ids of control tokens that are among the form's marks, and are rendered to be seen.
-    grammar: what keeps the answer to the form and the tools' schemas; None if it is free,
-    so that only what was read to its end is known to be a call. key: the calls' ids are made
-    of it, so that they are the same each time that the answer is read.
-    """
+    """The calls that an answer can have, and how these are written."""
 
     form: CallForm
     use: ToolUse
     shown: frozenset[int] = frozenset()
+    """Ids of control tokens that are among the form's marks, and are rendered to be seen."""
+
     grammar: CallGrammar | None = None
+    """What keeps the answer to the form and the tools' schemas; None if it is free, so that
+    only what was read to its end is known to be a call."""
+
     key: str = field(default_factory=new_call_id)
+    """The calls' ids are made of it, so that they are the same each time that the answer is
+    read."""
 
     def id_of(self, number: int) -> str:
         """The id of a call of the answer, by its number, from 0."""
@@ -89,8 +89,9 @@ def call_grammar(
 ) -> CallGrammar:
     """The grammar of the calls in an answer, and of the answer itself if it must be a call.
 
-    tokens: ids of the form's marks that are entries of the vocabulary. schema_of: the
-    schema for the arguments of a tool.
+    Args:
+        tokens: Ids of the form's marks that are entries of the vocabulary.
+        schema_of: The schema for the arguments of a tool.
     """
     spell = GrammarTexts(tokens)
     rules = []

@@ -60,14 +60,14 @@ AnyTool = Callable[..., Any] | Mapping[str, object] | Tool  # as callers declare
 
 @dataclass(frozen=True, slots=True)
 class ToolCall:
-    """A call that a model makes. `run_tools` runs it, or the application.
-
-    id: identifies the call when its result is given. json: the arguments, as a JSON object.
-    """
+    """A call that a model makes. `run_tools` runs it, or the application."""
 
     id: str
+    """Identifies the call when its result is given."""
+
     name: str
     json: str
+    """The arguments, as a JSON object."""
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -77,34 +77,45 @@ class ToolCall:
 
 
 class CallPiece(NamedTuple):
-    """A piece of a call.
-
-    number: of the call in its answer, from 0. id, name: the call's, in each of its pieces.
-    json: the next part of its arguments' text. is_last: the call is complete.
-    """
+    """A piece of a call."""
 
     number: int
+    """The number of the call in its answer, from 0."""
+
     id: str
+    """The call's, in each of its pieces."""
+
     name: str
+    """The call's, in each of its pieces."""
+
     json: str
+    """The next part of its arguments' text."""
+
     is_last: bool
+    """The call is complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class ToolUse:
-    """The tools that an answer may call.
-
-    tools: all tools that the model is given. must: whether it must call one. only: the names of
-    those that it may call; None for all. are_off: none may be called. is_parallel: whether it
-    may call several at once. answer_schema: the JSON schema of an answer that is not a call.
-    """
+    """The tools that an answer may call."""
 
     tools: tuple[Tool, ...] = ()
+    """All tools that the model is given."""
+
     must: bool = False
+    """Whether it must call one."""
+
     only: tuple[str, ...] | None = None
+    """The names of those that it may call; None for all."""
+
     are_off: bool = False
+    """None may be called."""
+
     is_parallel: bool = True
+    """Whether it may call several at once."""
+
     answer_schema: Mapping[str, Any] | None = None
+    """The JSON schema of an answer that is not a call."""
 
     @property
     def callable(self) -> tuple[Tool, ...]:
@@ -117,12 +128,15 @@ class ToolUse:
 def tool_use(tools: object, choice: object, *, is_parallel: object) -> ToolUse:
     """The tools of an answer, as a caller declares them.
 
-    tools: a sequence of functions (see `described`), and of mappings: a name, a description and
-    the schema of the parameters, flat or under "function" as OpenAI has them, the schema also
-    as input_schema. choice: "auto",
-    "none", "required", a tool's name, or OpenAI's object with one, or with those that are
-    allowed. is_parallel: whether several may be called; by default unless one has to be. Raises
-    OptionError.
+    Raises OptionError.
+
+    Args:
+        tools: A sequence of functions (see `described`), and of mappings: a name, a description
+            and the schema of the parameters, flat or under "function" as OpenAI has them, the
+            schema also as input_schema.
+        choice: "auto", "none", "required", a tool's name, or OpenAI's object with one, or with
+            those that are allowed.
+        is_parallel: Whether several may be called; by default unless one has to be.
     """
     checked = checked_tools(tools)
     if not isinstance(is_parallel, bool | None):

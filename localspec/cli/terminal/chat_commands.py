@@ -49,12 +49,15 @@ _SETTINGS = (*_SAMPLING, *_OF_ANSWERS, "think", "quiet")
 
 @dataclass(frozen=True, slots=True)
 class ChatCommand:
-    """argument: as /help shows it. values: completions of the argument."""
+    """"""
 
     run: Callable[[Conversation, str], None]
     argument: str
+    """The argument as /help shows it."""
+
     help: str
     values: Values = tuple
+    """Completions of the argument."""
 
 
 class Leave(Exception):
@@ -133,7 +136,8 @@ def _settings_lines(conversation: Conversation, name: str) -> list[str]:
 def _change_setting(conversation: Conversation, name: str, text: str) -> str:
     """Change a setting, and return a line that says so. Raises OptionError.
 
-    name: one of `_SETTINGS`, or an option of the command line.
+    Args:
+        name: One of `_SETTINGS`, or an option of the command line.
     """
     name = _known_setting(name)
     value = _setting_value(name, text)

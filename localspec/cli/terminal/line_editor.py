@@ -52,10 +52,11 @@ class LineEditor:
     ) -> Iterator[str]:
         """The messages that are typed, until Ctrl-D. Ctrl-C clears the line.
 
-        prefill: called before every message for the text that the line starts with; its
-        argument says whether the person has just cleared the line. A dumb terminal shows the
-        text above the line, and Enter alone sends it. meanwhile: a context that is active
-        while the person types.
+        Args:
+            prefill: Called before every message for the text that the line starts with; its
+                argument says whether the person has just cleared the line. A dumb terminal
+                shows the text above the line, and Enter alone sends it.
+            meanwhile: A context that is active while the person types.
         """
         was_emptied = False
         while True:

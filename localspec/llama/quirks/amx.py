@@ -51,7 +51,8 @@ class AmxTrial(str, enum.Enum):
 def leave_out_unless_right(lib: Any) -> AmxTrial:
     """Keep ggml from placing weights where kernels multiply them that no trial found right.
 
-    lib: the llama_cpp module, whose back ends are loaded.
+    Args:
+        lib: The llama_cpp module, whose back ends are loaded.
     """
     from localspec.llama import native
 

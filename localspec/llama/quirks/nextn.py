@@ -37,7 +37,8 @@ LAYER_FUNCTIONS = ("set_embeddings_layer_inp", "get_embeddings_layer_inp")
 def missing_functions(*, reads_layers: bool) -> tuple[str, ...]:
     """The names of functions that a head needs and this build of libllama lacks.
 
-    reads_layers: whether the head reads inputs of its target's layers.
+    Args:
+        reads_layers: Whether the head reads inputs of its target's layers.
     """
     library = native.shared_library(llama_cpp)
     return tuple(
