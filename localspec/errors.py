@@ -171,7 +171,9 @@ def perhaps(name: str, names: Iterable[str]) -> str:
     known = list(names)
     longer = [each for each in known if name and each.startswith(name)]
     near = longer[:3] or difflib.get_close_matches(name, known, n=1)
-    return f"Perhaps {' or '.join(near)}? " if near else ""
+    if near:
+        return f"Perhaps {' or '.join(near)}? "
+    return ""
 
 
 def is_whole(value: object, lowest: int, highest: float = math.inf) -> TypeGuard[int]:

@@ -79,5 +79,7 @@ class Exactness:
         """The class whose values were saved by name; None if there was none."""
         with contextlib.suppress(TypeError):
             found = cls(**(values or {}))
-            return found if found.holds else None
+            if found.holds:
+                return found
+            return None
         return None

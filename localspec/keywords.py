@@ -178,7 +178,9 @@ def note_keywords(call: str, names: Iterable[str]) -> None:
 
 def ours_for(name: str) -> str:
     """The keyword here for another library's; the name itself where there is none."""
-    return name if name not in _ROWS else _ROWS[name].ours or name
+    if name not in _ROWS:
+        return name
+    return _ROWS[name].ours or name
 
 
 def flags_for(option: str, flag_of: Callable[[str], str]) -> Sequence[str]:
@@ -288,7 +290,8 @@ OF_MODULE: Mapping[str, str] = {
 def _instead_of(name: str, known: Sequence[str]) -> str:
     """What to write instead of a keyword, in sentences; none where that is not known."""
     row = _ROWS.get(name, _Row((), ours=name))
-    ours, words = row.ours, row.words
+    ours = row.ours
+    words = row.words
     if ours in known:
         return f"It is {ours} here. {words}"
     if ours in _taken_by:

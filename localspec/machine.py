@@ -38,7 +38,8 @@ class Memory:
 
 def memory_here(root: Path = Path("/")) -> Memory:
     """The machine's memory, or as much as its control groups, such as a container's, leave."""
-    found, limits = psutil.virtual_memory(), memory_limits(root)
+    found = psutil.virtual_memory()
+    limits = memory_limits(root)
     return Memory(
         min([found.total, *(each.limit for each in limits)]),
         min([found.available, *(max(0, each.limit - each.used) for each in limits)]),
@@ -157,7 +158,8 @@ def _allowed() -> Set[int]:
 
 def num_busy_cores() -> float:
     """How many of the allowed cores programs use now. It looks for 0.2 s."""
-    shares, allowed = psutil.cpu_percent(0.2, percpu=True), _allowed()
+    shares = psutil.cpu_percent(0.2, percpu=True)
+    allowed = _allowed()
     return sum(share for number, share in enumerate(shares) if number in allowed) / 100
 
 
@@ -183,7 +185,8 @@ class OtherPrograms:
 
 def _used_by_others_s() -> float:
     """Seconds for which other processes than this have computed on the allowed cores."""
-    each, allowed = psutil.cpu_times(percpu=True), _allowed()
+    each = psutil.cpu_times(percpu=True)
+    allowed = _allowed()
     known = [times for number, times in enumerate(each) if number in allowed]
     used_s = sum(one.user + one.system + getattr(one, "nice", 0.0) for one in known)
     own = psutil.Process().cpu_times()
@@ -286,7 +289,9 @@ def _sysctl(name: str) -> int | None:
     size = ctypes.c_size_t(ctypes.sizeof(value))
     call = ctypes.CDLL(None).sysctlbyname
     failed = call(name.encode(), ctypes.byref(value), ctypes.byref(size), None, 0)
-    return None if failed else value.value
+    if failed:
+        return None
+    return value.value
 
 
 def windows_processors(cores: bytes) -> list[Processor]:
@@ -386,7 +391,9 @@ def _quota(group: Path) -> float | None:
         quota_us, period_us = map(int, words)  # which are "max" or -1 without a quota
     except ValueError:
         return None
-    return quota_us / period_us if min(quota_us, period_us) > 0 else None
+    if min(quota_us, period_us) > 0:
+        return quota_us / period_us
+    return None
 
 
 def _memory_limit(group: Path) -> MemoryLimit | None:

@@ -48,10 +48,15 @@ from localspec.tools.tool import tool_use, whole_calls
 # Of processor time for all that a template is asked here, where nothing else ends it
 _MOST_S = 10.0
 
-_FIRST, _SECOND = "firsttool", "othertool"
-_KEY_A, _KEY_B = "firstkey", "otherkey"
-_VALUE_A, _VALUE_B = "firstvalue", 8642
-_QUESTION, _SAID, _RESULT = "somequestion", "somewords", "someresult"
+_FIRST = "firsttool"
+_SECOND = "othertool"
+_KEY_A = "firstkey"
+_KEY_B = "otherkey"
+_VALUE_A = "firstvalue"
+_VALUE_B = 8642
+_QUESTION = "somequestion"
+_SAID = "somewords"
+_RESULT = "someresult"
 _IDS = ("callid001", "callid002")
 _PLAIN: Mapping[str, Any] = {_KEY_A: _VALUE_A, _KEY_B: _VALUE_B}
 # Values that a form has to bear.
@@ -123,7 +128,8 @@ def tools_of(source: str) -> TemplateTools:
         )
         are_shown = form is not None and _shows_tools(template, is_late)
     except (TemplateError, Interrupted):
-        form, are_shown = None, False
+        form = None
+        are_shown = False
     return TemplateTools(form or IN_WORDS, are_shown, is_known=form is not None)
 
 
@@ -275,7 +281,9 @@ class _FormReader:
         if not mark:
             return ""
         found = text.partition(mark)[0]
-        return found if mark in self._turn_marks else found + mark
+        if mark in self._turn_marks:
+            return found
+        return found + mark
 
     def _of_single(self, prefix: str, call: _Parted) -> CallForm:
         """The form of a template that takes one call in a message."""
@@ -414,7 +422,8 @@ def _parted(text: str, name: str) -> tuple[str, _Parted]:
     rest = rest.replace(_KEY_B, KEY, 1) if KEY in link else rest
     is_quoted = naming[-1:] in ("'", '"') and link.startswith(naming[-1:])
     if is_quoted:
-        naming, link = naming[:-1], link[1:]
+        naming = naming[:-1]
+        link = link[1:]
     closing = _common_prefix(link, rest)
     opening = _common_suffix(middle, link[len(closing) :]).lstrip()
     middle = middle[: len(middle) - len(opening)]
@@ -433,7 +442,9 @@ def _common_prefix(text: str, other: str) -> str:
     """The text with which both begin, up to a mark that only one of them has whole."""
     found = text[: _num_common(text, other)]
     at = found.rfind("<")
-    return found[:at] if at > found.rfind(">") else found
+    if at > found.rfind(">"):
+        return found[:at]
+    return found
 
 
 def _num_common(text: str, other: str) -> int:
@@ -446,4 +457,6 @@ def _common_suffix(text: str, other: str) -> str:
     found = text[len(text) - _num_common(text[::-1], other[::-1]) :]
     at = found.find(">")
     is_within = at >= 0 and "<" not in found[:at]
-    return found[at + 1 :] if is_within else found
+    if is_within:
+        return found[at + 1 :]
+    return found

@@ -102,7 +102,10 @@ class Chat(ForeignNames):
     @property
     def system(self) -> str | None:
         """The system message. Setting it counts for the next answer; None or "" removes it."""
-        return self._system[0]["content"] if self._system else None
+        if not self._system:
+            return None
+        content: str = self._system[0]["content"]
+        return content
 
     @system.setter
     def system(self, text: str | None) -> None:
@@ -291,7 +294,8 @@ class Chat(ForeignNames):
 
     def clear(self) -> None:
         """Forget every turn; the system message stays."""
-        self._turns, self._forgotten = [], []
+        self._turns = []
+        self._forgotten = []
         self._revision += 1
 
     def undo(self) -> str:
@@ -328,7 +332,8 @@ class Chat(ForeignNames):
                 raise OptionError(f"{name} is {value!r}", f"Give 0 to {MAX_COUNT}.")
         self._system = system
         self._revision += 1
-        self._forgotten, self._turns = turns[:num_forgotten], turns[num_forgotten:]
+        self._forgotten = turns[:num_forgotten]
+        self._turns = turns[num_forgotten:]
         self._num_asked = max(self._num_asked, num_asked)
 
 

@@ -21,7 +21,8 @@ from localspec.chat.shown import ShownTokens, pieces_of, shown_in
 from localspec.chat.template import NO_VARIABLES, Message
 from localspec.vocabulary import Vocabulary
 
-_MARK_DIGITS, _INDEX_DIGITS = 20, 8
+_MARK_DIGITS = 20
+_INDEX_DIGITS = 8
 _HANDLED = ("role", "content", "pictures")  # of a message, by `_hidden`
 
 Span = tuple[int, int]  # first character, and the one after the last
@@ -78,7 +79,9 @@ class Hidden:
 
         def part_of(found: re.Match[str]) -> str:
             part = self.parts.get(found[1], "")
-            return part if isinstance(part, str) else ""
+            if isinstance(part, str):
+                return part
+            return ""
 
         return re.sub(f"{self.mark}([0-9]{{{_INDEX_DIGITS}}})", part_of, prompt)
 
@@ -190,7 +193,8 @@ class ControlGuard:
 
         Templates trim messages, so that their edge may lie further in.
         """
-        first, last = len(content) - len(content.lstrip()), len(content.rstrip())
+        first = len(content) - len(content.lstrip())
+        last = len(content.rstrip())
         for begin, end in {(0, len(content)), (first, last)}:
             if begin >= end:
                 continue
@@ -209,7 +213,8 @@ def _hidden(
     hidden = Hidden(_new_mark(repr(exposed)), exposed.opens_answer)
 
     def shown(text: str, found: Iterable[Span]) -> str:
-        left, at = "", 0
+        left = ""
+        at = 0
         for begin, end in found:
             left += text[at:begin] + hidden.hide(text[begin:end])
             at = end
@@ -264,8 +269,11 @@ def _merged(spans: Iterable[Span]) -> list[Span]:
 
 
 def _whole(content: str) -> list[Span]:
-    begin, end = len(content) - len(content.lstrip()), len(content.rstrip())
-    return [(begin, end)] if begin < end else []
+    begin = len(content) - len(content.lstrip())
+    end = len(content.rstrip())
+    if begin < end:
+        return [(begin, end)]
+    return []
 
 
 def _new_mark(taken: str) -> str:

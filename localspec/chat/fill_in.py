@@ -82,7 +82,9 @@ class FillInSource:
                 break
             kept = [*chunk, *kept]
             room -= len(chunk)
-        return [*begin, *kept, *end] if kept else []
+        if kept:
+            return [*begin, *kept, *end]
+        return []
 
 
 def _end_of(tokens: list[int], room: int) -> list[int]:
@@ -92,4 +94,6 @@ def _end_of(tokens: list[int], room: int) -> list[int]:
     """
     surplus = len(tokens) - room
     part = max(room // _PART, 1)
-    return tokens if surplus <= 0 else tokens[-(-surplus // part) * part :]
+    if surplus <= 0:
+        return tokens
+    return tokens[-(-surplus // part) * part :]

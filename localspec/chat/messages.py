@@ -77,7 +77,8 @@ def merged_messages(messages: Sequence[Message]) -> list[Message]:
     """
     opening = list(takewhile(_is_system, messages))
     merged = [_merged("system", opening)] if opening else []
-    speaker, at = "", 0  # who said the last words, and where
+    speaker = ""
+    at = 0  # who said the last words, and where
     for (role, is_plain), group in groupby(messages[len(opening) :], _role_in_turns):
         same = list(group)
         if not is_plain:
@@ -89,7 +90,8 @@ def merged_messages(messages: Sequence[Message]) -> list[Message]:
             both = [merged.pop(at), merged[at]]
             said = [each for each in both if each["content"]]
             merged[at] = {**merged[at], **joined(said, "\n\n"), **_joined_thoughts(both)}
-        speaker, at = role, len(merged)
+        speaker = role
+        at = len(merged)
         merged.append(_merged(role, same))
     return merged
 
@@ -102,7 +104,9 @@ def _joined_thoughts(messages: Sequence[Message]) -> dict[str, str]:
     """The thoughts of several answers as those of one, if there are any."""
     given = (message.get("reasoning_content", "") for message in messages)
     thoughts = "\n\n".join(filter(None, given))
-    return {"reasoning_content": thoughts} if thoughts else {}
+    if thoughts:
+        return {"reasoning_content": thoughts}
+    return {}
 
 
 def _role_in_turns(message: Message) -> tuple[str, bool]:
@@ -144,7 +148,8 @@ def checked_message(number: int, message: object, count: int) -> Message:
             "pictures of a transcript: save it with pickle.",
         )
     if is_tool:
-        call_id, name = message.get("tool_call_id"), message.get("name")
+        call_id = message.get("tool_call_id")
+        name = message.get("name")
         named = {"name": name} if isinstance(name, str) else {}
         known = {} if call_id is None else {"tool_call_id": str(call_id)}
         return {**checked, "role": "tool", **named, **known}
@@ -159,7 +164,9 @@ def _thoughts_in(message: Mapping[str, Any]) -> dict[str, str]:
     """The thoughts of an answer, if there are any, by the first of THOUGHT_KEYS."""
     given = (message.get(key) for key in THOUGHT_KEYS)
     thoughts = [each for each in given if isinstance(each, str) and each]
-    return {"reasoning_content": thoughts[0]} if thoughts else {}
+    if thoughts:
+        return {"reasoning_content": thoughts[0]}
+    return {}
 
 
 def _content(number: int, content: object, *, is_asked: bool) -> dict[str, Any]:
@@ -173,7 +180,9 @@ def _content(number: int, content: object, *, is_asked: bool) -> dict[str, Any]:
             f"the content of message {number} is {content!r:.80}",
             "Give a str, None, or a list of parts.",
         )
-    text, shown, was_text = "", [], False
+    text = ""
+    shown = []
+    was_text = False
     for part in content:
         found = _found_in(number, part, is_asked=is_asked)
         if not isinstance(found, str):
@@ -250,7 +259,9 @@ def _answered(stretch: Sequence[Message]) -> Iterator[Message]:
     """An answer and what was said until the next, with the results where they belong."""
     said = list(stretch)
     answer = said.pop(0) if said and "tool_calls" in said[0] else {}
-    whole, cut, taken = [], [], []
+    whole = []
+    cut = []
+    taken = []
     for call, result in _paired(answer.get("tool_calls", ()), said):
         if not isinstance(call["function"]["arguments"], Mapping):
             cut.append(call)
@@ -306,11 +317,13 @@ def _paired(
 def as_text(message: Message) -> Message:
     """The message without calls: these and results become text. Thoughts stay."""
     if message["role"] == "tool":
-        before, behind = {"content": "<tool_response>\n"}, {"content": "\n</tool_response>"}
+        before = {"content": "<tool_response>\n"}
+        behind = {"content": "\n</tool_response>"}
         return {"role": "user", **joined([before, message, behind], "")}
     calls = []
     for call in message.get("tool_calls", ()):
-        name, given = call["function"]["name"], call["function"]["arguments"]
+        name = call["function"]["name"]
+        given = call["function"]["arguments"]
         written = given if isinstance(given, str) else json_text(given)
         calls.append({"content": f"<tool_call>\n{name}({written})\n</tool_call>"})
     said = [message] if message["content"] or shown_in(message) or not calls else []
@@ -344,7 +357,9 @@ def fit_to_form(messages: Sequence[Message], form: CallForm) -> list[Message]:
         fitted = merged_messages(list(fitted))
     if form.recipient:
         fitted = map(_with_thinking, fitted)
-    return [_with_short_ids(message) for message in fitted] if form.has_ids else list(fitted)
+    if form.has_ids:
+        return [_with_short_ids(message) for message in fitted]
+    return list(fitted)
 
 
 def _checked_call(number: int, index: int, call: object) -> dict[str, Any]:
@@ -371,8 +386,12 @@ def _arguments(given: object) -> object:
             found = json.loads(given)
         except (ValueError, RecursionError):
             return given
-        return found if isinstance(found, dict) else given
-    return given if isinstance(given, Mapping) else json_text(given)
+        if isinstance(found, dict):
+            return found
+        return given
+    if isinstance(given, Mapping):
+        return given
+    return json_text(given)
 
 
 def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:

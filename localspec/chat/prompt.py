@@ -76,7 +76,8 @@ class PromptMaker:
         tool_source: str | None = None,
         vision: Vision | None = None,
     ) -> None:
-        bos, eos = vocabulary.text(vocabulary.bos), vocabulary.text(vocabulary.eos)
+        bos = vocabulary.text(vocabulary.bos)
+        eos = vocabulary.text(vocabulary.eos)
         self._template = ChatTemplate(source, bos=bos, eos=eos, think=think)
         self._system_role = SystemRole(self._template)
         variables = {"bos_token": bos, "eos_token": eos}
@@ -156,7 +157,9 @@ class PromptMaker:
         )
         text = rendered.hidden.uncovered(rendered.text)
         bos = self._vocabulary.text(self._vocabulary.bos)
-        return text.removeprefix(bos) if self._vocabulary.add_bos else text
+        if self._vocabulary.add_bos:
+            return text.removeprefix(bos)
+        return text
 
     @functools.cached_property
     def _tools(self) -> TemplateTools:
@@ -173,7 +176,9 @@ class PromptMaker:
     def _maker_for(self, messages: Sequence[Message], use: ToolUse) -> PromptMaker:
         """The maker whose template is for such messages."""
         has_tools = bool(use.tools) or any(map(_has_call, messages))
-        return self._for_tools if self._for_tools is not None and has_tools else self
+        if self._for_tools is not None and has_tools:
+            return self._for_tools
+        return self
 
     def _rendered_for(
         self,
@@ -264,9 +269,11 @@ class PromptMaker:
         if any(map(_has_call, messages)):
             messages = fit_to_form(messages, self._tools.form)
         messages = self._system_role.fitted(messages, is_cancelled)
-        read, data = [], set()
+        read = []
+        data = set()
         for number, message in enumerate(messages):
-            role, content = str(message["role"]), str(message["content"])
+            role = str(message["role"])
+            content = str(message["content"])
             if role == "tool":
                 data.add(number)
             if role == "assistant":
@@ -327,7 +334,9 @@ class PromptMaker:
         text = self._rendered(hidden, is_cancelled)
         # A switch in a message can bring others.
         others = [each for each in self._guard.found(text) if each not in own]
-        return (text, hidden) if self._are_written(others) else (safe_text, safest)
+        if self._are_written(others):
+            return (text, hidden)
+        return (safe_text, safest)
 
     def _are_written(self, texts: Sequence[str]) -> bool:
         """Whether each text stands in the template's source, so it need not be put together."""

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
     from localspec.chat.chat import Chat
     from localspec.chat.template import Message
 
-FORMAT, VERSION = "localspec-session", 1
+FORMAT = "localspec-session"
+VERSION = 1
 _DIGEST = re.compile("[0-9a-f]{64}")
 _MOST_PICTURE_BYTES = 4 * MAX_PICTURE_PIXELS  # more than any picture takes as a PNG
 # No sign that a file system or a shell takes for something else, and no blank at the ends.
@@ -88,13 +89,17 @@ def known_name(name: str) -> str:
     """
     name = _checked(name)
     same = [each for each in session_names() if _as_compared(each) == _as_compared(name)]
-    return name if name in same or not same else same[0]
+    if name in same or not same:
+        return name
+    return same[0]
 
 
 def session_file(name: str) -> Path:
     """The file that the session is kept in. Raises OptionError for a bad name."""
     path = _folder() / f"{_checked(name)}.json"
-    return path if path.exists() else _kept_files().get(known_name(name), path)
+    if path.exists():
+        return path
+    return _kept_files().get(known_name(name), path)
 
 
 def session_names() -> list[str]:
@@ -259,7 +264,9 @@ def _as_json(session: Path, message: Message) -> dict[str, Any]:
         name = {"name": picture.name} if picture.name else {}
         positions.append({"at": each.at, "sha256": path.stem, **name})
     bare = with_shown(dict(message), ())
-    return {**bare, "pictures": positions} if positions else bare
+    if positions:
+        return {**bare, "pictures": positions}
+    return bare
 
 
 def _with_pictures(session: Path, message: Message) -> Message:

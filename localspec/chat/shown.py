@@ -63,7 +63,9 @@ def with_shown(message: dict[str, Any], shown: Iterable[NamedTuple]) -> dict[str
     """The message with these pictures and no others."""
     found = tuple(shown)
     bare = {name: value for name, value in message.items() if name != "pictures"}
-    return {**bare, "pictures": found} if found else bare
+    if found:
+        return {**bare, "pictures": found}
+    return bare
 
 
 def attached_pictures(images: Iterable[PictureSource]) -> list[Shown]:
@@ -87,7 +89,9 @@ def given_in(part: Mapping[str, Any]) -> Given:
         return of_base64(source.get("data"))
     image = part.get("image")
     if image is not None and not isinstance(image, str):
-        return bytes(image) if isinstance(image, bytes | bytearray) else Picture.read(image)
+        if isinstance(image, bytes | bytearray):
+            return bytes(image)
+        return Picture.read(image)
     found = part.get("image_url", image)
     return _of_url(found.get("url") if isinstance(found, Mapping) else found)
 
@@ -132,7 +136,9 @@ def noted(
     Args:
         kept: Their numbers.
     """
-    text, shown, was_note = "", [], False
+    text = ""
+    shown = []
+    was_note = False
     pairs = zip_longest(pieces_of(message), shown_in(message))
     for number, (piece, each) in enumerate(pairs):
         text += f"\n{piece}" if was_note and piece else piece

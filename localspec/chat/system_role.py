@@ -15,7 +15,8 @@ from localspec.chat.template import ChatTemplate, Message
 from localspec.errors import TemplateError
 from localspec.streaming.cancellation import CancelCheck
 
-_FIRST, _SECOND = "localspec", "guidance"  # texts that are to come out
+_FIRST = "localspec"
+_SECOND = "guidance"  # texts that are to come out
 _QUESTION: Message = {"role": "user", "content": "question"}
 _ANSWER: Message = {"role": "assistant", "content": "answer"}
 _FIRST_MESSAGE: Message = {"role": "system", "content": _FIRST}

@@ -167,7 +167,8 @@ class ChatTemplate:
         given = copy.deepcopy([dict(each) for each in messages])
         for each in given if in_parts else ():
             each["content"] = [{"type": "text", "text": each["content"]}]
-        pieces, length = [], 0
+        pieces = []
+        length = 0
         before = cancel_check.set(is_cancelled)
         try:
             for piece in self._template.generate(messages=given, **variables):

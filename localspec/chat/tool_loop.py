@@ -71,7 +71,9 @@ class RequestedCall:
     @property
     def foreign(self) -> ForeignFunction | None:
         """The function where it is a tool of an MCP server, else None."""
-        return self._function if isinstance(self._function, ForeignFunction) else None
+        if isinstance(self._function, ForeignFunction):
+            return self._function
+        return None
 
     def run(self) -> str:
         """Run the call, unless it was run or refused. Returns the result as the model reads it.
@@ -285,7 +287,9 @@ async def _may_run(
     if ask is None:
         return _may_run_unasked(step)
     found = ask(step.call)
-    return await found if inspect.isawaitable(found) else found
+    if inspect.isawaitable(found):
+        return await found
+    return found
 
 
 def _may_run_unasked(step: RequestedCall) -> bool:

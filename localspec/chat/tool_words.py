@@ -49,7 +49,8 @@ def with_calls_in_words(messages: Iterable[Message], form: CallForm) -> Iterator
             bare = {key: each for key, each in message.items() if key != "tool_calls"}
             yield {**bare, **joined([*parts, written], "\n")}
         elif message["role"] == "tool" and form is IN_WORDS:
-            before, behind = {"content": "<tool_response>\n"}, {"content": "\n</tool_response>"}
+            before = {"content": "<tool_response>\n"}
+            behind = {"content": "\n</tool_response>"}
             yield {"role": "user", **joined([before, message, behind], "")}
         else:
             yield message

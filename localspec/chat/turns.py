@@ -58,7 +58,9 @@ def system_messages(text: str | None) -> list[Message]:
     """The system message, if there is one. Raises OptionError for anything but a str."""
     if not isinstance(text, str | None):
         raise OptionError(f"the system message is {text!r}", "Give a str, or None.")
-    return [{"role": "system", "content": text}] if text else []
+    if text:
+        return [{"role": "system", "content": text}]
+    return []
 
 
 def result_messages(turns: Sequence[Turn], results: Mapping[str, object]) -> Turn:
@@ -137,7 +139,8 @@ def with_system(system: str | None, messages: object) -> list[Message]:
 
     Raises OptionError for bad messages, and for two system messages.
     """
-    checked, first = checked_messages(messages), system_messages(system)
+    checked = checked_messages(messages)
+    first = system_messages(system)
     if first and checked[0]["role"] == "system":
         raise OptionError(
             "system is given, and the messages begin with a system message, too",

@@ -62,7 +62,9 @@ def _outcome(estimate: RatioEstimate | None, num_drafted: int) -> Outcome:
         return Outcome.NOTHING_DRAFTED
     if estimate.low > 1.0:
         return Outcome.FASTER
-    return Outcome.SLOWER if estimate.high < 1.0 else Outcome.NO_DIFFERENCE
+    if estimate.high < 1.0:
+        return Outcome.SLOWER
+    return Outcome.NO_DIFFERENCE
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +120,9 @@ class KindSpeed:
         return self._rate(sum(stretch.drafting_s for stretch in self.stretches))
 
     def _rate(self, seconds: float) -> float | None:
-        return sum(each.num_tokens for each in self.stretches) / seconds if seconds else None
+        if seconds:
+            return sum(each.num_tokens for each in self.stretches) / seconds
+        return None
 
     @property
     def num_drafted(self) -> int:
@@ -129,7 +133,9 @@ class KindSpeed:
     def acceptance_rate(self) -> float | None:
         """Accepted ÷ proposed tokens; None if none was proposed."""
         num_accepted = sum(stats.num_accepted for stats in self.answers)
-        return num_accepted / self.num_drafted if self.num_drafted else None
+        if self.num_drafted:
+            return num_accepted / self.num_drafted
+        return None
 
     @property
     def acceptance_by_proposer(self) -> dict[ProposerKind, float]:
@@ -174,7 +180,9 @@ class Bench:
     def over_all(self) -> RatioEstimate | None:
         """The speed-up over equal amounts of each measured kind; None without one."""
         known = [found.estimate for found in self.kinds if found.estimate]
-        return in_equal_parts(known) if known else None
+        if known:
+            return in_equal_parts(known)
+        return None
 
     @property
     def outcome(self) -> Outcome:
@@ -288,7 +296,9 @@ class _Kind:
     def reach(self) -> float:
         """The interval's factor; infinite without an interval."""
         estimate = self.found.estimate
-        return math.inf if estimate is None else estimate.reach
+        if estimate is None:
+            return math.inf
+        return estimate.reach
 
 
 @dataclass(slots=True)

@@ -42,7 +42,9 @@ class Enumeration(Randomness):
     def outcomes(self, run: Callable[[Enumeration], Any]) -> Iterator[Branch]:
         """Every way that `run` can take. With equal numbers it has to do the same."""
         while True:
-            self._taken, self._box, self._prob = [], {}, 1.0
+            self._taken = []
+            self._box = {}
+            self._prob = 1.0
             yield Branch(run(self), self._prob, self._box)
             while self._taken and not self._taken[-1]:
                 self._taken.pop()
@@ -93,7 +95,9 @@ class Uniform:
     __slots__ = ("_address", "_factor", "_owner")
 
     def __init__(self, owner: Enumeration, address: Hashable, factor: float = 1.0) -> None:
-        self._owner, self._address, self._factor = owner, address, factor
+        self._owner = owner
+        self._address = address
+        self._factor = factor
 
     def __mul__(self, factor: float) -> Uniform | float:
         if not factor:

@@ -65,7 +65,8 @@ class Rounding:
         self.num_equal += np.array_equal(single, batched)
         difference = float(np.abs(single[near] - batched[near]).max())
         self.largest_difference = max(self.largest_difference, difference)
-        best, other = int(single.argmax()), int(batched.argmax())
+        best = int(single.argmax())
+        other = int(batched.argmax())
         if best != other:
             self.num_argmax_changed += 1
             gap = float(single[best] - single[other])
@@ -157,7 +158,8 @@ class Reference:
 
         The missing end of a cut text does not count.
         """
-        text, plain = written.tokens, self.plain[written.begin :]
+        text = written.tokens
+        plain = self.plain[written.begin :]
         for index, token in enumerate(text[: len(plain)]):
             if token != plain[index]:
                 position = written.begin + index
@@ -175,7 +177,8 @@ class Reference:
             moved[expected] -= gap / 2
             return self.choice(position, moved) == token
 
-        low, high = 0.0, _FARTHEST
+        low = 0.0
+        high = _FARTHEST
         if token < 0 or not is_chosen(high):
             return math.inf
         while high - low > 1e-5:
@@ -209,7 +212,8 @@ class IdentityCheck:
         Interrupted.
         """
         self.loop.truncate(0)
-        target, request = self.loop.target, self._request(prompt_tokens, seed)
+        target = self.loop.target
+        request = self._request(prompt_tokens, seed)
         rows = np.empty((request.max_tokens, target.vocab_size), dtype=np.float32)
         plain: list[int] = []
         reference = Reference(prompt_tokens, seed, request, plain, rows)
@@ -263,7 +267,9 @@ class IdentityCheck:
                 self.loop.truncate(0)
                 self._measure(reference, num_rows, end)
                 self.loop.truncate(0)
-        return len(reference.plain) if found is None else found + 1
+        if found is None:
+            return len(reference.plain)
+        return found + 1
 
     def _measure(self, reference: Reference, num_rows: int, end: int) -> None:
         """Measure the rounding of the last num_rows of the text's first `end` rows."""

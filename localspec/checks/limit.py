@@ -37,7 +37,8 @@ def limited(engine: Engine, watch: Watch, seconds: float) -> Iterator[Limit]:
 
     Both end it even within a long decode. The engine's draft policy is restored afterwards.
     """
-    limit, policy = Limit(), engine._draft_policy
+    limit = Limit()
+    policy = engine._draft_policy
     timer = threading.Timer(min(seconds, threading.TIMEOUT_MAX), limit.ended.request)
     timer.daemon = True
     timer.start()

@@ -49,7 +49,8 @@ class Pace:
         token_s = self.seconds["writing"] / self.num_written
         num_accepted = sum(min(one.num_accepted, ENOUGH_ACCEPTED) for one in identities)
         num_compared = sum(one.num_tokens for one in identities)
-        accepted_s, acceptance = token_s, 1.0
+        accepted_s = token_s
+        acceptance = 1.0
         if num_accepted:
             accepted_s = self.seconds["comparing"] / num_accepted
             acceptance = num_accepted / num_compared

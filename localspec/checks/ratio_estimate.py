@@ -69,7 +69,8 @@ def estimate_ratio(above: Sequence[float], below: Sequence[float]) -> RatioEstim
     count = len(below)
     if count < FEWEST:
         return None
-    ratio, freedom = sum(above) / sum(below), count - 1
+    ratio = sum(above) / sum(below)
+    freedom = count - 1
     residuals = ((a - ratio * b) ** 2 for a, b in zip(above, below, strict=True))
     error = math.sqrt(sum(residuals) * count / freedom) / sum(above)
     return RatioEstimate(ratio, error, freedom)

@@ -69,7 +69,8 @@ class Rounds(DraftPolicy):
 
     def __init__(self, policy: DraftPolicy) -> None:
         self._policy = policy
-        self._plain, self._drafting = _Side(), _Side()
+        self._plain = _Side()
+        self._drafting = _Side()
         self._is_prefill = True
         self._stretches: list[Stretch] = []
         self._num_tokens = 0  # of the answer, without the prefill step's
@@ -126,7 +127,8 @@ class Rounds(DraftPolicy):
         is_over = self._drafting.num_steps > _DRAFTING_STEPS
         if is_over and self._drafting.num_tokens >= _DRAFTING_TOKENS:
             self._stretches += self._last()
-            self._plain, self._drafting = _Side(), _Side()
+            self._plain = _Side()
+        self._drafting = _Side()
 
     @property
     def _is_plain(self) -> bool:
@@ -134,7 +136,8 @@ class Rounds(DraftPolicy):
 
     def _last(self) -> list[Stretch]:
         """The current round's stretch, once it has counted drafting steps."""
-        plain, drafting = self._plain, self._drafting
+        plain = self._plain
+        drafting = self._drafting
         if not drafting.num_tokens:
             return []
         plain_token_s = plain.seconds / plain.num_tokens

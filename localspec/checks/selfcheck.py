@@ -100,7 +100,10 @@ class Report:
     def smallest_fault(self) -> float:
         """The smallest share of wrong draft tokens that would show 9 times in 10."""
         num_accepted = self.greedy.num_accepted + self.seeded.num_accepted
-        return 1.0 - 0.1 ** (1 / num_accepted) if num_accepted else 1.0
+        if not num_accepted:
+            return 1.0
+        unseen: float = 0.1 ** (1 / num_accepted)
+        return 1.0 - unseen
 
     @property
     def identity(self) -> Finding:
@@ -123,7 +126,9 @@ class Report:
 def _finding(bugs: list[str], *, is_enough: bool) -> Finding:
     if bugs:
         return Finding.NOT_LOSSLESS
-    return Finding.LOSSLESS if is_enough else Finding.NOT_ENOUGH
+    if is_enough:
+        return Finding.LOSSLESS
+    return Finding.NOT_ENOUGH
 
 
 def check(

@@ -204,7 +204,9 @@ class _RowsBehind:
     def __init__(
         self, target: Model, text: list[int], known: dict[tuple[int, ...], Logits]
     ) -> None:
-        self._target, self._text, self._rows = target, text, known
+        self._target = target
+        self._text = text
+        self._rows = known
         self._read: list[int] = []  # by the loop
         self._decoded: tuple[int, ...] = ()  # behind the text, by the real target
         self.vocab_size = target.vocab_size
@@ -256,7 +258,9 @@ class _Remembered(Proposer):
         self, proposer: Proposer, state: ProposerState, is_end: Callable[[int], bool]
     ) -> None:
         self.kind = proposer.kind
-        self._proposer, self._state, self._is_end = proposer, state, is_end
+        self._proposer = proposer
+        self._state = state
+        self._is_end = is_end
         self._rows: dict[tuple[int, ...], tuple[Distribution, float]] = {}
 
     def begin(self, chain: SamplerChain) -> None:
@@ -275,7 +279,9 @@ class _Remembered(Proposer):
 
             def follow(index: int, distribution: Distribution) -> int:
                 self._rows[tuple(drafted[:index])] = distribution, CERTAIN_CONFIDENCE
-                return drafted[index] if index < len(drafted) else int(distribution.ids[0])
+                if index < len(drafted):
+                    return drafted[index]
+                return int(distribution.ids[0])
 
             if tuple(drafted) not in self._rows:
                 self._proposer.truncate(len(tokens) - 1)

@@ -190,4 +190,6 @@ def require_context(agent: Agent, context: int, num_trained: int, first: str) ->
 
 def _context_option(num_trained: int, least: int) -> str | None:
     """The option for a context that suits agents; None if the model cannot have the least."""
-    return f"--ctx {min(num_trained, AGENT_CONTEXT)}" if num_trained >= least else None
+    if num_trained >= least:
+        return f"--ctx {min(num_trained, AGENT_CONTEXT)}"
+    return None

@@ -41,7 +41,8 @@ class PlainView:
         if is_other and (self._was_thought or self._are_one):
             self._thought("\n", None)
         self._was_thought = piece.is_thought
-        text, colour = printable(piece.text), None
+        text = printable(piece.text)
+        colour = None
         if self._show_draft:
             text, colour = mark(text, piece.provenance)
         write = self._thought if piece.is_thought else self._said

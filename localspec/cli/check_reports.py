@@ -18,7 +18,8 @@ from localspec.speculative.metrics import WHY_OFF
 
 _LONGEST_LIMIT_S = 3600.0  # nobody is advised to wait longer
 # Where nothing was seen that says how long a verdict takes
-_LEAST_LIMIT_S, _MUCH_LONGER = 60.0, 4
+_LEAST_LIMIT_S = 60.0
+_MUCH_LONGER = 4
 
 
 def bench_text(found: Bench) -> str:
@@ -144,7 +145,8 @@ def _what_ended(found: Bench) -> str:
 
 def report_text(report: Report) -> str:
     """The report as text."""
-    rounding, lines = report.rounding, [_headline(report)]
+    rounding = report.rounding
+    lines = [_headline(report)]
     if rounding.num_rows:
         lines.append(
             f"Equal to the bit: {rounding.num_equal} of {rounding.num_rows} rows of logits, "
@@ -181,7 +183,8 @@ def _identical(report: Report) -> str:
 
 
 def _identity_line(report: Report) -> str:
-    greedy, seeded = report.greedy, report.seeded
+    greedy = report.greedy
+    seeded = report.seeded
     line = (
         f"Identity: {report.identity.value}. {greedy.num_accepted} greedy and "
         f"{seeded.num_accepted} seeded tokens were drafted, kept and compared"
@@ -217,7 +220,8 @@ def _seconds_needed(report: Report) -> str:
             "How long a verdict takes is not known yet: the target has not finished a text. "
             f"Try --seconds {limit}."
         )
-    needed, limit = duration(report.seconds_needed), _limit_above(report.seconds_needed)
+    needed = duration(report.seconds_needed)
+    limit = _limit_above(report.seconds_needed)
     if report.seconds_needed > _LONGEST_LIMIT_S:
         return (
             f"A verdict would take about {needed} here (--seconds {limit}). It takes less with "

@@ -87,11 +87,13 @@ class Conversation:
         The files stay attached until a question with them is part of the conversation.
         Raises ContextError if it does not fit; the conversation is then unchanged.
         """
-        question, ask = attached(text, self.attachments), self.chat.send
+        question = attached(text, self.attachments)
+        ask = self.chat.send
         images = pictures_in(self.attachments)
         if self.is_editing:
             files, _ = without_files(self.chat.last_question)
-            question, ask = files + question, self.chat.edit
+            question = files + question
+            ask = self.chat.edit
             self.is_editing = False
         try:
             self._answer(ask(question, self.options, images=images))
@@ -175,9 +177,11 @@ class Conversation:
         self.is_saved = False
         try:
             save_session(self.session, self.chat)
-            self.is_saved, self.shown_error = True, ""
+            self.is_saved = True
+            self.shown_error = ""
         except SessionError as error:
-            before, self.shown_error = self.shown_error, error_lines(error)
+            before = self.shown_error
+            self.shown_error = error_lines(error)
             if self.shown_error != before:
                 click.echo(self.shown_error, err=True)
 
@@ -256,4 +260,6 @@ class Conversation:
         """Keep a session and its lock from now on, in place of the old ones."""
         if self.lock is not None and lock is not self.lock:
             self.lock.release()
-        self.session, self.lock, self.is_saved = name, lock, True
+        self.session = name
+        self.lock = lock
+        self.is_saved = True

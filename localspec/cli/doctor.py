@@ -31,7 +31,8 @@ def doctor(*, as_json: bool, rpc: tuple[str, ...] | None) -> None:
     # Imported here, because it loads libllama, which other commands do not need at once.
     from localspec.llama.quirks.nextn import missing_functions
 
-    found, for_layers = inspect_installation(rpc or ()), missing_functions(reads_layers=True)
+    found = inspect_installation(rpc or ())
+    for_layers = missing_functions(reads_layers=True)
     # Behind libllama, because it loads NumPy.
     from localspec.engine.cache_store import kept_folder, kept_sizes
 
@@ -39,7 +40,8 @@ def doctor(*, as_json: bool, rpc: tuple[str, ...] | None) -> None:
     if as_json:
         write_json(found, missing_head_functions=for_layers, kept_conversations=sizes)
         return
-    count, size = counted(len(sizes), "conversation"), readable_bytes(sum(sizes.values()))
+    count = counted(len(sizes), "conversation")
+    size = readable_bytes(sum(sizes.values()))
     conversations = f"{kept_folder()}: {count} kept by servers, {size}"
     heads = _heads(missing_functions(reads_layers=False), for_layers)
     problems = found.problems
@@ -53,9 +55,11 @@ def doctor(*, as_json: bool, rpc: tuple[str, ...] | None) -> None:
 
 def _blocks(found: Installation, heads: str, conversations: str) -> list[tuple[str, list[str]]]:
     packages = ", ".join(f"{name} {version}" for name, version in found.packages.items())
-    cache, memory = found.cache, found.memory
+    cache = found.cache
+    memory = found.memory
     presets = f"{found.presets_file}{'' if found.presets_file.exists() else ' (none yet)'}"
-    size, disk = readable_bytes(cache.size_bytes), readable_bytes(cache.free_bytes)
+    size = readable_bytes(cache.size_bytes)
+    disk = readable_bytes(cache.free_bytes)
     profiles = (
         f"{found.profiles_folder}: measured speeds of {counted(found.num_profiles, 'pair')}"
     )
@@ -111,4 +115,6 @@ def _cores_in_words(cores: Cores) -> str:
     if cores.is_bound_by_quota:
         reasons.append(f"the container's quota is {cores.quota:g}")
     used = f"{cores.usable} of {counted(cores.logical, 'core')}"
-    return f"{used}; not used: {', '.join(reasons)}" if reasons else used
+    if reasons:
+        return f"{used}; not used: {', '.join(reasons)}"
+    return used

@@ -111,7 +111,8 @@ def _known_blocks(preset: Preset) -> list[tuple[str, list[str]]]:
         names = ", ".join(file.name for file in files)
         size = _size(size_of(model), is_here=not missing_files(model))
         blocks.append((role.capitalize(), [f"{names}, {size}"]))
-    whole, free = preset_state(preset).size_bytes, memory_here().available_bytes
+    whole = preset_state(preset).size_bytes
+    free = memory_here().available_bytes
     sizes = f"all files {readable_bytes(whole)}, free memory {readable_bytes(free)}"
     return [*blocks, ("Memory", [sizes])]
 
@@ -134,7 +135,9 @@ def _commands(
         return []
     if not found.fits and not found.largest_context:
         smaller = found.smaller
-        return [("To chat", f"localspec chat {smaller}")] if smaller else []
+        if smaller:
+            return [("To chat", f"localspec chat {smaller}")]
+        return []
     if not found.fits:
         named = {**named, "context_length": found.largest_context}
     if found.draft_here is not None and found.target.can_roll_back:
@@ -223,7 +226,9 @@ def _tools(target: ModelFacts) -> str:
 
 
 def _in_words(count: int) -> str:
-    return f"{count / 1e9:.1f} billion" if count >= 1e9 else f"{count / 1e6:.0f} million"
+    if count >= 1e9:
+        return f"{count / 1e9:.1f} billion"
+    return f"{count / 1e6:.0f} million"
 
 
 def _exact(target: ModelFacts) -> str:
@@ -311,7 +316,8 @@ def _rollback(found: Explanation) -> str:
 
 
 def _memory_lines(found: Explanation) -> list[str]:
-    memory, models = found.memory, found.memory.models
+    memory = found.memory
+    models = found.memory.models
 
     def total(part: str) -> str:
         return readable_bytes(sum(getattr(model, f"{part}_bytes") for model in models))

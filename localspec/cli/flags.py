@@ -78,9 +78,11 @@ def field_type(owner: type, field: str) -> dict[str, Any]:
 
     An option that is not given is None, or False for a switch that cannot be None.
     """
-    kind, is_optional = get_type_hints(owner)[field], False
+    kind = get_type_hints(owner)[field]
+    is_optional = False
     if get_origin(kind) in (Union, types.UnionType):
-        [kind], is_optional = set(get_args(kind)) - {type(None)}, True
+        [kind] = set(get_args(kind)) - {type(None)}
+        is_optional = True
     if kind is bool and is_optional:
         flag = usual_flag(field)
         return {"flags": [f"{flag}/--no-{flag.removeprefix('--')}"], "default": None}
@@ -113,7 +115,8 @@ class Parsed(click.ParamType[Any]):
     name = "text"
 
     def __init__(self, read: Callable[[str], Any], otherwise: str) -> None:
-        self._read, self._otherwise = read, otherwise
+        self._read = read
+        self._otherwise = otherwise
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None

@@ -134,7 +134,9 @@ def _with_pictures(text: str, attachments: Sequence[Attachment]) -> str | list[d
     """The question, and the pictures before it."""
     images = [{"type": "image", "image": each} for each in pictures_in(attachments)]
     parts = [*images, {"type": "text", "text": text}]
-    return [{"role": "user", "content": parts}] if images else text
+    if images:
+        return [{"role": "user", "content": parts}]
+    return text
 
 
 def _asked(prompt: str | None, files: Sequence[Path]) -> tuple[list[Attachment], str]:

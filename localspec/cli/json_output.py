@@ -42,7 +42,9 @@ def to_json(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        if math.isfinite(value):
+            return value
+        return None
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if isinstance(value, Path):

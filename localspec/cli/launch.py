@@ -246,7 +246,9 @@ def _of_own_server(
     try:
         connection.connect()
         connection.auto_open = 0  # a second connection could lead to another program
-        return ask(connection) if _is_of_this_user(connection, key) else None
+        if _is_of_this_user(connection, key):
+            return ask(connection)
+        return None
     except (OSError, http.client.HTTPException, ValueError, TypeError, KeyError):
         return None
     finally:
@@ -369,14 +371,16 @@ def _started(words: Sequence[str], port: int) -> Iterator[tuple[subprocess.Popen
 
 def _say_what_to_expect(agent: Agent, server: _Server) -> None:
     """Say how long the agent's first prompt takes to read, and where that can be followed."""
-    model, num_tokens = server.found.model, agent.first_prompt
+    model = server.found.model
+    num_tokens = agent.first_prompt
     prompt = f"the first prompt of {agent.title}, about {num_tokens:,} tokens"
     with waiting(lambda: f"Measuring how fast {model} reads a prompt …"):
         speed = _of_own_server(server.port, functools.partial(_tokens_per_s, model))
     if speed is None:
         say(f"It is not known yet how fast {model} reads {prompt}.")
     else:
-        rounded, took = float(f"{speed:.2g}"), duration(num_tokens / speed)
+        rounded = float(f"{speed:.2g}")
+        took = duration(num_tokens / speed)
         text = (
             f"{model} reads about {rounded:,g} tokens/s here: {prompt}, takes {took} unless it "
             "is cached. Later prompts are read only from the first difference on."
@@ -437,7 +441,9 @@ def _run(command: Sequence[str], variables: dict[str, str | None]) -> int:
                 raise
     finally:
         signal.signal(signal.SIGINT, before)
-    return code if code >= 0 else 128 - code
+    if code >= 0:
+        return code
+    return 128 - code
 
 
 LAUNCHERS = [_launcher(program, agent) for program, agent in AGENTS.items()]

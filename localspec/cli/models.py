@@ -202,7 +202,8 @@ def remove_preset(*, preset: str, yes: bool) -> None:
     from localspec.engine.disk_usage import disk_usage
 
     chosen = find_preset(preset)
-    removal, kept = located.removal_of(chosen), disk_usage(chosen)
+    removal = located.removal_of(chosen)
+    kept = disk_usage(chosen)
     for file, users in removal.shared.items():
         say(f"{file.name} stays: {', '.join(users)} uses it")
     for file in removal.foreign:
@@ -268,7 +269,9 @@ def verify_files(*, presets: tuple[str, ...]) -> None:
 
 def _fits(state: PresetState, free: MemoryRoom) -> bool | None:
     """Whether the preset probably fits; None if its size is unknown."""
-    return None if state.size_bytes is None else fits_by_size(state.size_bytes, free)
+    if state.size_bytes is None:
+        return None
+    return fits_by_size(state.size_bytes, free)
 
 
 def _state_json(state: PresetState, free: MemoryRoom) -> dict[str, Any]:

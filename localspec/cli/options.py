@@ -44,7 +44,9 @@ if TYPE_CHECKING:
 
 def _servers(text: str) -> tuple[str, ...]:
     """Comma-separated addresses of RPC servers; "none" means no server."""
-    return () if text == "none" else checked_addresses(text.split(","))
+    if text == "none":
+        return ()
+    return checked_addresses(text.split(","))
 
 
 def _adapter(text: str) -> Adapter:
@@ -295,7 +297,8 @@ def _option(name: str, **changes: Any) -> Decorator:
     field = name.removeprefix("draft_")
     owner: type = LlamaOptions
     if heading == "Sampling":
-        owner, default = SamplingParams, getattr(_DEFAULTS, name)
+        owner = SamplingParams
+        default = getattr(_DEFAULTS, name)
         row += "" if isinstance(default, bool) else f" [default: {default}]"
     more: dict[str, Any] = {"help": row, **field_type(owner, field), **changes}
     if field != name:

@@ -245,26 +245,35 @@ def in_flags(text: str) -> str:
 def _flag(argument: re.Match[str]) -> str:
     if argument[0] in _WHOLE_FLAGS:
         return _WHOLE_FLAGS[argument[0]]
-    flag, value = usual_flag(argument["name"]), argument["value"].strip('"')
-    return flag if value == "…" else f"{flag} {value}"
+    flag = usual_flag(argument["name"])
+    value = argument["value"].strip('"')
+    if value == "…":
+        return flag
+    return f"{flag} {value}"
 
 
 def counted(number: int, noun: str) -> str:
     """1 round, 2 rounds."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+    if number == 1:
+        return f"{number} {noun}"
+    return f"{number} {noun}s"
 
 
 def excerpt(text: str, length: int) -> str:
     """The beginning of a text, in one line."""
     line = " ".join(text.split())
-    return line if len(line) <= length else f"{line[:length]}…"
+    if len(line) <= length:
+        return line
+    return f"{line[:length]}…"
 
 
 def readable_bytes(num_bytes: int | None) -> str:
     """A size in decimal units: 4.7 GB."""
     from rich.filesize import decimal  # --help needs no rich
 
-    return "unknown" if num_bytes is None else decimal(num_bytes)
+    if num_bytes is None:
+        return "unknown"
+    return decimal(num_bytes)
 
 
 def pays_from(acceptance: float) -> str:
@@ -288,11 +297,15 @@ def clock_time(seconds: float) -> str:
     """Minutes and seconds, with hours if there are any: 0:07, 12:30, 1:00:05."""
     minutes, rest = divmod(int(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+    if hours:
+        return f"{hours}:{minutes:02}:{rest:02}"
+    return f"{minutes}:{rest:02}"
 
 
 def duration(seconds: float) -> str:
     """For sentences: 40 s, 12 minutes, 3.5 hours."""
     if seconds < 120:
         return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} minutes"
+    return f"{seconds / 3600:.1f} hours"

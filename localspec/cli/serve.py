@@ -249,7 +249,9 @@ def _begin_log(*, in_json: bool) -> Callable[[str], None]:
     log = logging.StreamHandler()
     log.setFormatter((JSONFormatter if in_json else LogFormatter)("%(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[log])
-    return logger.info if in_json else partial(click.echo, err=True)
+    if in_json:
+        return logger.info
+    return partial(click.echo, err=True)
 
 
 def _check_access(access: AccessRules, host: str, cache_disk: int | None) -> None:
@@ -302,7 +304,8 @@ def _greeting(address: str, model: ServedModel, *, has_key: bool, has_page: bool
     """
     from localspec.engine.cache_store import kept_folder
 
-    key, context = "YOUR_KEY" if has_key else "local", model.context_length
+    key = "YOUR_KEY" if has_key else "local"
+    context = model.context_length
     settings = _CLIENT_SETTINGS.substitute(address=address, model=model.name, key=key)
     served = ServerFound(address, model.name, context, model.num_trained)
     settings += settings_of_agents(served, key)

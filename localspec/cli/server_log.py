@@ -42,7 +42,9 @@ def log_of_running(port: int) -> Path | None:
     """
     path = _log_file(port)
     try:
-        return path if _changed_s(path) >= _changed_s(key_file(port)) else None
+        if _changed_s(path) >= _changed_s(key_file(port)):
+            return path
+        return None
     except OSError:
         return None
 

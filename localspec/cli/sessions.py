@@ -224,4 +224,6 @@ def _closed(text: str) -> str:
             fence = found[1]
         elif fence and len(line.strip()) >= len(fence) and set(line.strip()) == {fence[0]}:
             fence = ""
-    return f"{text}\n{fence}" if fence else text
+    if fence:
+        return f"{text}\n{fence}"
+    return text

@@ -36,7 +36,9 @@ def use_colour() -> bool | None:
     None leaves it to click: colour on a terminal, no colour elsewhere.
     """
     has_none = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    return False if has_none else None
+    if has_none:
+        return False
+    return None
 
 
 @contextlib.contextmanager
@@ -52,7 +54,8 @@ def echo_off() -> Iterator[None]:
     import termios
 
     terminal = sys.stdin.fileno()
-    modes, silent = termios.tcgetattr(terminal), termios.tcgetattr(terminal)
+    modes = termios.tcgetattr(terminal)
+    silent = termios.tcgetattr(terminal)
     silent[3] &= ~termios.ECHO
     termios.tcsetattr(terminal, termios.TCSANOW, silent)
     try:
@@ -76,7 +79,9 @@ def read_input() -> str:
 
     Raises click.UsageError for input that is not text, or too long.
     """
-    return "" if sys.stdin is None else _text(sys.stdin.buffer.read(MAX_INPUT_BYTES + 1))
+    if sys.stdin is None:
+        return ""
+    return _text(sys.stdin.buffer.read(MAX_INPUT_BYTES + 1))
 
 
 def piped_lines() -> Iterator[str]:

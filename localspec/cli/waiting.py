@@ -123,5 +123,6 @@ class ProgressLine:
         if seconds_left is not None:
             probable_s = max(0.0, seconds_left - (now - self._reported_s))
             if probable_s < left_s:
-                how, left_s = "about", probable_s
+                how = "about"
+                left_s = probable_s
         return f"{clock_time(spent_s)}, {how} {clock_time(left_s)} left · {stage}"

@@ -146,7 +146,8 @@ class Behind:
 
     def copy(self) -> Behind:
         other = copy.copy(self)
-        other._inner, other._boundary = self._inner.copy(), self._boundary.copy()
+        other._inner = self._inner.copy()
+        other._boundary = self._boundary.copy()
         return other
 
     @property
@@ -154,7 +155,9 @@ class Behind:
         """Tokens that may come now although the inner constraint does not allow them."""
         if self._stage is _Stage.START:
             return self._start.opening or frozenset()
-        return self._start.between if self._stage is _Stage.BETWEEN else frozenset()
+        if self._stage is _Stage.BETWEEN:
+            return self._start.between
+        return frozenset()
 
     def mask(self) -> Mask | None:
         if self._stage is _Stage.ENDED:
@@ -165,7 +168,9 @@ class Behind:
                 mask[list(self._others)] = True
             return mask
         mask = self._free_mask()
-        return None if mask is None else mask.copy()
+        if mask is None:
+            return None
+        return mask.copy()
 
     def _free_mask(self) -> Mask | None:
         """The mask up to the boundary, which must not be changed."""
@@ -196,7 +201,9 @@ class Behind:
     def _candidates(self) -> frozenset[int]:
         """Tokens that may contain the boundary here, and text behind it."""
         whole, ends = self._crossing
-        return whole | ends if self._boundary.held else whole
+        if self._boundary.held:
+            return whole | ends
+        return whole
 
     def _may_pass(self, token: int) -> bool:
         rest = self._boundary.copy().push(self._spelling.texts[token])
@@ -271,4 +278,6 @@ class Behind:
             self._go_on(token)
 
     def forced(self) -> list[int]:
-        return self._inner.forced() if self._stage is _Stage.BEHIND else []
+        if self._stage is _Stage.BEHIND:
+            return self._inner.forced()
+        return []

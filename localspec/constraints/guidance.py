@@ -99,7 +99,9 @@ def _message_on(schema: Node) -> str:
     """Why llguidance refuses a schema; "" if it does not."""
     lenient = {**schema, "x-guidance": schema.get("x-guidance", {"lenient": True})}
     is_refused, messages = _validated(_of_schema(lenient))
-    return "\n".join(messages) if is_refused else ""
+    if is_refused:
+        return "\n".join(messages)
+    return ""
 
 
 def _validated(grammar: str) -> tuple[bool, list[str]]:
@@ -130,7 +132,9 @@ def problem_with(spec: ConstraintSpec) -> ConstraintError | None:
         judged = _judged(spec)
     except ConstraintError as error:
         return error
-    return _refused(spec, "\n".join(judged.messages)) if judged.is_refused else None
+    if judged.is_refused:
+        return _refused(spec, "\n".join(judged.messages))
+    return None
 
 
 def kept_schema(spec: ConstraintSpec) -> Node:
@@ -139,7 +143,9 @@ def kept_schema(spec: ConstraintSpec) -> Node:
     Raises:
         ConstraintError: no answer could be kept to it.
     """
-    return _judged(spec).schema if is_installed() else readable_schema(spec)[0]
+    if is_installed():
+        return _judged(spec).schema
+    return readable_schema(spec)[0]
 
 
 @functools.lru_cache(maxsize=16)
@@ -213,7 +219,9 @@ class Guide:
         if matcher.is_error():
             raise _refused(spec, matcher.get_error())
         guidance = Guidance(matcher, self)
-        return NumberBound(guidance, self.spelling) if is_json else guidance
+        if is_json:
+            return NumberBound(guidance, self.spelling)
+        return guidance
 
 
 class _Tokens:
@@ -309,7 +317,9 @@ class Guidance:
         if before:
             behind = behind.deep_copy()
             behind.consume_tokens(list(tokens[:before]))
-        return len(tokens) if behind.is_accepting() else before
+        if behind.is_accepting():
+            return len(tokens)
+        return before
 
     def commit(self, tokens: Sequence[int]) -> None:
         for token in tokens:
@@ -385,7 +395,8 @@ class NumberBound:
 
     def copy(self) -> NumberBound:
         other = copy.copy(self)
-        other._inner, other._digits = self._inner.copy(), copy.copy(self._digits)
+        other._inner = self._inner.copy()
+        other._digits = copy.copy(self._digits)
         return other
 
     def mask(self) -> Mask | None:
@@ -393,10 +404,13 @@ class NumberBound:
         if mask is None or not self._digits.count:
             return mask
         kept: Mask = mask & (self._spelling.leading_digits + self._digits.count <= MOST_DIGITS)
-        return kept if kept.any() else mask
+        if kept.any():
+            return kept
+        return mask
 
     def validate(self, tokens: Sequence[int]) -> int:
-        num_valid, digits = self._inner.validate(tokens), copy.copy(self._digits)
+        num_valid = self._inner.validate(tokens)
+        digits = copy.copy(self._digits)
         for index, token in enumerate(tokens[:num_valid]):
             if token in self._spelling.ends:
                 break

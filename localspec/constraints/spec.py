@@ -59,7 +59,9 @@ def constraint_spec(
         )
     if choices is not None:
         return ConstraintSpec("lark", _lark_of(choices))
-    return _checked(names[0], given[names[0]], is_strict=is_strict) if names else None
+    if names:
+        return _checked(names[0], given[names[0]], is_strict=is_strict)
+    return None
 
 
 def calls_spec(lark: str) -> ConstraintSpec:
@@ -78,7 +80,8 @@ def _checked(name: str, text: object, *, is_strict: bool) -> ConstraintSpec:
         raise ConstraintError(f"{name} is empty", "Write one, or leave it out.")
     require_unicode(name, text, ConstraintError)
     is_in_gbnf = name == "grammar" and _RULE.search(text) is not None
-    num_bytes, most = len(text.encode()), MAX_GBNF_BYTES if is_in_gbnf else MAX_BYTES
+    num_bytes = len(text.encode())
+    most = MAX_GBNF_BYTES if is_in_gbnf else MAX_BYTES
     if num_bytes > most:
         raise ConstraintError(
             f"{'the GBNF grammar' if is_in_gbnf else name} has {num_bytes} bytes; the limit "
@@ -150,7 +153,9 @@ def schema_text(schema: object) -> str:
             f"the JSON schema has a value that JSON cannot hold: {error}",
             "Use only values that JSON can hold.",
         ) from error
-    return ClassSchema(text, schema) if has_fields(schema) else text
+    if has_fields(schema):
+        return ClassSchema(text, schema)
+    return text
 
 
 def _lark_of(choices: Sequence[str]) -> str:
@@ -210,7 +215,9 @@ def _character(escape: re.Match[str]) -> str:
     if digits is None:
         return escape[0]
     code = int(digits, 16)
-    return f"\\x{code:02x}" if code < 0x100 else chr(code)
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return chr(code)
 
 
 def _plain_sign(found: re.Match[str]) -> str:

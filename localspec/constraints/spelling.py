@@ -58,7 +58,9 @@ class Spelling:
     def usual_end(self) -> int:
         """The token that an answer most likely ends with."""
         eos = self._vocabulary.eos
-        return eos if eos in self.ends else min(self.ends)
+        if eos in self.ends:
+            return eos
+        return min(self.ends)
 
     @cached_property
     def blanks(self) -> frozenset[int]:

@@ -375,7 +375,8 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
         """
         chosen = AnswerOptions.of(options, **keywords)
         messages = question_messages(question, system)
-        use, form = chosen.tool_use(()), spec_of(chosen)
+        use = chosen.tool_use(())
+        form = spec_of(chosen)
         source = MessagesSource(messages, use, template, think, form=form)
         return self._answer(AnswerRecord(chosen, source))
 

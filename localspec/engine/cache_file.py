@@ -23,7 +23,8 @@ from localspec.llama.cache_state import CacheState, checked_spans
 
 logger = logging.getLogger(__name__)
 
-FORMAT, VERSION = "localspec-caches", 3
+FORMAT = "localspec-caches"
+VERSION = 3
 _MAX_HEAD = 64_000_000  # bytes: the ids of more tokens than any context holds
 _CHUNK_BYTES = 1 << 22  # that are hashed or written without a look at whether to go on
 
@@ -80,7 +81,9 @@ class CacheHead(NamedTuple):
     def num_cached(self) -> int:
         """Tokens of the target's state; 0 without one."""
         target = self.outline.states[0]
-        return 0 if target is None else target.num_cached
+        if target is None:
+            return 0
+        return target.num_cached
 
 
 def write_caches(
@@ -139,7 +142,9 @@ def identities_in(path: Path) -> list[str]:
         head = read_head(path)
     except DAMAGES:
         return []  # as good as none
-    return [] if head is None else head.identities
+    if head is None:
+        return []
+    return head.identities
 
 
 def read_head(path: Path) -> CacheHead | None:
@@ -182,7 +187,8 @@ def read_states(path: Path, head: CacheHead, numbers: Sequence[int | None]) -> P
     with open_regular(path) as file:
 
         def filled(index: int) -> CacheState | None:
-            entry, num_states = entries[index], len(head.identities)
+            entry = entries[index]
+            num_states = len(head.identities)
             if entry is None:
                 return None
             file.seek(ends[index])

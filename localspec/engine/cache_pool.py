@@ -104,7 +104,8 @@ class CachePool:
         others = [other for other in self._lanes if other is not lane]
         better = self._better_than(num_there, tokens, others, scope)
         if better is not None:
-            own, num_there = better, self._reach(better, tokens)
+            own = better
+            num_there = self._reach(better, tokens)
         stored = None
         if self._store is not None:
             stored = self._store.best(tokens, num_there, scope.scales)
@@ -124,12 +125,15 @@ class CachePool:
             if num_common - num_there > max(
                 most - num_there, len(kept.tokens) // COPIED_PER_DECODED
             ):
-                best, most = owner, num_common
+                best = owner
+                most = num_common
         for lane in [each for each in others if each.scope == scope]:
-            target, held = lane.models.target, lane.decoder.tokens
+            target = lane.models.target
+            held = lane.decoder.tokens
             num_common = target.cache.reach(target.cache.outline(), common_length(held, tokens))
             if num_common - num_there > max(most - num_there, len(held) // _COPIED_BESIDE):
-                best, most = lane, num_common
+                best = lane
+                most = num_common
         if best is None:
             return None
         if isinstance(best, Lane):
@@ -194,7 +198,8 @@ class CachePool:
 
     def _put_lane_aside(self, lane: Lane, is_cancelled: CancelCheck = never) -> None:
         """As `_put_aside`, the text of a lane."""
-        outline, size = lane.models.target.cache.outline(), sum(lane.sizes())
+        outline = lane.models.target.cache.outline()
+        size = sum(lane.sizes())
         store = self._store
         if store is None or not store.has_room_for(size):
             return
@@ -210,7 +215,8 @@ class CachePool:
             if is_cancelled():
                 raise Interrupted("a text was not kept on disk: other work came first")
 
-        state, store = text.states[0], self._store
+        state = text.states[0]
+        store = self._store
         if store is None or state is None:
             return
         if store.wants(text.tokens, state, text.scope.scales):

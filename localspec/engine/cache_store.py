@@ -85,11 +85,13 @@ class CacheStore:
         """
         identities = self._identities_under(scales)
         while len(tokens) - num_there > _LEAST_TOKENS:
-            found, most = None, _LEAST_TOKENS
+            found = None
+            most = _LEAST_TOKENS
             for path, head in self._own(identities):
                 num_spared = self._reach(head, tokens) - num_there
                 if num_spared > max(most, head.num_cached // COPIED_PER_DECODED):
-                    found, most = (path, head), num_spared
+                    found = (path, head)
+                    most = num_spared
             if found is None or sum(found[1].sizes) > _spare_memory():
                 return None
             if (kept := self._read(*found, identities)) is not None:
@@ -108,7 +110,8 @@ class CacheStore:
         num_cached = outline.num_cached
         if num_cached <= _LEAST_TOKENS:
             return False
-        text, there = tokens[:num_cached], 0
+        text = tokens[:num_cached]
+        there = 0
         for path, head in self._own(self._identities_under(scales)):
             num_tokens = self._reach_of(_target(head), common_length(head.outline.tokens, text))
             there = max(there, num_tokens)
@@ -156,7 +159,8 @@ class CacheStore:
 
     def _own(self, identities: Sequence[str]) -> Iterator[tuple[Path, CacheHead]]:
         """The files that models of these identities and this owner can use."""
-        known, self._heads = self._heads, {}
+        known = self._heads
+        self._heads = {}
         for path in kept_files():
             with contextlib.suppress(FileNotFoundError):  # another process has removed it
                 found = path.stat()
@@ -180,7 +184,9 @@ class CacheStore:
         is_own = head is not None and head.owner == self._owner
         if head is None or not is_own or _content(head.identities) != self._content:
             return None
-        return head if 0 < head.num_cached <= self._most_tokens else None
+        if 0 < head.num_cached <= self._most_tokens:
+            return head
+        return None
 
     def _read(
         self, path: Path, head: CacheHead, identities: Sequence[str]

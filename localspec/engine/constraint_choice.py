@@ -106,7 +106,8 @@ class Constrainer:
 
 def _are_json(calls: Calls) -> bool:
     """Whether all that their grammar is of is JSON, but for the marks around it."""
-    form, use = calls.form, calls.use
+    form = calls.form
+    use = calls.use
     is_free = form.is_bare and not use.must and use.answer_schema is None
     return form.notation is JsonArguments and not calls.have_frame and not is_free
 

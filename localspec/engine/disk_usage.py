@@ -48,7 +48,8 @@ def disk_usage(preset: str | Preset) -> DiskUsage:
     Raises UnknownPresetError for an unknown name.
     """
     preset = as_preset(preset)
-    cache, removal = HubCache(), located.removal_of(preset)
+    cache = HubCache()
+    removal = located.removal_of(preset)
     owned = removal.owned.items()
     files = {path: size for file, size in owned if (path := cache.owned(file))}
     contents = _contents(preset)
@@ -103,7 +104,9 @@ def _contents(preset: Preset) -> list[str]:
     except LocalspecError:
         return []
     contents = [FileContent(header).digest() for header in headers]
-    return [] if None in contents else [content for content in contents if content]
+    if None in contents:
+        return []
+    return [content for content in contents if content]
 
 
 def _paths(preset: Preset) -> list[Path]:

@@ -50,7 +50,8 @@ class Embedder:
         self._model = open_watched(progress, partial(LlamaEmbedder.load, header, options))
         self._in_use = threading.Lock()
         self.name = self._model.name
-        self.context_length, self.width = self._model.context_length, self._model.width
+        self.context_length = self._model.context_length
+        self.width = self._model.width
         self.ranks = self._model.ranks
 
     def embed(

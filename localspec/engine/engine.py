@@ -125,7 +125,8 @@ class Engine(BaseEngine):
         self._target = target = models.target
         self.context_length = target.context_length
         self.trained_context_length = target.trained_context_length
-        self.chat_template, self.exactness = target.chat_template, target.exactness
+        self.chat_template = target.chat_template
+        self.exactness = target.exactness
         self.tool_template = target.tool_template
         self._models = models
         self._resolver = Resolver(target.vocabulary)
@@ -391,7 +392,9 @@ class Engine(BaseEngine):
             return []
         prediction = self._tokens_of(given)
         # After the end of the prompt, so that the lookup finds its beginning.
-        return [*prompt.tokens[-LONGEST_MATCH:], *prediction] if prediction else []
+        if prediction:
+            return [*prompt.tokens[-LONGEST_MATCH:], *prediction]
+        return []
 
     def _tokens_of(self, text: str | Sequence[int]) -> list[int]:
         """The ids of a text, or those given. Raises OptionError for unknown ones."""

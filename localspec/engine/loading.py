@@ -223,7 +223,9 @@ def _unused_gpu(target: Source) -> str:
         words = driver_fault(devices()) or words
     if words:
         logger.info("%s", words)
-    return f" ({words})" if words else ""
+    if words:
+        return f" ({words})"
+    return ""
 
 
 def _check_kept(kept_bytes: int, *, memory: bool) -> None:
@@ -322,7 +324,8 @@ def _open_models(
     and OptionError.
     """
     target = _open(sources[0], stack)
-    draft, head = None, None
+    draft = None
+    head = None
     for source in sources[1:]:
         if source.role == "draft":
             draft = _open(_as_draft(source, target.context_length), stack)
@@ -436,7 +439,8 @@ def _find_exactness(
     # The probe has all of the adapters, whatever their scales.
     identity = model.identity_under([USUAL_SCALE] * len(model.scales))
     if identity is not None:
-        snapshots, count = options.num_snapshots or 0, options.num_sequences
+        snapshots = options.num_snapshots or 0
+        count = options.num_sequences
         profile = Profile([identity, exactness_setting(snapshots, count, gpu_models)])
         if (known := Exactness.saved(profile.load())) is not None:
             return known

@@ -31,7 +31,9 @@ class Models(NamedTuple):
     @property
     def saved(self) -> list[LlamaModel]:
         """Models whose caches are kept while texts wait; a head soon reads its cache again."""
-        return [self.target] if self.draft is None else [self.target, self.draft]
+        if self.draft is None:
+            return [self.target]
+        return [self.target, self.draft]
 
     @property
     def all(self) -> list[LlamaModel | LlamaHead | MedusaHeads]:
@@ -44,7 +46,8 @@ class Models(NamedTuple):
 
         Raises OptionError where the target does not see, or the prompt lacks one.
         """
-        vision, tokens = self.target.vision, prompt.tokens
+        vision = self.target.vision
+        tokens = prompt.tokens
         parts: list[PicturePart] = []
         if vision is not None:
             parts = vision.show(prompt.pictures)

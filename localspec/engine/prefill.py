@@ -159,7 +159,8 @@ def _measure_steps(decoder: SpeculativeDecoder, costs: Costs, chain: SamplerChai
 
     Each size comes several times in a row: the first time shows what a change of size costs.
     """
-    target, tokens = decoder.target, decoder.tokens
+    target = decoder.target
+    tokens = decoder.tokens
     most = min(target.context_length - len(tokens), target.max_outputs)
     target.checkpoint()
     sizes = [size for size in costs.sizes_to_time() if size <= most][:_MOST_SIZES]

@@ -125,7 +125,9 @@ class Schedule:
 
     def _read(self, lane: Lane, decode: Decode, *, is_alone: bool) -> None:
         """Decode a piece of a prompt; all of it where no smaller piece can be made."""
-        model, tokens, num_logits = _model(decode), decode.tokens, decode.num_logits
+        model = _model(decode)
+        tokens = decode.tokens
+        num_logits = decode.num_logits
         times = self._times.of(model.handle)
         size = self._piece_size(decode, times.pieces.size(is_alone=is_alone))
         is_whole = size > len(tokens) - max(num_logits, 1)
@@ -158,7 +160,8 @@ class Schedule:
         """Tokens of the next piece of a prompt; wanted: where others may want to write."""
         from localspec.llama.model import LlamaModel  # loads libllama
 
-        model, num_tokens = _model(decode), len(decode.tokens)
+        model = _model(decode)
+        num_tokens = len(decode.tokens)
         if not isinstance(model, LlamaModel):  # a head, which reads in one
             return num_tokens
         most = min(wanted, model.batch_size) if self._has_several else model.batch_size

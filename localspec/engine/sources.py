@@ -180,7 +180,9 @@ def chosen_sources(
         "head": _for_head(target_options),
     }
     sources = {role: _source(role, model, options[role]) for role, model in found.items()}
-    target, draft, head = sources["target"], sources.get("draft"), sources.get("head")
+    target = sources["target"]
+    draft = sources.get("draft")
+    head = sources.get("head")
     if draft is not None and draft.header is not None and has_only_head(draft.header):
         if head is not None:
             raise PairError(

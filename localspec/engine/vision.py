@@ -50,7 +50,8 @@ def sees(model: str | os.PathLike[str] | Preset | None, arguments: LoadKeywords)
     """Whether `load` would open a target with a projector. Raises what naming a model does."""
     named: dict[Role, Any] = {role: arguments.get(role) for role in get_args(Role)}
     found, _ = named_sources(model, named)
-    target, projector = found["target"], found.get("mmproj")
+    target = found["target"]
+    projector = found.get("mmproj")
     assert isinstance(target, Path)  # no command has a `Llama`
     assert projector is None or isinstance(projector, Path)
     ways = ways_to_see(arguments.get("mmproj"), projector, check_model_file(target))

@@ -27,15 +27,20 @@ USUAL_SCALE = 1.0
 
 ADAPTED = ", with adapters"  # in a model's identity
 
-_FIRST, _SECOND = ".lora_a", ".lora_b"  # end the names of the two matrices of a weight
+# end the names of the two matrices of a weight
+_FIRST = ".lora_a"
+_SECOND = ".lora_b"
 _LEFT_OUT = "_norm.weight"  # ends the names of tensors that libllama passes over
-_EMBEDDINGS, _OUTPUT = "token_embd.weight", "output.weight"
-_ALPHA, _CALLS = "adapter.lora.alpha", "adapter.alora.invocation_tokens"
+_EMBEDDINGS = "token_embd.weight"
+_OUTPUT = "output.weight"
+_ALPHA = "adapter.lora.alpha"
+_CALLS = "adapter.alora.invocation_tokens"
 # libllama ends the process where weights of this type in a feed-forward layer have an adapter.
 _UNSUITED = "NVFP4"
 # libllama's graph of an architecture with recurrent states has room for as many pairs, for each
 # tensor of the model: 32 nodes, of which 16 are the adapters' here, 6 for each pair.
-_NODES_PER_PAIR, _NODES_PER_TENSOR = 6, 16
+_NODES_PER_PAIR = 6
+_NODES_PER_TENSOR = 16
 _OTHER_MODEL = "Choose an adapter that was made for this very model."
 
 
@@ -77,12 +82,16 @@ def adapted(contents: Sequence[str], scales: Sequence[float]) -> str:
     """
     pairs = zip(contents, scales, strict=False)
     used = [f"{content} times {scale!r}" for content, scale in pairs if scale != 0]
-    return f"{ADAPTED} {', '.join(used)}" if used else ""
+    if used:
+        return f"{ADAPTED} {', '.join(used)}"
+    return ""
 
 
 def is_adapted(identity: str, words: str) -> bool:
     """Whether the adapters in a model's identity are those of `adapted`."""
-    return words in identity if words else ADAPTED not in identity
+    if words:
+        return words in identity
+    return ADAPTED not in identity
 
 
 def split_scale(text: str) -> tuple[str, float]:
@@ -92,7 +101,9 @@ def split_scale(text: str) -> tuple[str, float]:
         scale = float(number)
     except ValueError:
         return text, USUAL_SCALE  # the name of the file has a "=" in it, or there is none
-    return (file, checked_scale(scale)) if sign and file else (text, USUAL_SCALE)
+    if sign and file:
+        return (file, checked_scale(scale))
+    return (text, USUAL_SCALE)
 
 
 def read_adapter(path: str | os.PathLike[str]) -> Header:
@@ -108,7 +119,8 @@ def read_adapter(path: str | os.PathLike[str]) -> Header:
 
 def checked_adapter(header: Header) -> Header:
     """The header, as that of an adapter. Raises as `read_adapter`."""
-    path, metadata = header.path, header.metadata
+    path = header.path
+    metadata = header.metadata
     kind = metadata.get("general.type", "model")
     if kind != "adapter":
         raise ModelFileError(

@@ -21,7 +21,8 @@ logger = logging.getLogger(__name__)
 
 # Paths, and what changes with each file; None if it is gone.
 FileStates = Mapping[Path, tuple[int, ...] | None]
-_NUM_SAMPLES, _SAMPLE_BYTES = 8, 64  # of each tensor
+_NUM_SAMPLES = 8
+_SAMPLE_BYTES = 64  # of each tensor
 _CHUNK_BYTES = 1 << 20  # of a header, read at a time
 
 

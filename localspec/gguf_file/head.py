@@ -37,8 +37,11 @@ from localspec.gguf_file.shape import ModelShape, block_of
 from localspec.gguf_file.tensor_types import BF16, F16, F32
 
 OWN_TOKENS = "d2t"
-_TABLE, _OUTPUT = "token_embd.weight", "output.weight"
-_MARKOV, _SELECTOR, _CONFIDENCE = "markov_w1.weight", "selector_hidden.weight", "conf_proj"
+_TABLE = "token_embd.weight"
+_OUTPUT = "output.weight"
+_MARKOV = "markov_w1.weight"
+_SELECTOR = "selector_hidden.weight"
+_CONFIDENCE = "conf_proj"
 # Tensors of which a draft reads a few rows.
 _READ_BY_ROWS = {
     _TABLE, OWN_TOKENS, _MARKOV, "selector_predecessor.weight", "selector_successor.weight",
@@ -163,7 +166,8 @@ def head_misfit(target: Header, head: Header) -> str:
 
 
 def _vocabulary_misfit(target: Header, head: Header) -> str:
-    ours, theirs = HeaderVocabulary(target), HeaderVocabulary(head)
+    ours = HeaderVocabulary(target)
+    theirs = HeaderVocabulary(head)
     if ours.size != theirs.size:
         return f"it has {theirs.size} tokens, the target has {ours.size}"
     if ours.kind != theirs.kind:
@@ -206,13 +210,17 @@ def _mtp_facts(header: Header, shape: ModelShape) -> HeadFacts:
 def _mtp_layer(shape: ModelShape, name: str) -> int:
     """Number of the MTP layer that a tensor belongs to; negative if to none."""
     block = block_of(name)
-    return -1 if block is None else block - shape.num_layers
+    if block is None:
+        return -1
+    return block - shape.num_layers
 
 
 def _mtp_refusals(header: Header) -> Iterator[str]:
     """Why libllama would refuse MTP layers, or end the process over them."""
-    shape, names = ModelShape(header), header.by_name()
-    known, count = shape.architecture, shape.num_head_layers
+    shape = ModelShape(header)
+    names = header.by_name()
+    known = shape.architecture
+    count = shape.num_head_layers
     if known.head_graph is HeadGraph.NONE:
         what = "heads" if known.is_head else "MTP layers"
         yield f"{what} of {header.architecture!r} cannot be used"
@@ -227,7 +235,8 @@ def _mtp_refusals(header: Header) -> Iterator[str]:
 
 
 def _mtp_misfits(target: Header, head: Header) -> Iterator[str]:
-    ours, theirs = ModelShape(target), ModelShape(head)
+    ours = ModelShape(target)
+    theirs = ModelShape(head)
     if target.architecture != (theirs.architecture.head_of or head.architecture):
         yield f"it is of {head.architecture!r}, the target of {target.architecture!r}"
     if ours.row_width != theirs.row_width:
@@ -242,7 +251,8 @@ def _mtp_misfits(target: Header, head: Header) -> Iterator[str]:
 
 def block_facts(header: Header) -> BlockFacts:
     """How the head in a file drafts a block, by the same facts as libllama."""
-    shape, names = ModelShape(header), header.by_name()
+    shape = ModelShape(header)
+    names = header.by_name()
     is_dflash2 = _SELECTOR in names
     is_dspark = _MARKOV in names and not is_dflash2
     mask = header.metadata.get("tokenizer.ggml.mask_token_id")
@@ -286,8 +296,10 @@ def _block_refusals(header: Header) -> Iterator[str]:
 
 def _layers_misfits(target: Header, head: Header) -> Iterator[str]:
     """Why a head that reads inputs of layers cannot draft for a target."""
-    ours, theirs = ModelShape(target), ModelShape(head)
-    known, layers = ours.architecture, theirs.layers_read
+    ours = ModelShape(target)
+    theirs = ModelShape(head)
+    known = ours.architecture
+    layers = theirs.layers_read
     is_eagle = theirs.architecture.head_graph is HeadGraph.LAYERS
     wanted = theirs.stated("target_hidden_size") if is_eagle else theirs.width
     if not known.gives_layers or ours.row_width != ours.width:
@@ -337,7 +349,8 @@ def _medusa_facts(header: Header, shape: ModelShape) -> HeadFacts:
 
 def _medusa_refusals(header: Header) -> Iterator[str]:
     """Why Medusa heads cannot be computed."""
-    width, tensors = ModelShape(header).width, header.by_name()
+    width = ModelShape(header).width
+    tensors = header.by_name()
     known = tensors.get(OWN_TOKENS)
     num_tokens = len(header.tokens) if known is None else prod(known.shape)
     if len(header.parts) > 1:
@@ -355,7 +368,8 @@ def _medusa_refusals(header: Header) -> Iterator[str]:
 
 
 def _medusa_misfits(target: Header, head: Header) -> Iterator[str]:
-    ours, theirs = ModelShape(target).row_width, ModelShape(head).width
+    ours = ModelShape(target).row_width
+    theirs = ModelShape(head).width
     if ours != theirs:
         yield f"it was made for a model of width {theirs}, the target's is {ours}"
 

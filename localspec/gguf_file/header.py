@@ -28,7 +28,8 @@ _SCALARS = {
     0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i",
     6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d",
 }  # fmt: skip
-_STRING, _ARRAY = 8, 9
+_STRING = 8
+_ARRAY = 9
 FLOAT32 = 6  # of a value
 _MAX_ENTRIES = 1 << 20  # of metadata or tensors: far above any real file
 _MAX_DIMENSIONS = 4
@@ -124,7 +125,9 @@ class Header:
     def number(self, key: str) -> int:
         """A whole number of the metadata, 0 if there is none."""
         value = self.metadata.get(key)
-        return value if isinstance(value, int) else 0
+        if isinstance(value, int):
+            return value
+        return 0
 
 
 def read_header(path: Path) -> Header:
@@ -172,7 +175,8 @@ def read_source_header(source: ByteSource) -> Header:
 
     Raises ModelFileError as `read_header` does, and whatever the source raises.
     """
-    data, wanted = b"", _FIRST_READ
+    data = b""
+    wanted = _FIRST_READ
     while True:
         data += source.read(len(data), min(wanted, source.size_bytes) - len(data))
         try:
@@ -224,7 +228,8 @@ class _HeaderReader:
                 f"{self._path} has GGUF version {version}; 2 and 3 can be read",
                 "Convert it again with a current llama.cpp.",
             )
-        num_tensors, num_entries = self._scalar("<Q"), self._scalar("<Q")
+        num_tensors = self._scalar("<Q")
+        num_entries = self._scalar("<Q")
         if max(num_tensors, num_entries) > _MAX_ENTRIES:
             raise self._damaged(f"it claims {num_tensors} tensors and {num_entries} entries")
         return num_tensors, num_entries
@@ -266,7 +271,8 @@ class _HeaderReader:
 
     def _skip(self, num_bytes: int) -> int:
         """Move on by num_bytes; returns the position before."""
-        begin, self._at = self._at, self._at + num_bytes
+        begin = self._at
+        self._at = self._at + num_bytes
         if self._at > self._size:
             raise self._damaged(f"its header ends after {self._size} bytes")
         if self._at > len(self._data):
@@ -287,7 +293,8 @@ class _HeaderReader:
             return self._string()
         if kind != _ARRAY:
             return self._scalar(self._format(kind))
-        kind, count = self._scalar("<I"), self._scalar("<Q")
+        kind = self._scalar("<I")
+        count = self._scalar("<Q")
         if kind != _STRING:
             return self._numbers(self._format(kind), count)
         self._read_strings(count, are_tokens=key == _TOKENS)
@@ -309,7 +316,9 @@ class _HeaderReader:
         if count * 8 > self._size:
             raise self._damaged(f"it claims an array of {count} strings")
         # The hot loop of the check: 300 000 strings in a large vocabulary.
-        at, data, length_at = self._at, self._data, _LENGTH.unpack_from
+        at = self._at
+        data = self._data
+        length_at = _LENGTH.unpack_from
         tokens: list[bytes] = []
         try:
             for _ in range(count):

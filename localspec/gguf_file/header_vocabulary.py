@@ -7,7 +7,9 @@ from typing import NamedTuple
 from localspec.gguf_file.header import Header
 
 # libllama's numbers of tokenizers (enum llama_vocab_type), by the name in the file.
-_SPM, _BPE, _WPM = 1, 2, 3
+_SPM = 1
+_BPE = 2
+_WPM = 3
 _KINDS = {
     "llama": _SPM, "gpt2": _BPE, "gemma4": _BPE, "hybriddna": _BPE, "whitespace": _BPE,
     "bert": _WPM, "t5": 4, "rwkv": 5, "plamo2": 6,

@@ -19,7 +19,9 @@ _FEWEST_LAYERS = 4
 _FEWEST_ROWS = 256
 _ALIGNMENT = 32  # bytes, if the file states no other
 # Types of entries, as GGUF numbers them.
-_UINT32, _STRING, _ARRAY = 4, 8, 9
+_UINT32 = 4
+_STRING = 8
+_ARRAY = 9
 _NUMBER_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # bytes
 _KEPT_OF_GENERAL = ("general.architecture", "general.alignment", "general.quantization_version")
 

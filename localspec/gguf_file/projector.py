@@ -105,7 +105,8 @@ def named_projectors(model: str, files: Iterable[str], *, is_alone: bool) -> lis
         model: Its file name.
         is_alone: Whether a projector that names no model counts, too.
     """
-    letters, found = _letters(Path(model).stem), sorted(filter(_SIGN.search, files), key=_rank)
+    letters = _letters(Path(model).stem)
+    found = sorted(filter(_SIGN.search, files), key=_rank)
     owns = {name: _own_letters(name) for name in found}
     return [
         name for name in found if letters.startswith(owns[name]) and (owns[name] or is_alone)
@@ -130,7 +131,8 @@ def _rank(name: str) -> tuple[int, str]:
 # Types whose output for a picture also depends on the number of pictures or tokens that come
 # before it in the prompt.
 _BY_POSITION = ("hunyuanvl", "deepseek4v")
-_GEMMA_4, _GEMMA_4_CELLS = ("gemma4v", "gemma4uv"), 1120  # libmtmd's maximum per picture
+_GEMMA_4 = ("gemma4v", "gemma4uv")
+_GEMMA_4_CELLS = 1120  # libmtmd's maximum per picture
 
 
 def require_free_of_position(header: Header) -> None:

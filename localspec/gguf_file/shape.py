@@ -91,8 +91,10 @@ class ModelShape:
             return self.width * (self.most("token_shift_count") + head)
         if taps := self.most("shortconv.l_cache"):
             return self.width * (taps - 1)
-        inner, state = self.most("ssm.inner_size"), self.most("ssm.state_size")
-        taps, groups = self.most("ssm.conv_kernel"), self.most("ssm.group_count")
+        inner = self.most("ssm.inner_size")
+        state = self.most("ssm.state_size")
+        taps = self.most("ssm.conv_kernel")
+        groups = self.most("ssm.group_count")
         return max(0, taps - 1) * (inner + 2 * groups * state) + state * inner
 
     def most(self, name: str) -> int:
@@ -103,7 +105,9 @@ class ModelShape:
 def block_of(tensor: str) -> int | None:
     """The layer that a tensor of that name belongs to, if any."""
     found = _BLOCK.match(tensor)
-    return None if found is None else int(found[1])
+    if found is None:
+        return None
+    return int(found[1])
 
 
 def whole_numbers(value: Value) -> tuple[int, ...]:

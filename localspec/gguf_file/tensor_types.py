@@ -8,7 +8,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-F32, F16, INT64, BF16 = 0, 1, 27, 30  # of ggml_type
+F32 = 0
+F16 = 1
+INT64 = 27
+BF16 = 30  # of ggml_type
 _NEWER = {42: "Q2_0"}  # libllama has it, gguf 0.19 does not
 
 

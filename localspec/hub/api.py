@@ -87,7 +87,9 @@ def remote_file(file: HubFile, on_wait: OnWait = lambda: None) -> RemoteFile:
     from huggingface_hub import get_hf_file_metadata
 
     found = _asking(file.repo, file, lambda: get_hf_file_metadata(url), on_wait)
-    commit, etag, size = found.commit_hash or "", found.etag or "", found.size or 0
+    commit = found.commit_hash or ""
+    etag = found.etag or ""
+    size = found.size or 0
     if etag and file.sha256 is not None and not _ETAG.fullmatch(etag):
         etag = file.sha256  # a mirror has etags of its own, and the pin says what is right
     if not COMMIT.fullmatch(commit) or not _ETAG.fullmatch(etag) or size < 1:
@@ -129,7 +131,8 @@ def content_of(remote: RemoteFile, begin: int, end: int | None = None) -> Iterat
                     yield new
                 num_known = max(0, num_known - len(piece))
     except Exception as error:  # its connection errors have no common base
-        repo, may_pass = remote.file.repo, _BROKEN | _NOT_MADE
+        repo = remote.file.repo
+        may_pass = _BROKEN | _NOT_MADE
         raise _as_download_error(repo, remote.file, error, may_pass) from None
 
 

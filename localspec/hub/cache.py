@@ -65,7 +65,9 @@ class Folder:
     def find(self, file: HubFile) -> Path | None:
         """The path of the file under its own name, or None if it is not there."""
         path = self.root / file.name
-        return path if os.path.exists(path) else None
+        if os.path.exists(path):
+            return path
+        return None
 
     def slot(self, remote: RemoteFile) -> Slot:
         """The paths for the file's content."""
@@ -137,7 +139,8 @@ class HubCache:
         )
 
     def publish(self, remote: RemoteFile, *, fetched: bool) -> Path:
-        repo, file = self._repo(remote.file), remote.file
+        repo = self._repo(remote.file)
+        file = remote.file
         content = self.slot(remote).content
         named = repo / "snapshots" / remote.commit / file.file
         named.parent.mkdir(parents=True, exist_ok=True)
@@ -164,9 +167,13 @@ class HubCache:
         """The file, or its received bytes, if localspec put it here."""
         named = self.find(file)
         if named is not None:
-            return named if _claim(named.resolve()).exists() else None
+            if _claim(named.resolve()).exists():
+                return named
+            return None
         part = self._repo(file) / "blobs" / f"{file.sha256}{PART_SUFFIX}"
-        return part if part.is_file() else None
+        if part.is_file():
+            return part
+        return None
 
     def remove(self, file: HubFile) -> int:
         """Delete what `owned` names; returns the freed bytes.
@@ -197,7 +204,9 @@ class HubCache:
             return revision
         with contextlib.suppress(OSError, UnicodeDecodeError):
             commit = read_regular_text(self._repo(file) / "refs" / revision, "ascii").strip()
-            return commit if COMMIT.fullmatch(commit) else None
+            if COMMIT.fullmatch(commit):
+                return commit
+            return None
         return None
 
 
@@ -241,7 +250,9 @@ def _present(path: Path, size_bytes: int | None) -> Path | None:
         size = path.stat().st_size
     except OSError:
         return None
-    return path if size_bytes in (None, size) else None
+    if size_bytes in (None, size):
+        return path
+    return None
 
 
 def _claim(content: Path) -> Path:
@@ -281,7 +292,8 @@ def model_folders() -> dict[str, list[Path]]:
 
 
 def _candidates(remote: RemoteFile) -> Iterator[ForeignFile]:
-    file, sha256 = remote.file, remote.checksum
+    file = remote.file
+    sha256 = remote.checksum
     folders = model_folders()
     for folder in folders["LM Studio"]:
         yield ForeignFile(folder / file.repo / file.name, "LM Studio")

@@ -84,7 +84,9 @@ class HubModel:
     def size_bytes(self) -> int | None:
         """All files together; None if one of them is not known."""
         sizes = [file.size_bytes for file in self.files]
-        return None if None in sizes else sum(size or 0 for size in sizes)
+        if None in sizes:
+            return None
+        return sum(size or 0 for size in sizes)
 
 
 def is_repo(text: str) -> bool:
@@ -149,7 +151,9 @@ def _sign_of(file: str) -> str | None:
         return PROJECTOR_SIGN
     if "imatrix" in name:
         return None
-    return HEAD_SIGN if any(each in name for each in _HEAD_SIGNS) else ""
+    if any(each in name for each in _HEAD_SIGNS):
+        return HEAD_SIGN
+    return ""
 
 
 def _named(files: list[str]) -> str:

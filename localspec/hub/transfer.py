@@ -119,7 +119,8 @@ class DownloadJob(threading.Thread):
 
     def _is_there(self, slot: Slot) -> bool:
         """Whether the content is there. Raises DownloadError if something else is."""
-        fault, file = "", self.remote.file
+        fault = ""
+        file = self.remote.file
         if not slot.content.exists():
             if not slot.content.is_symlink():
                 return False

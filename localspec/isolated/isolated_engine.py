@@ -112,7 +112,8 @@ class IsolatedEngine(BaseEngine):
         self._process = ChildProcess(preset, arguments, progress)
         self._facts = facts = self._process.facts
         super().__init__(facts["sampling"], facts["parallel"], facts["adapters"])
-        self._preset, self._arguments = preset, arguments
+        self._preset = preset
+        self._arguments = arguments
         self._starting = threading.RLock()  # a signal handler may come to it within itself
         self._attempts: dict[AnswerRecord, _Attempt] = {}  # of answers that are not over
         self._owner_numbers: weakref.WeakKeyDictionary[object, int] = (
@@ -136,7 +137,9 @@ class IsolatedEngine(BaseEngine):
 
     @property
     def vision(self) -> Vision | None:
-        return RemoteVision(self._running) if self._facts["can_see"] else None
+        if self._facts["can_see"]:
+            return RemoteVision(self._running)
+        return None
 
     def _set_adapters(self, adapters: tuple[Adapter, ...]) -> None:
         with self._starting:
@@ -423,7 +426,8 @@ class _Attempt:
 
     def _lose(self) -> None:
         """Try again where nothing has come of it; else have it fail."""
-        engine, record = self._engine, self._record
+        engine = self._engine
+        record = self._record
         prompts = self.process.prompts
         is_at_fault = prompts.is_at_work and prompts.number == self.number
         if record.state >= State.ENDING:
@@ -449,7 +453,9 @@ def _with_known_pictures(source: PromptSource, process: ChildProcess) -> PromptS
 
     def known(given: Any) -> Any:
         is_sent = isinstance(given, Picture) and given.digest in sent
-        return KnownPicture(given.digest) if is_sent else given
+        if is_sent:
+            return KnownPicture(given.digest)
+        return given
 
     process.sent_pictures.update(pictures_of(source))
     return with_pictures(source, known)

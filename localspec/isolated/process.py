@@ -407,7 +407,8 @@ class _OwnedChild:
             there.close()  # the last copy here: the end of the child is the end of the pipe
         self._child = child = _Child(process, here, servers, patience_s)
         weakref.finalize(self, child.end)
-        self.call, self.close = child.call, child.close
+        self.call = child.call
+        self.close = child.close
         self.process_id = process.pid
         try:
             self.facts = child.loaded(progress)  # what the function says of what it loaded
@@ -430,9 +431,13 @@ class ChildProcess(_OwnedChild):
         given = preset, arguments, servers
         super().__init__("serve_engine", given, progress, servers, patience_s)
         child = self._child
-        self.begin, self.tell, self.ask = child.begin, child.tell, child.ask
-        self.next_number, self.is_of_this_thread = child.next_number, child.is_of_this_thread
-        self.is_running, self.lost = child.is_running, child.lost
+        self.begin = child.begin
+        self.tell = child.tell
+        self.ask = child.ask
+        self.next_number = child.next_number
+        self.is_of_this_thread = child.is_of_this_thread
+        self.is_running = child.is_running
+        self.lost = child.lost
         self.prompts = child.prompts
 
         self.sent_pictures: set[bytes] = set()

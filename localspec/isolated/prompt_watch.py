@@ -68,8 +68,12 @@ class PromptWatch:
 
     def _processor_s(self) -> float:
         number = self._process.pid
-        return 0.0 if number is None else processor_time_of_process(number)
+        if number is None:
+            return 0.0
+        return processor_time_of_process(number)
 
     def _taken(self) -> int:
         number = self._process.pid
-        return 0 if number is None else memory_of_process(number)
+        if number is None:
+            return 0
+        return memory_of_process(number)

@@ -77,12 +77,15 @@ def compile_libraries(
     Raises:
         LocalspecError: a step failed.
     """
-    target, environment = scratch / "build", environment_with(scratch / _PACKAGES, scratch)
-    c, cxx = toolchain.c, toolchain.cxx
+    target = scratch / "build"
+    environment = environment_with(scratch / _PACKAGES, scratch)
+    c = toolchain.c
+    cxx = toolchain.cxx
     options = [*_OPTIONS, *settings, f"-DGGML_OPENMP={'ON' if toolchain.has_openmp else 'OFF'}"]
     if not c:
         wrappers = wrappers_of_zig(scratch / _PACKAGES, scratch)
-        c, cxx = str(wrappers["cc"]), str(wrappers["c++"])
+        c = str(wrappers["cc"])
+        cxx = str(wrappers["c++"])
         options += [
             f"-DCMAKE_AR={wrappers['ar']}",
             f"-DCMAKE_RANLIB={wrappers['ranlib']}",

@@ -75,4 +75,6 @@ def _hint_for(lines: list[str]) -> str:
 def last_line(text: str) -> str:
     """The last line of a program's output, where it says why it ended."""
     lines = text.strip().splitlines()
-    return lines[-1] if lines else "it said nothing"
+    if lines:
+        return lines[-1]
+    return "it said nothing"

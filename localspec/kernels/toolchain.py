@@ -15,7 +15,8 @@ from localspec.errors import LocalspecError
 # Tested together. zig is clang with headers and a linker; it has no OpenMP library.
 _ZIG = "ziglang==0.17.1"
 _BUILDERS = {"cmake": "cmake==4.4.5", "ninja": "ninja==1.13.2"}
-_ZIG_DOWNLOAD_BYTES, _BUILDERS_DOWNLOAD_BYTES = 100_000_000, 32_000_000
+_ZIG_DOWNLOAD_BYTES = 100_000_000
+_BUILDERS_DOWNLOAD_BYTES = 32_000_000
 _OPENMP_PROGRAM = "#include <omp.h>\nint main(void) { return omp_get_max_threads() == 0; }\n"
 _NO_DEAD_STORES = "-fno-dse"  # GCC 12 drops part of AMX's configuration as one: quirks/amx.py
 

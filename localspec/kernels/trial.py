@@ -28,17 +28,20 @@ TYPES = {
     "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23,
 }  # fmt: skip
 NUM_ROWS = (1, 5, 40)  # of a batch: a token, a draft, a prompt that takes tiles of 8, 16 or 32
-_WIDTH, _NUM_OUTPUTS = 512, 64
+_WIDTH = 512
+_NUM_OUTPUTS = 64
 _MOST_ERROR = 0.02  # of a product's length; rows are rounded to 8 bits
 
 TIMED_TYPES = ("Q4_K", "Q8_0")
 TIMED_ROWS = (1, 5, 128)
-_TIMED_WIDTH, _TIMED_OUTPUTS = 2048, 16384  # 19 MB of Q4_K
+_TIMED_WIDTH = 2048
+_TIMED_OUTPUTS = 16384  # 19 MB of Q4_K
 _TIMED_S = 0.25  # at least, for each product
 
 _F32 = 0  # of enum ggml_type
 _CPU_DEVICE = 0  # of enum ggml_backend_dev_type
-_Pointer, _Size = ctypes.c_void_p, ctypes.c_size_t
+_Pointer = ctypes.c_void_p
+_Size = ctypes.c_size_t
 
 
 class _GgmlInitParams(ctypes.Structure):

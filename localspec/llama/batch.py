@@ -69,7 +69,8 @@ class TokenBatch:
         num_padding: int = 0,
     ) -> Any:
         """The C batch of one text's tokens, of up to `size`: see `TextPart`."""
-        own_end, count = len(tokens), len(tokens) + num_padding
+        own_end = len(tokens)
+        count = len(tokens) + num_padding
         self._tokens[:own_end] = tokens
         self._tokens[own_end:count] = tokens[-1]
         parts = self._positions[: self._num_positions * count].reshape(-1, count)
@@ -97,7 +98,8 @@ class TokenBatch:
     def joined(self, parts: Sequence[TextPart]) -> Any:
         """The C batch of several texts' tokens, `size` together."""
         self._sequence = None
-        begin, count = 0, sum(part.size for part in parts)
+        begin = 0
+        count = sum(part.size for part in parts)
         positions = self._positions[: self._num_positions * count].reshape(-1, count)
         positions[3:] = 0
         for sequence, position, tokens, num_logits, num_padding in parts:

@@ -50,11 +50,14 @@ class Cache:
         """
         if not (self._remove_from(1) and self._is_whole(1)):
             return 0
-        return self._num_snapshots if self.is_recurrent else context_length
+        if self.is_recurrent:
+            return self._num_snapshots
+        return context_length
 
     def begin_decode(self) -> None:
         """Until `add`, the recurrent state is unknown: the decode may fail."""
-        self._num_in_snapshots, self.is_settled = _UNKNOWN, False
+        self._num_in_snapshots = _UNKNOWN
+        self.is_settled = False
 
     def add(self, num_tokens: int) -> None:
         """Record that one call of libllama has decoded so many tokens."""
@@ -131,7 +134,8 @@ class Cache:
         """Remember the recurrent state as it is, in place of the checkpoint before."""
         if not self.is_recurrent:
             return
-        old, self._checkpoint = self._checkpoint, None  # which is overwritten
+        old = self._checkpoint
+        self._checkpoint = None  # which is overwritten
         buffer = None if old is None else old.data
         data = copied_entries(self._handle.context, self.number, _RECURRENT_ONLY, buffer)
         if data is not None:
@@ -258,7 +262,9 @@ def copied_entries(
         data = np.empty(size, dtype=np.uint8)
     pointer = data.ctypes.data_as(_BYTES)
     written = llama_cpp.llama_state_seq_get_data_ext(context, pointer, size, sequence, flags)
-    return data if 0 < written == size else None
+    if 0 < written == size:
+        return data
+    return None
 
 
 def put_entries(

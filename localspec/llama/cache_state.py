@@ -39,7 +39,8 @@ class PictureSpan(NamedTuple):
 
 def checked_spans(rows: Iterable[Iterable[int]], num_cached: int) -> PictureSpans:
     """Pictures of a text in a file. Raises ValueError or TypeError for impossible numbers."""
-    spans, end = [PictureSpan(*map(int, numbers)) for numbers in rows], 0
+    spans = [PictureSpan(*map(int, numbers)) for numbers in rows]
+    end = 0
     for span in spans:
         is_within = end <= span.begin < span.end <= num_cached
         most = span.num_positions if span.num_positions < 1 else span.num_cells

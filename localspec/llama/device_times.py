@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 TRIAL_TOKENS = 512  # that a trial reads at once
-NUM_READ, NUM_WRITTEN = 1000, 200  # tokens, whose time decides
+NUM_READ = 1000
+NUM_WRITTEN = 200  # tokens, whose time decides
 MUCH_SLOWER = 10  # times: such a device is not timed further
 
 

@@ -54,7 +54,8 @@ def device_pointers(lib: Any) -> list[int]:
 
 def list_devices(lib: Any) -> tuple[Device, ...]:
     """List the devices of `device_pointers`, in the same order."""
-    text, pointer = ctypes.c_char_p, ctypes.c_void_p
+    text = ctypes.c_char_p
+    pointer = ctypes.c_void_p
     name = ggml_function(lib, "ggml_backend_dev_name", text, pointer)
     about = ggml_function(lib, "ggml_backend_dev_description", text, pointer)
     kind = ggml_function(lib, "ggml_backend_dev_type", ctypes.c_int, pointer)
@@ -78,7 +79,8 @@ def device_memory(lib: Any, device: int) -> tuple[int, int]:
     """The free and the total bytes of a device. device: ggml's pointer to it."""
     sizes = ctypes.POINTER(ctypes.c_size_t)
     ask = ggml_function(lib, "ggml_backend_dev_memory", None, ctypes.c_void_p, sizes, sizes)
-    free, total = ctypes.c_size_t(0), ctypes.c_size_t(0)
+    free = ctypes.c_size_t(0)
+    total = ctypes.c_size_t(0)
     ask(device, ctypes.byref(free), ctypes.byref(total))
     return free.value, total.value
 
@@ -86,7 +88,9 @@ def device_memory(lib: Any, device: int) -> tuple[int, int]:
 def gpus_of_drivers(root: Path = Path("/")) -> list[str]:
     """Names of the GPUs that drivers know here, also those that libllama cannot compute on."""
     if sys.platform == "darwin":
-        return ["the GPU of this Mac"] if platform.machine() == "arm64" else []
+        if platform.machine() == "arm64":
+            return ["the GPU of this Mac"]
+        return []
     names = []
     with contextlib.suppress(OSError, ValueError):
         for file in sorted(root.glob("proc/driver/nvidia/gpus/*/information")):

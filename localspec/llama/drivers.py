@@ -150,7 +150,9 @@ def _file_fault(file: Path, *, load_library: bool) -> str:
         return "it is no description of a driver"
     if "/" in library or "\\" in library:
         path = file.parent / library
-        return "" if path.exists() else f"{path} does not exist"
+        if path.exists():
+            return ""
+        return f"{path} does not exist"
     if load_library:
         with contextlib.suppress(OSError):
             ctypes.CDLL(library)

@@ -39,7 +39,8 @@ class LlamaEmbedder(LlamaContext):
 
     def __init__(self, handle: Handle, context_length: int, batch_size: int) -> None:
         super().__init__(handle)
-        self._batch_size, self._batch = batch_size, TokenBatch(batch_size)
+        self._batch_size = batch_size
+        self._batch = TokenBatch(batch_size)
         model = handle.model
         vocab = llama_cpp.llama_model_get_vocab(model)
         self.vocabulary = LlamaVocabulary(vocab, handle.require_open, handle.in_use)
@@ -58,8 +59,10 @@ class LlamaEmbedder(LlamaContext):
         template: bytes | None = llama_cpp.llama_model_chat_template(model, _PAIR)
         self._pair = None if template is None else template.decode("utf-8", "replace")
         # What libllama puts around a text of this vocabulary, as around this one.
-        inner, ids = self.vocabulary.tokenize("a", parse_special=False), (ctypes.c_int32 * 16)()
-        add_special, parse_special = True, False
+        inner = self.vocabulary.tokenize("a", parse_special=False)
+        ids = (ctypes.c_int32 * 16)()
+        add_special = True
+        parse_special = False
         count = llama_cpp.llama_tokenize(vocab, b"a", 1, ids, 16, add_special, parse_special)
         whole = ids[: max(count, 0)]
         starts = [at for at in range(len(whole)) if whole[at : at + len(inner)] == inner]
@@ -122,9 +125,11 @@ class LlamaEmbedder(LlamaContext):
         """
         require_unwritten(self.mapped)
         found = np.zeros((len(texts), self.width), dtype=np.float32)
-        most, first = min(_MOST_TEXTS, self._batch_size), 0
+        most = min(_MOST_TEXTS, self._batch_size)
+        first = 0
         while first < len(texts):
-            last, left = first + 1, self.context_length - len(texts[first])
+            last = first + 1
+            left = self.context_length - len(texts[first])
             while last < min(len(texts), first + most) and len(texts[last]) <= left:
                 last, left = last + 1, left - len(texts[last])
             self._pool(texts[first:last], found[first:last])
@@ -138,7 +143,8 @@ class LlamaEmbedder(LlamaContext):
             llama_cpp.llama_memory_clear(self.handle.memory, True)  # noqa: FBT003
         rows = [(text, at) for text, tokens in enumerate(texts) for at in range(len(tokens))]
         for begin in range(0, len(rows), self._batch_size):
-            some, parts = rows[begin : begin + self._batch_size], []
+            some = rows[begin : begin + self._batch_size]
+            parts = []
             for number, group in itertools.groupby(some, key=operator.itemgetter(0)):
                 positions = [at for _, at in group]
                 tokens = texts[number][positions[0] : positions[-1] + 1]

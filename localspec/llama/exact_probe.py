@@ -27,13 +27,15 @@ from localspec.llama.options import LlamaOptions
 
 # Tokens that are cached. Attention of one token is split among threads from 512 cells on, which
 # count in blocks of 256; the decodes behind the longer text come to those.
-_SHORT, _LONG = 40, 250
+_SHORT = 40
+_LONG = 250
 _COMPARED = 9  # rows behind each
 # Tokens of a step at which kernels change: a prompt's have other tiles from 64 on.
 _STEPS: tuple[int, ...] = (2, 3, 4, 5, 6, 7, 8, 9, 17, 64)
 # What the smallest size of a class may be, and how large its largest has to be for the first
 # such class to be taken.
-_SMALLEST, _LARGE_ENOUGH = (1, 2, 3, 4), 3
+_SMALLEST = (1, 2, 3, 4)
+_LARGE_ENOUGH = 3
 _JOINT_SIZES = (1, 2, 4, 8)  # tokens of each text in decodes that several have a part in
 _NUM_TIMED = 8  # decodes of a size, the fastest of which counts
 
@@ -113,7 +115,9 @@ class _ExactProbe:
         Args:
             kept: A class within which all is decoded.
         """
-        steps, reason, usual = _STEPS, "", self._threads
+        steps = _STEPS
+        reason = ""
+        usual = self._threads
         for length in (_LONG, _SHORT):
             self._fill(0, length)
             plain = self._text(0, length, kept=kept)
@@ -160,7 +164,8 @@ class _ExactProbe:
     ) -> list[bytes]:
         """Rows of so many tokens behind the first `length`, in steps, within the class kept."""
         self._cut(sequence, length)
-        rows, begin = list[bytes](), length
+        rows = list[bytes]()
+        begin = length
         while begin < length + count:
             end = kept.end_of_piece(begin, begin + step)
             part = self._part(sequence, begin, end - begin)
@@ -198,7 +203,8 @@ class _ExactProbe:
 
     def _decoded(self, parts: list[TextPart]) -> list[bytes]:
         """Decode the parts together; the rows of their last num_logits tokens."""
-        context, count = self.context, sum(part.num_logits for part in parts)
+        context = self.context
+        count = sum(part.num_logits for part in parts)
         llama_cpp.llama_set_embeddings(context, count > 0)
         status = llama_cpp.llama_decode(context, self._batch.joined(parts))
         if status != 0:

@@ -102,15 +102,19 @@ class LlamaHead(LlamaContext):
     @property
     def identity(self) -> str | None:
         """Identity like that of `LlamaModel`, without the build and the processor."""
-        return None if self.content is None else f"{self.content} · {self._setting}"
+        if self.content is None:
+            return None
+        return f"{self.content} · {self._setting}"
 
     def sibling(self, number: int, target: LlamaModel) -> Self:
         """A view of this head at the target's sequence."""
         other = copy.copy(self)
         other._stop = Stop()
-        other._sequence, other._target_rows = number, target.kept_rows
+        other._sequence = number
+        other._target_rows = target.kept_rows
         other.begins_at = other.num_cached = 0
-        other._drafted, other._own_rows = [], np.zeros_like(self._own_rows)
+        other._drafted = []
+        other._own_rows = np.zeros_like(self._own_rows)
         return other
 
     def copied(self) -> HeadCopy:
@@ -127,7 +131,8 @@ class LlamaHead(LlamaContext):
         self._target_rows.take_over(other.rows, num_cached)
         if other.state is not None:
             if put_entries(self.handle.context, self._sequence, other.state):
-                self.begins_at, self.num_cached = other.begins_at, other.num_cached
+                self.begins_at = other.begins_at
+                self.num_cached = other.num_cached
             else:
                 self._remove_from(-1)
         # A state that was copied may have what was drafted, too.
@@ -174,7 +179,8 @@ class LlamaHead(LlamaContext):
         return self._read_batch(tokens, num_logits)
 
     def _read_batch(self, tokens: Sequence[int], num_logits: int) -> int:
-        count, position = len(tokens), self.begins_at + self.num_cached
+        count = len(tokens)
+        position = self.begins_at + self.num_cached
         readable = self.readable
         if self._drafted or position < readable.start or position + count > readable.stop:
             raise DecodeError(
@@ -228,7 +234,8 @@ class LlamaHead(LlamaContext):
             self._own_rows[0] = self._row_of_last(1, 1)
             return
         # Each layer has a cache of its own, and this one has none of the drafted tokens.
-        first, layer = position - num_drafted, num_drafted + 1
+        first = position - num_drafted
+        layer = num_drafted + 1
         self._remove_from(first)
         self._batch.rows[:layer] = self._own_rows[:layer]
         self._decode_batch(self._drafted, first, 1, layer)
@@ -243,7 +250,8 @@ class LlamaHead(LlamaContext):
         self, tokens: Sequence[int], position: int, num_logits: int, layer: int
     ) -> int:
         """Decode with one of the layers; how many rows of logits it gave."""
-        count, context = len(tokens), self.handle.context
+        count = len(tokens)
+        context = self.handle.context
         self._start_decode(count)
         if self.num_layers > 1:
             self._nextn.set_nextn_layer_offset(context, layer)
@@ -402,7 +410,8 @@ class DflashHead(LlamaHead):
             self._decode_batch(block, self.begins_at + self.num_cached, size, 0)
         finally:
             self._cut(self.num_cached)
-        context, first = self.handle.context, self.first_row
+        context = self.handle.context
+        first = self.first_row
         logits = llama_cpp.llama_get_logits(context)
         self._logits = np.ctypeslib.as_array(logits, (size, self.vocab_size))[first:]
         if self._block.num_candidates or self._block.has_confidences:
@@ -411,7 +420,8 @@ class DflashHead(LlamaHead):
     def _read_rows(self, count: int) -> None:
         """Read so many tokens of the text, as rows of the target."""
         while count > 0:
-            size, position = min(count, self._features.size), self.begins_at + self.num_cached
+            size = min(count, self._features.size)
+            position = self.begins_at + self.num_cached
             if position < self._target_rows.first or position + size > self._target_rows.end:
                 raise DecodeError(f"{self._title} has no rows of tokens from {position} on")
             self._target_rows.copy_to(self._features.rows[:size], position)
@@ -433,7 +443,8 @@ class DflashHead(LlamaHead):
         selector's scores of this token's candidates, given the token before, and -inf for
         other tokens.
         """
-        index, count = len(drafted), self._block.num_candidates
+        index = len(drafted)
+        count = self._block.num_candidates
         if not count:
             row: Logits = self._logits[index]
             return row

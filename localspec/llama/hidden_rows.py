@@ -149,7 +149,8 @@ class TargetRows(HiddenRows):
 
     def begin_decode(self, *, is_taken: bool) -> None:
         """Set whether libllama gives the rows of the next decode."""
-        was_taken, self._taken[0] = self._taken[0], None
+        was_taken = self._taken[0]
+        self._taken[0] = None
         context = self._handle.context
         for layer in self._layers:
             if layer == self._last:

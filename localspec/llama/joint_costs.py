@@ -19,8 +19,10 @@ _GAIN = 0.97
 # Seconds that a piece of a prompt takes beyond a step: while others write, who have to wait
 # that long for their next token, and while none does. Of how many tokens that is, earlier
 # pieces say; the first ones have so many.
-_PIECE_S, _PIECE_TOKENS = 0.4, 32
-_PIECE_ALONE_S, _PIECE_ALONE_TOKENS = 1.0, 64
+_PIECE_S = 0.4
+_PIECE_TOKENS = 32
+_PIECE_ALONE_S = 1.0
+_PIECE_ALONE_TOKENS = 64
 # Pieces have a multiple of so many. On a processor 8, 16, 24 and 32 tokens took 4.0, 5.7, 9.0
 # and 9.8 times as long as one.
 _PIECE_STEP = 32
@@ -47,7 +49,8 @@ class RowTimes:
         if len(known) < 2:
             return math.nan
         above = min(max(bisect_left(known, num_rows), 1), len(known) - 1)
-        low, high = known[above - 1], known[above]
+        low = known[above - 1]
+        high = known[above]
         low_s, high_s = (statistics.median(self._times[each]) for each in (low, high))
         return max(low_s + (num_rows - low) * (high_s - low_s) / (high - low), 0.0)
 

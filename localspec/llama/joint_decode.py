@@ -73,7 +73,8 @@ def joinable(parts: Sequence[JointPart], times: RowTimes) -> tuple[list[JointPar
         parts: The parts of one context.
         times: Seconds that this context takes for a number of rows.
     """
-    chosen, left = [parts[0]], list(parts[1:])
+    chosen = [parts[0]]
+    left = list(parts[1:])
     if not chosen[0].may_be_joined:
         return chosen, len(chosen[0].tokens)
 
@@ -146,7 +147,8 @@ def _try_together(parts: Sequence[JointPart]) -> None:
     caches = _padded(leader.handle, parts)
     num_tokens = max(len(part.tokens) for part in parts)
     if caches is None:
-        caches, num_tokens = [part.model.cache for part in parts], 0
+        caches = [part.model.cache for part in parts]
+        num_tokens = 0
     wanted = {part.sequence: part for part in parts}
     texts = [_text_part(cache, wanted.get(cache.number), num_tokens) for cache in caches]
     leader._set_up(len(parts[0].tokens))
@@ -170,7 +172,8 @@ def _try_together(parts: Sequence[JointPart]) -> None:
 
 def _padded(handle: Handle, parts: Sequence[JointPart]) -> list[Cache] | None:
     """The caches from the first part's to the last's; None if one is missing or too full."""
-    size, caches = max(len(part.tokens) for part in parts), list[Cache]()
+    size = max(len(part.tokens) for part in parts)
+    caches = list[Cache]()
     most_cached = llama_cpp.llama_n_ctx_seq(handle.context)
     for number in range(parts[0].sequence, parts[-1].sequence + 1):
         cache = handle.caches.get(number)
@@ -191,7 +194,8 @@ def _share_out(parts: Sequence[JointPart], texts: Sequence[TextPart]) -> None:
     """Give each part its rows, in the order of the batch, and count its tokens as cached."""
     begins = itertools.accumulate((text.size for text in texts[:-1]), initial=0)
     before = {text.sequence: begin for text, begin in zip(texts, begins, strict=True)}
-    num_rows, first = sum(part.num_logits for part in parts), 0
+    num_rows = sum(part.num_logits for part in parts)
+    first = 0
     rows = np.empty((0, 0), dtype=np.float32)
     if num_rows:
         rows = parts[0].model.given_logits(num_rows)

@@ -46,7 +46,9 @@ def system_info() -> str:
     """The features of this processor that libllama's kernels use, in its own words."""
     found: bytes = llama_cpp.llama_print_system_info()
     words = found.decode(errors="replace").strip(" |")
-    return words.replace(" | AMX_INT8 = 1", "") if amx_is_left_out() else words
+    if amx_is_left_out():
+        return words.replace(" | AMX_INT8 = 1", "")
+    return words
 
 
 def amx_is_left_out() -> bool:

@@ -60,7 +60,8 @@ class MedusaHeads:
 
     def read_from(self, position: int) -> None:
         """Forget everything, and continue at that position of the text."""
-        self.begins_at, self.num_cached = position, 0
+        self.begins_at = position
+        self.num_cached = 0
 
     def truncate(self, num_cached: int) -> None:
         """Forget all but the first tokens that it has read."""
@@ -91,8 +92,10 @@ class MedusaHeads:
     def sibling(self, _number: int, target: LlamaModel) -> MedusaHeads:
         """A view of these heads at the target's sequence."""
         other = copy.copy(self)
-        other._target, other._rows = target, target.kept_rows
-        other._row, other._logits = self._row.copy(), self._logits.copy()
+        other._target = target
+        other._rows = target.kept_rows
+        other._row = self._row.copy()
+        other._logits = self._logits.copy()
         other.read_from(0)
         return other
 

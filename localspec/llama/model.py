@@ -74,7 +74,8 @@ class LlamaModel(LlamaContext):
         self.gpus = ""  # how many layers are on which, in words
         # Called between the batches of a long decode with the number of tokens that are cached.
         self.on_batch: Callable[[int], None] | None = None
-        context, model = handle.context, handle.model
+        context = handle.context
+        model = handle.model
         self._setting = f"{self.num_threads} threads · {setting}"
         no_pooling = llama_cpp.LLAMA_POOLING_TYPE_UNSPECIFIED, llama_cpp.LLAMA_POOLING_TYPE_NONE
         if llama_cpp.llama_pooling_type(context) not in no_pooling:
@@ -99,7 +100,8 @@ class LlamaModel(LlamaContext):
     def sibling(self, number: int) -> LlamaModel:
         """A view of this model at another sequence, for another text."""
         other = copy.copy(self)
-        other._stop, other.on_batch = Stop(), None
+        other._stop = Stop()
+        other.on_batch = None
         other.cache = Cache(self.handle, number)
         if self._rows is not None:
             other._rows = self._rows.sibling()
@@ -290,7 +292,9 @@ class LlamaModel(LlamaContext):
 
     def _read_picture(self, part: PicturePart) -> None:
         """Read a part of a picture, wholly or not at all."""
-        count, cache, vision = len(part.cells), self.cache, self.vision
+        count = len(part.cells)
+        cache = self.cache
+        vision = self.vision
         assert vision is not None
         rows = vision.rows(part, lambda: self.is_interrupted)
         try:
@@ -308,7 +312,8 @@ class LlamaModel(LlamaContext):
 
     def _decode_picture(self, vision: Projector, part: PicturePart, rows: Rows) -> None:
         cache = self.cache
-        positions, count = part.positions(cache.position), len(part.cells)
+        positions = part.positions(cache.position)
+        count = len(part.cells)
         context = self.handle.context
         size = min(self.batch_size, count) if vision.is_causal else count
         batch = TokenBatch(size, vision.width, rows_alone=True)
@@ -360,7 +365,9 @@ class LlamaModel(LlamaContext):
 
         Where an exact class bounds the sizes it is decoded in pieces.
         """
-        before, begin, pieces = self.num_cached, 0, list[Logits]()
+        before = self.num_cached
+        begin = 0
+        pieces = list[Logits]()
         try:
             while begin < len(tokens):
                 start = before + begin
@@ -381,7 +388,9 @@ class LlamaModel(LlamaContext):
             raise
         if not pieces:
             return np.empty((0, self.vocab_size), dtype=np.float32)
-        return pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+        if len(pieces) == 1:
+            return pieces[0]
+        return np.concatenate(pieces)
 
     def _try_batch(self, tokens: Sequence[int], num_logits: int, num_to_come: int) -> None:
         count = len(tokens)
@@ -465,4 +474,6 @@ class LlamaModel(LlamaContext):
 def _template(model: Any, name: bytes | None) -> str | None:
     """The chat template of that name in the model's file; None is the usual one's name."""
     found: bytes | None = llama_cpp.llama_model_chat_template(model, name)
-    return found.decode("utf-8", errors="replace") if found else None
+    if found:
+        return found.decode("utf-8", errors="replace")
+    return None

@@ -47,7 +47,9 @@ class Complaints(collections.deque[str]):
         """ ": reason; reason", or nothing if there is none. Clears them."""
         reason = "; ".join(self)
         self.clear()
-        return f": {reason}" if reason else ""
+        if reason:
+            return f": {reason}"
+        return ""
 
     def as_error(self, what: str, hint: str) -> LocalspecError:
         """An error of ours with libllama's reason. Clears the lines.

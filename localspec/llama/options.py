@@ -18,7 +18,8 @@ BATCH_SIZE = 512  # tokens that one call of libllama takes
 # heads for each token with the whole context: of more tokens they exceed the processor's cache.
 # In contexts above 8192 they are fewer, so that the scores take no more memory; prompts are
 # then read more slowly, but flash attention would make all other decodes slower.
-_STEP_WITHOUT_FLASH, _LEAST_WITHOUT_FLASH = 128, 32
+_STEP_WITHOUT_FLASH = 128
+_LEAST_WITHOUT_FLASH = 32
 _SCORES_WITHOUT_FLASH = 8192 * _STEP_WITHOUT_FLASH  # of a head
 
 # Tokens of a hybrid's last decode that can be taken back; each needs a state of tens of MB.
@@ -29,7 +30,8 @@ ROWS_BATCH_SIZE = 64
 
 # Architectures whose models answer, unless a file says otherwise, and ways of pooling (last,
 # rank) that take a text's last row of them.
-_ANSWERING, _LAST_ROW = frozenset({"llama", "qwen2", "qwen3"}), (3, 4)
+_ANSWERING = frozenset({"llama", "qwen2", "qwen3"})
+_LAST_ROW = (3, 4)
 
 CONTEXT_STEP = 256  # tokens; libllama rounds a context up
 ALL_LAYERS = 512  # `gguf_file.check` refuses more
@@ -249,7 +251,9 @@ def embedding_batch_size(header: Header, context_length: int) -> int:
 def text_batch_size(options: LlamaOptions, context_length: int) -> int:
     """The most tokens of a text that one decode takes."""
     graph = graph_batch_size(options.flash_attention, context_length)
-    return graph if options.num_picture_cells > graph else BATCH_SIZE
+    if options.num_picture_cells > graph:
+        return graph
+    return BATCH_SIZE
 
 
 def num_cells(context_length: int) -> int:

@@ -61,7 +61,8 @@ class Placement:
 
     def weights_bytes(self, header: Header, *, with_head: bool) -> list[int]:
         """Bytes of weights in each place, with those of a head or without."""
-        sizes, shape = self.nowhere(), ModelShape(header)
+        sizes = self.nowhere()
+        shape = ModelShape(header)
         names = {tensor.name for tensor in header.tensors}
         for tensor in header.tensors:
             if not with_head and shape.is_head_tensor(tensor.name):
@@ -79,7 +80,9 @@ class Placement:
             return MAIN_MEMORY
         if (block := block_of(name)) is not None:
             return self.layers[min(block, len(self.layers) - 1)]
-        return MAIN_MEMORY if _INPUT.match(name) else self.layers[-1]
+        if _INPUT.match(name):
+            return MAIN_MEMORY
+        return self.layers[-1]
 
     def read_share(self, header: Header) -> float:
         """The part of a token's weights that GPUs read: 0 (none) … 1 (all)."""
@@ -95,7 +98,9 @@ class Placement:
             size = tensor.size_bytes * (used if _ANY_EXPERTS.match(tensor.name) else 1.0)
             in_all += size
             on_gpus += size if self._place(tensor.name) != MAIN_MEMORY else 0.0
-        return on_gpus / in_all if in_all else 0.0
+        if in_all:
+            return on_gpus / in_all
+        return 0.0
 
 
 def experts_pattern(num_layers: int) -> str:

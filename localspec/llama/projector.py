@@ -190,7 +190,8 @@ class Projector:
     def _encoded(self, chunk: Any, count: int, is_cancelled: Callable[[], bool]) -> Rows:
         if chunk is None or self._mtmd.mtmd_input_chunk_get_n_tokens(chunk) != count:
             raise DecodeError(f"{self.name} makes another number of cells of a picture now")
-        self._is_cancelled, self._num_nodes = is_cancelled, 0
+        self._is_cancelled = is_cancelled
+        self._num_nodes = 0
         complaints.clear()
         try:
             status = self._mtmd.mtmd_encode_chunk(self._context, chunk)
@@ -212,7 +213,8 @@ class Projector:
             return self._latest[picture.digest]
         tokens: list[int] = []
         parts: list[PicturePart] = []
-        width, height = picture.width, picture.height
+        width = picture.width
+        height = picture.height
         if max(width, height) > _MOST_TIMES * min(width, height):
             raise OptionError(
                 f"a picture of {width} by {height} pixels is too narrow",
@@ -248,7 +250,8 @@ class Projector:
                 f"at once; the model was opened for {self._most_at_once}",
                 "Load it with a longer context (context_length=…).",
             )
-        offsets, moved = self._offsets(chunk, count, 0), self._offsets(chunk, count, 1)
+        offsets = self._offsets(chunk, count, 0)
+        moved = self._offsets(chunk, count, 1)
         cells = cell_numbers(picture.digest + f"{number} of {self.content}".encode(), count)
         num_positions = int(self._mtmd.mtmd_input_chunk_get_n_pos(chunk))
         part = PicturePart(picture, number, cells, num_positions, offsets, moved - offsets)

@@ -66,7 +66,9 @@ def protocol_of(library: str) -> Protocol | None:
     None if no process can be started to find out.
     """
     found = re.search(r" v(\d+)\.(\d+)\.(\d+)", written_by(rpc_version.__file__, library))
-    return None if found is None else Protocol(*map(int, found.groups()))
+    if found is None:
+        return None
+    return Protocol(*map(int, found.groups()))
 
 
 def _require_protocol(server: RpcServer) -> None:
@@ -105,7 +107,8 @@ def touch_servers(addresses: Sequence[str]) -> None:
 
 
 def _add_server(address: str) -> int | None:
-    text, by_name = ctypes.c_char_p, "ggml_backend_reg_get_proc_address"
+    text = ctypes.c_char_p
+    by_name = "ggml_backend_reg_get_proc_address"
     named = ggml_function(llama_cpp, "ggml_backend_reg_by_name", _Pointer, text)
     find = ggml_function(llama_cpp, by_name, _Pointer, _Pointer, text)
     add = find(named(b"RPC"), b"ggml_backend_rpc_add_server")

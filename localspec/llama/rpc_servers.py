@@ -24,7 +24,9 @@ from localspec.errors import RpcError
 from localspec.llama.devices import REMOTE, Device
 
 SERVER_WAIT_S = 5.0  # for a connection, and for each answer
-_HELLO, _DEVICE_COUNT, _DEVICE_MEMORY = 14, 15, 11  # of enum rpc_cmd
+_HELLO = 14
+_DEVICE_COUNT = 15
+_DEVICE_MEMORY = 11  # of enum rpc_cmd
 _CAPABILITIES = bytes(24)  # of RDMA: none
 _MOST_DEVICES = 64  # more are ignored
 
@@ -148,7 +150,8 @@ def reset_at_end(connection: socket.socket) -> None:
     waited. Reading from and writing to a connection that was reset fails, and the server
     continues with its next client.
     """
-    on, seconds = 1, 0
+    on = 1
+    seconds = 0
     connection.setsockopt(
         socket.SOL_SOCKET,
         socket.SO_LINGER,

@@ -15,7 +15,8 @@ _INDEX_BITS = 20
 _INDEX_MASK = (1 << _INDEX_BITS) - 1
 # No number fits 32 bits, so a function that only takes ids of tokens refuses a cell, instead of
 # taking it for another token.
-_KEY_BITS, _LEAST_KEY = 42, 1 << 41
+_KEY_BITS = 42
+_LEAST_KEY = 1 << 41
 LAST_CELL = -1 - (_LEAST_KEY << _INDEX_BITS)  # no cell's number is nearer to 0
 
 

@@ -155,7 +155,8 @@ class Acceptance:
         self._shifts = np.clip(shifts, _LOG_ODDS[0], _LOG_ODDS[-1])  # of a damaged profile
         self._shares = shares / shares.sum()
         self._chances = _shifted(self._shifts)
-        self._weights, self._num_passed = self._prior.copy(), 0
+        self._weights = self._prior.copy()
+        self._num_passed = 0
 
 
 def _shifted(shifts: Weights) -> Weights:

@@ -42,7 +42,8 @@ _MARGIN = 1.02
 _ODDS = 2.0
 # Target-only steps that finding out may cost in the first answer of a pair on a machine; half
 # of it after an answer that spent some, down to the least
-_GRANT, _LEAST_GRANT = 6.0, 1.5
+_GRANT = 6.0
+_LEAST_GRANT = 1.5
 # Of an answer's tokens: what it may cost where that is more. With the last look, which may cost
 # more than is left, a long answer loses a hundredth
 _SHARE = 0.008
@@ -76,7 +77,8 @@ class AdaptiveDraftPolicy(DraftPolicy):
 
     def _use_costs(self, num_threads: int, length: int) -> None:
         """Take the costs with so many threads, for a class of lengths."""
-        self._key, self._num_other = (num_threads, length), 0
+        self._key = (num_threads, length)
+        self._num_other = 0
         if self._key not in self._costs:
             self._costs[self._key] = Costs(self._draft_shares)
             self._costs[self._key].restore(self.costs.as_dict())  # a guess
@@ -109,7 +111,9 @@ class AdaptiveDraftPolicy(DraftPolicy):
         prospect = self.prospects[proposer]
         # A lookup is judged as well while it rests: that costs nothing.
         has_model = prospect.kind in (ProposerKind.DRAFT, ProposerKind.HEAD)
-        return max(prospect.rest_left, 0) if has_model else 0
+        if has_model:
+            return max(prospect.rest_left, 0)
+        return 0
 
     def choose(self, context: PolicyContext) -> Decision | Replay:
         available = [
@@ -142,7 +146,8 @@ class AdaptiveDraftPolicy(DraftPolicy):
 
     def _attempt(self, prospect: Prospect, context: PolicyContext) -> Decision | Replay | None:
         """Draft with it if that pays, or look whether it may; let it rest if neither."""
-        state, plain = prospect.state, float(prospect.steps[1])
+        state = prospect.state
+        plain = float(prospect.steps[1])
         pays = prospect.rate * plain > _MARGIN
         is_sure = state.confidence is not None
         if is_sure and prospect.risk > self._budget:
@@ -160,7 +165,8 @@ class AdaptiveDraftPolicy(DraftPolicy):
                 prospect.was_replayed = True
                 return Replay(prospect.index, prospect.reads_from)
             if pays or state.is_block:
-                prospect.is_look, self._padded = not pays, prospect.padded
+                prospect.is_look = not pays
+                self._padded = prospect.padded
                 return Decision(prospect.index, Stopping(prospect), prospect.reads_from)
         if prospect.was_replayed:
             prospect.fail()
@@ -169,7 +175,8 @@ class AdaptiveDraftPolicy(DraftPolicy):
         return None
 
     def replay(self, proposer: int, replay_scores: ReplayScores, seconds: float) -> None:
-        prospect, num_read = self.prospects[proposer], replay_scores.num_read
+        prospect = self.prospects[proposer]
+        num_read = replay_scores.num_read
         self.costs.learn_draft(prospect.kind, num_read, 0, seconds)
         sources = replay_scores.sources or [prospect.state.source] * len(replay_scores.chances)
         for (confidence, chance), source in zip(replay_scores.chances, sources, strict=True):
@@ -193,11 +200,14 @@ class AdaptiveDraftPolicy(DraftPolicy):
 
     def _padded_pause(self, limit: int) -> int:
         """The size of a step without a draft: the last one's, until that cost a change."""
-        costs, size = self.costs, self._last_size
+        costs = self.costs
+        size = self._last_size
         if size > limit or not costs.is_change_dear or self._since_plain >= LONGEST_REST:
             return 1
         self._idle += costs.ratios()[size] - 1.0
-        return size if self._idle <= costs.change_cost else 1
+        if self._idle <= costs.change_cost:
+            return size
+        return 1
 
     def learn(self, record: StepRecord) -> None:
         size = record.num_target_tokens
@@ -210,7 +220,8 @@ class AdaptiveDraftPolicy(DraftPolicy):
             self._learn_step(record, size, scored_s)
         if record.proposer is not None:
             self._learn_draft(self.prospects[record.proposer], record)
-        self._last_size, self._last_proposer = size, record.proposer
+        self._last_size = size
+        self._last_proposer = record.proposer
         self._num_decoded += record.num_emitted
         if self._num_decoded * _SHARE > self._grant:
             self._budget += _SHARE * record.num_emitted
@@ -221,7 +232,8 @@ class AdaptiveDraftPolicy(DraftPolicy):
 
     def _learn_step(self, record: StepRecord, size: int, scored_s: float) -> None:
         """Learn the cost of the target's part of a step."""
-        costs, has_changed = self.costs, size != self._last_size
+        costs = self.costs
+        has_changed = size != self._last_size
         if record.proposer is None and size > 1:
             if costs.prefill_token_s is None and size > LARGEST_STEP:
                 costs.prefill_token_s = scored_s / size
@@ -242,7 +254,8 @@ class AdaptiveDraftPolicy(DraftPolicy):
 
     def _learn_draft(self, prospect: Prospect, record: StepRecord) -> None:
         """Learn from a proposal and its verdict; its gain is reckoned by the fixed costs."""
-        costs, num_drafted = self.costs, record.num_draft_tokens
+        costs = self.costs
+        num_drafted = record.num_draft_tokens
         # Of two tokens that it lacks, it reads the first one alone.
         reads_one = costs.is_change_dear and record.num_read == SHORT_READ
         num_decodes = 1 if prospect.state.is_block else max(num_drafted, 1) + reads_one
@@ -265,10 +278,12 @@ class AdaptiveDraftPolicy(DraftPolicy):
 
     def estimate(self) -> PolicyEstimate | None:
         """The expectation for the proposer that came closest to paying."""
-        prospect, plain_s = self._nearest, self.costs.plain_s
+        prospect = self._nearest
+        plain_s = self.costs.plain_s
         if prospect is None or plain_s is None:
             return None
-        acceptance, token = prospect.acceptance, self.costs.token(prospect.kind)
+        acceptance = prospect.acceptance
+        token = self.costs.token(prospect.kind)
         curve = Curve(self.costs.ratios(), token, prospect.state.is_block)
         return PolicyEstimate(
             prospect.kind,

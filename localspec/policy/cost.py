@@ -52,7 +52,9 @@ class Estimate:
     @property
     def num_lacking(self) -> int:
         """The number of samples to wait for before the value can be fixed."""
-        return 0 if self._is_fixed else max(_NUM_SAMPLES // 3 - len(self._samples), 0)
+        if self._is_fixed:
+            return 0
+        return max(_NUM_SAMPLES // 3 - len(self._samples), 0)
 
     def learn(self, sample: float) -> bool:
         """Take a sample into account. Returns whether a fixed value has changed."""
@@ -80,12 +82,15 @@ class Estimate:
     def kept(self) -> float | None:
         """The value to keep; None for a guess."""
         is_known = self._is_fixed or self._samples
-        return round(self.value, 4) if is_known and self.value is not None else None
+        if is_known and self.value is not None:
+            return round(self.value, 4)
+        return None
 
     def restore(self, value: float | None) -> None:
         """Continue with a value that was kept."""
         if value is not None:
-            self.value, self._is_fixed = max(float(value), 0.0), True
+            self.value = max(float(value), 0.0)
+            self._is_fixed = True
 
 
 class Costs:
@@ -140,7 +145,8 @@ class Costs:
 
     def learn_size(self, size: int, ratio: float) -> bool:
         """Learn v(size) from a step. Returns whether plain_s may be outdated."""
-        is_new, estimate = str(size) not in self.ledger, self.ledger[str(size)]
+        is_new = str(size) not in self.ledger
+        estimate = self.ledger[str(size)]
         # The first decode of a size may include loading kernels and capturing graphs.
         if is_new and ratio > 2.0 * self.ratios()[size]:
             return False
@@ -189,7 +195,9 @@ class Costs:
     def read_token(self, kind: ProposerKind) -> float:
         """The cost of a token of a proposer's prefill; at first guessed from the target's."""
         read = self.ledger[f"read {kind.value}"].value
-        return self._prompt_token * self.token(kind) if read is None else read
+        if read is None:
+            return self._prompt_token * self.token(kind)
+        return read
 
     @property
     def _prompt_token(self) -> float:
@@ -231,18 +239,23 @@ class Costs:
         key = last_size if is_dear else 1
         if key in self._tables:
             return self._tables[key]
-        ratios, change = self.ratios(), 0.0
+        ratios = self.ratios()
+        change = 0.0
         if is_dear:
             change = self.change_cost / _STEADY * (2 if last_size == 1 else 1)
-        steps, padded = np.zeros(LARGEST_STEP + 1), [0] * (LARGEST_STEP + 1)
-        best, best_cost = LARGEST_STEP, float("inf")
+        steps = np.zeros(LARGEST_STEP + 1)
+        padded = [0] * (LARGEST_STEP + 1)
+        best = LARGEST_STEP
+        best_cost = float("inf")
         for size in range(LARGEST_STEP, 0, -1):
             cost = ratios[size] + change * (size != last_size)
             is_allowed = not is_dear or size in STEADY_SIZES or size == last_size
             # Ties go to the larger size: its tokens fill a kernel's tile at no extra cost.
             if is_allowed and (cost < best_cost or size == 1):
-                best, best_cost = size, cost
-            steps[size], padded[size] = best_cost, best
+                best = size
+                best_cost = cost
+            steps[size] = best_cost
+            padded[size] = best
         self._tables[key] = steps, padded
         return self._tables[key]
 

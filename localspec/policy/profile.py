@@ -43,7 +43,9 @@ class Profile:
     def load(self) -> dict[str, Any] | None:
         """The saved content; None if there is nothing usable."""
         identity, learned = _content(self.path) or ([], {})
-        return learned if identity == self._identity else None
+        if identity == self._identity:
+            return learned
+        return None
 
     def save(self, learned: dict[str, Any]) -> None:
         """Save it. The whole file is replaced at once, so that no reader sees a part."""
@@ -107,7 +109,9 @@ def _content(path: Path) -> tuple[list[str], dict[str, Any]] | None:
     """Identity and what was learned; None if the file is not there, damaged or out of date."""
     try:
         kept = json.loads(read_regular_text(path))
-        version, identity, learned = kept["version"], kept["identity"], kept["learned"]
+        version = kept["version"]
+        identity = kept["identity"]
+        learned = kept["learned"]
     except FileNotFoundError:
         return None
     except DAMAGES as error:
@@ -115,7 +119,9 @@ def _content(path: Path) -> tuple[list[str], dict[str, Any]] | None:
         return None
     are_texts = isinstance(identity, list) and all(isinstance(text, str) for text in identity)
     is_right = version == VERSION and are_texts and identity and isinstance(learned, dict)
-    return (identity, learned) if is_right else None
+    if is_right:
+        return (identity, learned)
+    return None
 
 
 def is_of_exactness(identity: Sequence[str]) -> bool:

@@ -12,7 +12,8 @@ from localspec.speculative.policy_api import MatchSource, ProposerKind, Proposer
 
 # Tokens that a proposer rests after a first trial that did not pay, or where none may; twice as
 # long after each further trial, up to two regimes
-FIRST_REST, LONGEST_REST = 12, 2 * REGIME_TOKENS
+FIRST_REST = 12
+LONGEST_REST = 2 * REGIME_TOKENS
 _LOSS = 4.0  # target-only steps that it may lose before it rests
 _LONG_READ = 32  # tokens that a draft reads at least of a long text
 _NOTHING = ProposerState(max_tokens=0)
@@ -31,7 +32,8 @@ class Prospect:
     """
 
     def __init__(self, index: int, kind: ProposerKind) -> None:
-        self.index, self.kind = index, kind
+        self.index = index
+        self.kind = kind
         self.learned = Acceptance(kind)
         self._first = copy.deepcopy(self.learned)  # what an answer begins with
         self._by_source: list[Acceptance] = []  # in this answer
@@ -57,7 +59,8 @@ class Prospect:
         self._by_source = [copy.deepcopy(self._first)]
         if self.kind is ProposerKind.LOOKUP:
             self._by_source = [Acceptance(self.kind, source) for source in MatchSource]
-        self.rest_left, self._rest = 0, FIRST_REST
+        self.rest_left = 0
+        self._rest = FIRST_REST
         self._saved = 0.0  # target-only steps, lately
         self.looks = 0.0  # cost of replays since it rested
         self.was_replayed = self.is_look = False
@@ -103,7 +106,8 @@ class Prospect:
     def rank(self, costs: Costs, last_size: int) -> None:
         """Find the best K, behind a decode of so many tokens."""
         self.steps, self.padded = costs.steps(last_size)
-        token, num_decodes = costs.token(self.kind), np.arange(1.0, self.limit + 1)
+        token = costs.token(self.kind)
+        num_decodes = np.arange(1.0, self.limit + 1)
         self.drafting = token * (np.ones(self.limit) if self.state.is_block else num_decodes)
         self._spent = self.steps[2 : self.limit + 2] + self.drafting
         expected = self.acceptance.expected(self.acceptance.weights, self.state.confidence)
@@ -132,7 +136,8 @@ class Prospect:
             length: The length of the text.
             worth: Target-only steps that are to be gained.
         """
-        token, num_missing = costs.read_token(self.kind), self.state.num_missing
+        token = costs.read_token(self.kind)
+        num_missing = self.state.num_missing
         if self.state.num_skipped > 0 and token * length < min(budget / 8, worth):
             self.reads_from = 0
             return True
@@ -148,13 +153,15 @@ class Prospect:
     def fail(self) -> None:
         """Rest, since it did not pay: longer each time, and the longer the more a look took."""
         self.rest_left = int(self._rest * max(self.looks, 1.0))
-        self._rest, self.looks = min(2 * self._rest, LONGEST_REST), 0.0
+        self._rest = min(2 * self._rest, LONGEST_REST)
+        self.looks = 0.0
 
     def save(self, gain: float) -> None:
         """Count what a draft saved; less than 0 if it lost some."""
         self._saved = min(self._saved + gain, REGIME_TOKENS)
         if self._saved > _LOSS:
-            self._rest, self.looks = FIRST_REST, 0.0
+            self._rest = FIRST_REST
+            self.looks = 0.0
         elif self._saved < -_LOSS:
             self._saved = self.looks = 0.0
             self.fail()
@@ -183,4 +190,6 @@ class Stopping:
         values = alive.sum() + further - self._draft_loss[:limit] - loss
         best = int(np.argmax(values))
         self._alive = alive
-        return best + 1 if values[best] + self._loss[num_drafted + 1] > 0.0 else 0
+        if values[best] + self._loss[num_drafted + 1] > 0.0:
+            return best + 1
+        return 0

@@ -41,7 +41,8 @@ def break_even_acceptance(costs: Curve, most: int) -> float | None:
     """The least acceptance at which some number of draft tokens pays; None if none does."""
     if best_draft_tokens(costs, 1.0, most) == 0:
         return None
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     while high - low > 1e-4:
         middle = (low + high) / 2
         pays = best_draft_tokens(costs, middle, most) > 0

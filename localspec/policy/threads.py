@@ -101,7 +101,8 @@ class AdaptiveThreads(ThreadPolicy):
         self._saved += _SHARE * lost
         if self._saved >= 1.0 and self._others:
             self._has_tried = True
-            self._trial, self._saved = [], 0.0
+            self._trial = []
+            self._saved = 0.0
             self._use(self._others.pop(0))
 
     def as_dict(self) -> dict[str, Any]:

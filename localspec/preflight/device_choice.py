@@ -128,7 +128,9 @@ class Measured:
                 others.append(f"{what} {one.fault} and is not used")
             elif one.whole is not None:
                 others.append(_compared(what, one.whole, best))
-        return f"{name}: {'; '.join(others)}" if others else name
+        if others:
+            return f"{name}: {'; '.join(others)}"
+        return name
 
 
 def _compared(what: str, other: Times, best: Times) -> str:

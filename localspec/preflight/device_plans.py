@@ -114,7 +114,9 @@ def _placed(
 
 def _cost_s(measured: Measured | None, plan: Plan) -> float:
     times = None if measured is None else measured.of_plan(plan)
-    return float("inf") if times is None else times.cost_s
+    if times is None:
+        return float("inf")
+    return times.cost_s
 
 
 def device_in_words(plan: Plan, measured: Measured | None) -> str:

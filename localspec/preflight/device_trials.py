@@ -86,7 +86,9 @@ def _profile(header: Header, gpu: Device | None) -> Profile:
 def _saved(profile: Profile) -> DeviceTimes | None:
     """What was kept; None if there is nothing usable."""
     kept = profile.load()
-    return None if kept is None else _read(kept)
+    if kept is None:
+        return None
+    return _read(kept)
 
 
 def _read(kept: dict[str, Any]) -> DeviceTimes | None:
@@ -234,7 +236,9 @@ def trial_command(asked: str) -> list[str]:
 
 
 def _ending(code: int) -> str:
-    return f"signal {-code}" if code < 0 else f"exit status {code}"
+    if code < 0:
+        return f"signal {-code}"
+    return f"exit status {code}"
 
 
 def _can_start_python() -> bool:

@@ -324,7 +324,9 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
         preset, {"target": target, "draft": draft, "head": head, "mmproj": mmproj}
     )
     found, projector, projector_header = _found(chosen, names, is_blind=mmproj == NO_PROJECTOR)
-    vocabulary, misfit, too_large = None, "", ""
+    vocabulary = None
+    misfit = ""
+    too_large = ""
     if "draft" in found:
         headers = found["target"].header, found["draft"].header
         too_large = size_warning(*headers)
@@ -436,7 +438,8 @@ def _found_projector(
     except ModelFileError as error:
         if is_named or missing_files(model) or not path_of(model).is_file():
             raise
-        name, misfit = path_of(model).name, str(error)
+        name = path_of(model).name
+        misfit = str(error)
         report = ProjectorReport(name, is_here=True, misfit=misfit, is_named=False)
         return report, None
     try:
@@ -495,7 +498,8 @@ def _head_report(
     found: dict[Role, FoundHeader], memory: PairMemory, asked: LlamaOptions
 ) -> HeadReport | None:
     """The head in a file of its own, or else in the target's. asked: the target's options."""
-    target, own = found["target"], found.get("head")
+    target = found["target"]
+    own = found.get("head")
     one = own or target
     facts = head_facts(one.header)
     if own is not None:
@@ -535,7 +539,8 @@ def _facts(
     found: FoundHeader, adapters: Sequence[AdapterFile] = (), *, has_room: bool = True
 ) -> ModelFacts:
     """has_room: whether there is memory for a hybrid's snapshots."""
-    header, shape = found.header, ModelShape(found.header)
+    header = found.header
+    shape = ModelShape(found.header)
     output = header.by_name().get("output.weight")
     type_bytes: Counter[str] = Counter()
     for tensor in header.tensors:
@@ -590,7 +595,8 @@ def _measured_costs(
         policy.restore(learned)
     except DAMAGES:
         return None
-    sizes, draft_share = policy.costs.measured_sizes(), policy.costs.token(kind)
+    sizes = policy.costs.measured_sizes()
+    draft_share = policy.costs.token(kind)
     if not sizes or draft_share == 0.0:
         return None
     own = head_facts(found["head"].header) if "head" in found else None
@@ -624,7 +630,9 @@ def _adapted(adapters: Sequence[AdapterFile], scales: Sequence[float]) -> str | 
     except OSError:
         return None
     contents = [content for content in found if content is not None]
-    return adapted(contents, scales) if len(contents) == len(found) else None
+    if len(contents) == len(found):
+        return adapted(contents, scales)
+    return None
 
 
 def _found_exactness(header: Header, adapters: Sequence[AdapterFile]) -> Exactness | None:

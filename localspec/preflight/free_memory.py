@@ -62,7 +62,8 @@ class MemoryRoom:
 
     def shortages(self, memory: PairMemory) -> list[Shortage]:
         """The devices with less memory than is needed there; none if all fits."""
-        main_bytes, found = memory.main_bytes, []
+        main_bytes = memory.main_bytes
+        found = []
         for gpu, needed in zip(self.gpus, memory.gpu_bytes, strict=True):
             if is_in_main_memory(gpu):
                 main_bytes += needed
@@ -230,7 +231,9 @@ def with_suited_attention(
         compute_bytes(header, context_length, options.max_outputs, each) for each in settings
     )
     is_small = without - with_flash <= _MOST_BYTES
-    return replace(options, flash_attention="off") if is_small else options
+    if is_small:
+        return replace(options, flash_attention="off")
+    return options
 
 
 def with_exact_settings(

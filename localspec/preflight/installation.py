@@ -181,7 +181,8 @@ def _servers(addresses: tuple[str, ...]) -> tuple[list[RpcServer], tuple[tuple[s
     """The RPC servers that answer, and message and hint of every fault."""
     from localspec.llama.rpc_backend import server_fault  # loads libllama
 
-    found, faults = [], []
+    found = []
+    faults = []
     for server in ask_servers(addresses):
         fault = server if isinstance(server, RpcError) else server_fault(server)
         if not isinstance(server, RpcError):
@@ -293,7 +294,8 @@ def _build(found: Installation) -> Iterator[Problem]:
 
 def _limits(found: Installation) -> Iterator[Problem]:
     """Cores, memory and disk that are closed or full, and unfinished downloads."""
-    cores, memory = found.cores, found.memory
+    cores = found.cores
+    memory = found.memory
     if cores.allowed < cores.logical or cores.is_bound_by_quota:
         given = cores.usable if cores.is_bound_by_quota else cores.allowed
         yield Problem(

@@ -31,7 +31,8 @@ from localspec.speculative.policy_api import REPLAY_TOKENS
 
 DEFAULT_KEPT_BYTES = 2**30  # at most, for the caches of waiting conversations
 
-_FLOAT, _HALF = 4, 2  # bytes
+_FLOAT = 4
+_HALF = 2  # bytes
 SMALL_BYTES = 2 << 20  # a model's buffers that are too small to be listed: measured
 _ACTIVATION = "q8_0"  # the type of ggml's copies of activations for products
 # Numbers of a projector's header: side of its pictures and of a patch, and its layers.
@@ -39,7 +40,9 @@ _OF_PICTURES = (
     *("image_size", "patch_size", "embedding_length", "feed_forward_length"),
     "attention.head_count",
 )
-_STREAMS, _MOST_SCORES = 8, 4096  # buffers of a layer's width; columns of scores at once
+# buffers of a layer's width; columns of scores at once
+_STREAMS = 8
+_MOST_SCORES = 4096
 _BYTES_PER_TOKEN = 310  # of libllama's vocabulary, its merges and texts: measured
 
 
@@ -234,7 +237,8 @@ def _sums(*places: list[int]) -> list[int]:
 
 def _compute_by_place(header: Header, options: LlamaOptions, placement: Placement) -> list[int]:
     """Intermediate results in each memory."""
-    context_length, max_outputs = options.context_length or 0, options.most_outputs
+    context_length = options.context_length or 0
+    max_outputs = options.most_outputs
     attention = options.flash_attention
     graph = graph_bytes(header, context_length, max_outputs, attention)
     shape = ModelShape(header)
@@ -315,7 +319,8 @@ def graph_bytes(
     buffers take a few MB more if the context is short.
     """
     shape = ModelShape(header)
-    batch, cells = graph_batch_size(flash_attention, context_length), num_cells(context_length)
+    batch = graph_batch_size(flash_attention, context_length)
+    cells = num_cells(context_length)
     # At once: gate, up and their product; the tokens' embeddings, which llama.cpp keeps from
     # October 2026 on; the layer's input, norm, residual and result. In a model of fewer layers
     # they are fewer: its last one has max_outputs rows only.
@@ -334,7 +339,8 @@ def graph_bytes(
 
 
 def _mask_bytes(shape: ModelShape, context_length: int, attention: FlashAttention) -> int:
-    batch, cells = graph_batch_size(attention, context_length), num_cells(context_length)
+    batch = graph_batch_size(attention, context_length)
+    cells = num_cells(context_length)
     masks = 0 if shape.architecture.is_recurrent else 1 + (shape.sliding_window > 0)
     return masks * batch * cells * (_FLOAT if attention == "off" else _HALF)
 
@@ -358,7 +364,8 @@ def _products(header: Header) -> list[Tensor]:
 
 def embedder_bytes(header: Header, context_length: int) -> int:
     """Memory of a model for vectors, for texts of that length; at most a fifth too much."""
-    shape, batch = ModelShape(header), embedding_batch_size(header, context_length)
+    shape = ModelShape(header)
+    batch = embedding_batch_size(header, context_length)
     streams = 4 * shape.width
     queries = 2 * shape.num_heads * shape.key_width
     logits = caches = 0

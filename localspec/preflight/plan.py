@@ -66,7 +66,8 @@ class Plan:
 
         There are none if the user fixed the number of layers.
         """
-        taken, last = self.memory.gpu_bytes, self.models
+        taken = self.memory.gpu_bytes
+        last = self.models
         for share in _SHARES:
             gpus = tuple(
                 replace(gpu, free_bytes=int(share * size), total_bytes=max(1, gpu.total_bytes))
@@ -97,7 +98,8 @@ def plan_layers(models: Sequence[Planned], context_length: int, free: MemoryRoom
 
 def _left_open(target: Planned) -> Iterator[LlamaOptions]:
     """The target's options with each choice of head and snapshots, the largest first."""
-    options, facts = target.options, head_facts(target.header)
+    options = target.options
+    facts = head_facts(target.header)
     heads: list[bool | None] = [options.with_head]
     if options.with_head is None and facts is not None and not facts.why_not:
         heads = [True, False]
@@ -207,7 +209,8 @@ class _Search:
     def _by_free_memory(self, options: LlamaOptions) -> list[int]:
         """Layers of each GPU if libllama divides all layers by free memory."""
         others = [model for at, model in enumerate(self._models) if at != self._index]
-        gpus, taken = self._free.gpus, (0,) * len(self._free.gpus)
+        gpus = self._free.gpus
+        taken = (0,) * len(self._free.gpus)
         if others:
             taken = pair_memory(others, self._context_length, self._free).gpu_bytes
         left = [max(0, gpu.free_bytes - size) for gpu, size in zip(gpus, taken, strict=True)]
@@ -382,7 +385,9 @@ def fitting_preset(free: MemoryRoom) -> Preset | None:
             fitting[size] = preset
     newest = max((preset.released[:4] for preset in fitting.values()), default="")
     sizes = [size for size, preset in fitting.items() if preset.released[:4] == newest]
-    return fitting[max(sizes)] if sizes else None
+    if sizes:
+        return fitting[max(sizes)]
+    return None
 
 
 def fits_by_size(size_bytes: int, free: MemoryRoom) -> bool:

@@ -109,7 +109,9 @@ def _target_bytes(state: PresetState) -> int | None:
     preset = state.preset
     if preset.embeds or not preset.released or "@" in preset.name:
         return None
-    return preset.target.size_bytes if isinstance(preset.target, HubModel) else None
+    if isinstance(preset.target, HubModel):
+        return preset.target.size_bytes
+    return None
 
 
 def measured_bytes_per_s(targets: Sequence[Path], free: MemoryRoom) -> float | None:

@@ -149,7 +149,8 @@ def run_download(plan: DownloadPlan, on_progress: OnProgress, *, reuse: bool) ->
     candidates = plan.elsewhere if reuse else {}
     fetched = [remote for remote in plan.missing if remote.file not in candidates]
     check_disk(_num_bytes(fetched, plan.store), plan.store.root)
-    news, cancelled = threading.Event(), threading.Event()
+    news = threading.Event()
+    cancelled = threading.Event()
     jobs = [
         DownloadJob(remote, plan.store, candidates.get(remote.file), news, cancelled)
         for remote in (*plan.unchecked, *plan.missing)
@@ -170,7 +171,8 @@ def _run_together(
     jobs: Sequence[DownloadJob], news: threading.Event, on_progress: OnProgress
 ) -> None:
     """Run the jobs, a few at a time. Raises the first failure."""
-    waiting, running = list(jobs), list[DownloadJob]()
+    waiting = list(jobs)
+    running = list[DownloadJob]()
     while waiting or running:
         while waiting and len(running) < _MAX_AT_ONCE:
             running.append(waiting.pop(0))

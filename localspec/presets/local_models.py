@@ -220,9 +220,11 @@ def _proposals(headers: dict[Path, Header], new: Sequence[_Named]) -> Iterator[P
 def _free_name(name: str, taken: set[str]) -> str:
     """An unused preset name that resembles the file's."""
     plain = re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-._") or "model"
-    number, free = 2, plain
+    number = 2
+    free = plain
     while free in taken:
-        number, free = number + 1, f"{plain}-{number}"
+        free = f"{plain}-{number}"
+        number += 1
     return free
 
 

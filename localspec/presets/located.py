@@ -218,7 +218,9 @@ def _on_this_machine(model: PresetModel | Quantized) -> PresetModel | None:
         except DownloadError:
             return None
         model = HubModel(files=tuple(HubFile(repo=model.repo, file=name) for name in chosen))
-    return None if missing_files(model) else model
+    if missing_files(model):
+        return None
+    return model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -327,7 +329,8 @@ def damaged_files(preset: Preset) -> dict[Path, str]:
     if preset_state(preset).state != "ready":
         locate(preset)  # raises
     again = f"Remove it (localspec models remove {preset.name}) and download it again."
-    cache, damaged = HubCache(), {}
+    cache = HubCache()
+    damaged = {}
     for role, model in used_models(preset).items():
         if isinstance(model, HubModel):
             for file in model.files:
@@ -368,7 +371,9 @@ def size_of(model: PresetModel) -> int | None:
 
 def _total(sizes: list[int | None]) -> int | None:
     """Their sum; None if one is unknown."""
-    return None if None in sizes else sum(filter(None, sizes))
+    if None in sizes:
+        return None
+    return sum(filter(None, sizes))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -410,7 +415,9 @@ def read_model_header(
 
 def role_header(path: Path, role: Role) -> Header:
     """The header of a model or a projector, checked. Raises ModelFileError."""
-    return checked_projector(path) if role == "mmproj" else check_model_file(path)
+    if role == "mmproj":
+        return checked_projector(path)
+    return check_model_file(path)
 
 
 def find_model(name: str | os.PathLike[str], role: Role) -> PresetModel:

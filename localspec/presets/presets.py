@@ -302,7 +302,8 @@ def load_presets() -> dict[str, Preset]:
     The user's presets replace shipped ones of the same name. If the user's file is malformed,
     its presets are left out, with a warning.
     """
-    text, shipped = "", _shipped_presets()
+    text = ""
+    shipped = _shipped_presets()
     try:
         text = users_text()
         return {**shipped, **read_presets(str(user_presets_file()), text, shipped)}
@@ -363,7 +364,9 @@ def stands_for(name: str) -> str:
 
     Raises PresetError if the file of aliases, which might have it, is malformed.
     """
-    return name if name in load_presets() else read_names().aliases.get(name, name)
+    if name in load_presets():
+        return name
+    return read_names().aliases.get(name, name)
 
 
 def no_such_preset(name: object) -> PresetError:
@@ -379,7 +382,9 @@ def no_such_preset(name: object) -> PresetError:
 
 def as_preset(preset: str | Preset) -> Preset:
     """The preset itself, or the preset of that name. Raises what `find_preset` raises."""
-    return preset if isinstance(preset, Preset) else find_preset(preset)
+    if isinstance(preset, Preset):
+        return preset
+    return find_preset(preset)
 
 
 def check_free(name: str, *, is_alias: bool) -> None:
@@ -406,7 +411,9 @@ def check_free(name: str, *, is_alias: bool) -> None:
 def common_servers(rpc: Sequence[str] | None, chosen: Preset | None) -> tuple[str, ...]:
     """The given addresses of RPC servers, or else the preset's. Raises OptionError."""
     if rpc is None:
-        return () if chosen is None else chosen.rpc
+        if chosen is None:
+            return ()
+        return chosen.rpc
     return checked_addresses(rpc)
 
 
@@ -415,7 +422,8 @@ def read_names() -> Names:
     path = names_file()
     try:
         found = parse_toml(read_regular_text(path, "utf-8-sig"))
-        default, aliases = found.get("default"), found.get("aliases", {})
+        default = found.get("default")
+        aliases = found.get("aliases", {})
         texts = [*aliases.values(), "" if default is None else default]
         if not all(isinstance(text, str) for text in texts):
             raise ValueError("a name in it is not a string")
@@ -542,7 +550,8 @@ class _PresetReader:
         return self._made(".adapters", Adapter, model, table.get("scale", USUAL_SCALE))
 
     def _model(self, table: Table, name: str) -> PresetModel:
-        where, kinds = f".{name}", [kind for kind in _MODEL if kind in table]
+        where = f".{name}"
+        kinds = [kind for kind in _MODEL if kind in table]
         if len(kinds) != 1:
             raise self._error(where, "needs one of: repo, path, packaged")
         self._check(table, _MODEL[kinds[0]], where)
@@ -563,7 +572,8 @@ class _PresetReader:
                 raise self._error(where, "parts: each is a table with a 'file'")
             self._check(part, _FILE, where)
         facts = {key: part.get(key) for key in _FILE}
-        repo, revision = table["repo"], table.get("revision")
+        repo = table["repo"]
+        revision = table.get("revision")
         return self._made(where, HubFile, repo=repo, revision=revision, **facts)
 
     def _check(self, table: Table, allowed: Mapping[str, type], where: str) -> None:

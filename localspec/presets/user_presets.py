@@ -98,8 +98,10 @@ def drop_preset(name: str) -> None:
     with locked(path):
         if users := extended_by(name):
             raise PresetError(f"{', '.join(users)} extends {name!r}", "Remove that first.")
-        text, is_out = users_text(), False
-        left, expected = _without(text, name), parse_toml(text)
+        text = users_text()
+        is_out = False
+        left = _without(text, name)
+        expected = parse_toml(text)
         if expected.pop(name, None) is not None:
             with contextlib.suppress(ValueError):
                 is_out = parse_toml(left) == expected
@@ -134,7 +136,8 @@ def _without(text: str, name: str) -> str:
             between.append(line)
             continue
         header = header_of(line)
-        was_its, is_its = is_its, header[0] == name if header else is_its
+        was_its = is_its
+        is_its = header[0] == name if header else is_its
         if not (was_its and is_its):
             kept += between
         between = []
@@ -145,7 +148,8 @@ def _without(text: str, name: str) -> str:
 
 def _check_together(headers: dict[Role, Header]) -> None:
     """Raise PairError if they do not fit together, ModelFileError if the target is a head."""
-    target, head = headers["target"], headers.get("head")
+    target = headers["target"]
+    head = headers.get("head")
     check_target(target)
     if "mmproj" in headers:
         require_projector_of(target, headers["mmproj"])
@@ -182,7 +186,9 @@ def _model_table(model: PresetModel) -> dict[str, object]:
         for file in files
     ]
     common = {"repo": files[0].repo, "revision": files[0].revision}
-    return {**common, **parts[0]} if len(parts) == 1 else {**common, "parts": parts}
+    if len(parts) == 1:
+        return {**common, **parts[0]}
+    return {**common, "parts": parts}
 
 
 def _pinned(file: HubFile) -> HubFile:

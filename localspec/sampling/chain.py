@@ -63,7 +63,9 @@ class SamplerChain:
     @property
     def constraint(self) -> Constraint | None:
         """The answer's constraint, in its state after the committed tokens."""
-        return None if self._states is None else self._states.committed
+        if self._states is None:
+            return None
+        return self._states.committed
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Continue the answer with tokens. Raises ConstraintError for forbidden ones."""
@@ -232,7 +234,9 @@ class _GrowingText:
         self._length = len(tokens)
         self._buffer[self._length : length] = draft_tokens
         text = self._buffer[:length]
-        return text[text >= 0] if self._has_cells else text
+        if self._has_cells:
+            return text[text >= 0]
+        return text
 
 
 _LONGEST_TAIL = 20  # tokens of a breaker after its first; llama.cpp's bound

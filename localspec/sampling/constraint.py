@@ -68,7 +68,8 @@ class ConstraintStates:
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Continue the text with tokens."""
-        self._drafted, self._state = [], None
+        self._drafted = []
+        self._state = None
         self.committed.commit(tokens)
 
     def behind(self, draft_tokens: Sequence[int]) -> Constraint | None:

@@ -94,5 +94,7 @@ def mass_of(masses: Masses) -> float:
 def _part_sums(masses: Masses) -> Masses:
     whole = len(masses) // _PART * _PART
     # Three times as fast as a sum along an axis.
-    sums = np.einsum("ij->i", masses[:whole].reshape(-1, _PART))
-    return sums if whole == len(masses) else np.append(sums, masses[whole:].sum())
+    sums: Masses = np.einsum("ij->i", masses[:whole].reshape(-1, _PART))
+    if whole == len(masses):
+        return sums
+    return np.append(sums, masses[whole:].sum())

@@ -81,20 +81,26 @@ def _cut(logits: Logits, params: SamplingParams) -> tuple[TokenIds, Logits]:
     ids = everything = _all_ids(len(logits))
     if params.top_n_sigma > 0.0:
         indices = top_n_sigma(logits, params.top_n_sigma)
-        ids, logits = ids[indices], logits[indices]
+        ids = ids[indices]
+        logits = logits[indices]
     if 0 < params.top_k < len(logits):
         indices = top_k(logits, params.top_k)
-        ids, logits = ids[indices], logits[indices]
+        ids = ids[indices]
+        logits = logits[indices]
     if params.typical_p < 1.0:
         indices = typical(logits, params.typical_p)
-        ids, logits = ids[indices], logits[indices]
+        ids = ids[indices]
+        logits = logits[indices]
     if params.top_p < 1.0 or params.min_p > 0.0:
         indices = top_p_min_p(logits, params.top_p, params.min_p)
-        ids, logits = ids[indices], logits[indices]
+        ids = ids[indices]
+        logits = logits[indices]
     if ids is everything:
         return ids, logits
     kept = logits > -np.inf  # banned tokens stay where a cut keeps more than are left
-    return (ids, logits) if kept.all() else (ids[kept], logits[kept])
+    if kept.all():
+        return (ids, logits)
+    return (ids[kept], logits[kept])
 
 
 @functools.lru_cache(maxsize=4)  # rows of a target and of a few drafts
@@ -129,7 +135,8 @@ def _of_few(logits: Logits, params: SamplingParams) -> Distribution:
     if ids is None or len(ids) > 8 * params.top_k:  # many ties, a short row, or no numbers
         _require_finite(logits.max())
         ids = top_k(logits, params.top_k)
-    found, tokens = logits[ids].tolist(), ids.tolist()
+    found = logits[ids].tolist()
+    tokens = ids.tolist()
     order = sorted(range(len(found)), key=found.__getitem__, reverse=True)  # ties stay in order
     del order[params.top_k :]
     best = found[order[0]]
@@ -174,8 +181,10 @@ def top_k(logits: Logits, k: int) -> TokenIds:
     kth = np.partition(logits, len(logits) - k)[len(logits) - k]
     above = (logits > kth).nonzero()[0]
     ties = (logits == kth).nonzero()[0][: k - len(above)]
-    best = np.sort(np.concatenate([above, ties]))
-    return best if candidates is None else candidates[best]
+    best: TokenIds = np.sort(np.concatenate([above, ties]))
+    if candidates is None:
+        return best
+    return candidates[best]
 
 
 def _at_least(logits: Logits, k: int) -> TokenIds | None:
@@ -226,7 +235,9 @@ def typical(logits: Logits, typical_p: float) -> TokenIds:
     mean = float((mass * shifted).sum()) / total
     # The mass must exceed typical_p, where top-p's must only reach it.
     kept = _leading(np.abs(shifted - mean), mass, math.nextafter(typical_p * total, math.inf))
-    return kept if possible is None else possible[kept]
+    if possible is None:
+        return kept
+    return possible[kept]
 
 
 def top_p_min_p(logits: Logits, top_p: float, min_p: float) -> TokenIds:
@@ -243,7 +254,9 @@ def top_p_min_p(logits: Logits, top_p: float, min_p: float) -> TokenIds:
     if min_p == 0.0:
         return _leading(depths, mass, needed)
     near: TokenIds = (depths <= -math.log(min_p)).nonzero()[0]
-    return near if top_p == 1.0 else near[_leading(depths[near], mass[near], needed)]
+    if top_p == 1.0:
+        return near
+    return near[_leading(depths[near], mass[near], needed)]
 
 
 def _leading(keys: Logits | Probs, mass: Logits | Probs, needed: float) -> TokenIds:

@@ -176,9 +176,11 @@ def _checked_bias(bias: Mapping[int, float]) -> dict[int, float]:
     for token, value in bias.items():
         try:
             # Keys of JSON and TOML are texts.
-            token_id, added = int(token) if isinstance(token, str) else token, float(value)
+            token_id = int(token) if isinstance(token, str) else token
+            added = float(value)
         except (TypeError, ValueError, OverflowError):
-            token_id, added = -1, math.nan
+            token_id = -1
+            added = math.nan
         if not (isinstance(token_id, Integral) and token_id >= 0) or not (
             abs(added) <= _LARGEST_BIAS or added == -math.inf
         ):

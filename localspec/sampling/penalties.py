@@ -29,7 +29,8 @@ def penalise_tokens(row: Logits, text: TokenIds, params: SamplingParams) -> None
     """
     tokens, counts = np.unique(text[-params.penalty_last_n :], return_counts=True)
     num_known = int(np.searchsorted(tokens, len(row)))
-    tokens, counts = tokens[:num_known], counts[:num_known]
+    tokens = tokens[:num_known]
+    counts = counts[:num_known]
     # float32 throughout, as llama.cpp computes it.
     logits = row[tokens]
     repetition = np.float32(params.repetition_penalty)
@@ -102,4 +103,6 @@ def _length_since_breaker(text: TokenIds, breakers: Breakers) -> int:
 
 def _max_exponent(base: float) -> int:
     """The largest exponent for which base ** exponent is a float32, as in llama.cpp."""
-    return int(math.log(_FLOAT32_MAX) / math.log(base)) if base > 1.0 else 0
+    if base > 1.0:
+        return int(math.log(_FLOAT32_MAX) / math.log(base))
+    return 0

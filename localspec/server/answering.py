@@ -105,7 +105,9 @@ class NewPiece(NamedTuple):
     @property
     def logprobs(self) -> Sequence[TokenLogprobs] | None:
         """Log-probabilities of its tokens, as a reply has them."""
-        return None if self.piece.logprobs is None else [self.piece.logprobs]
+        if self.piece.logprobs is None:
+            return None
+        return [self.piece.logprobs]
 
 
 class Echo(NamedTuple):
@@ -156,7 +158,9 @@ class ServerTurn:
 
 def _num_at_once(place: Place) -> int:
     """How many answers of a place's model are given at once."""
-    return place.model.num_at_once if isinstance(place.model, ServedModel) else 1
+    if isinstance(place.model, ServedModel):
+        return place.model.num_at_once
+    return 1
 
 
 @dataclass(slots=True, kw_only=True)
@@ -213,7 +217,9 @@ class Service:
         """A turn that has come at once; None if there is none, or others wait for it."""
         turn = ServerTurn(model, client)
         is_free = not self.is_stopping and self.line.join_if_free(turn.place)
-        return turn if is_free else None
+        if is_free:
+            return turn
+        return None
 
     async def call(self, work: Coroutine[Any, Any, Result]) -> Result:
         """The result of a call of a tool, which ends where the server stops.
@@ -318,7 +324,9 @@ class Answering:
     async def _answer_in_turn(self) -> None:
         await self._turn.has_come.wait()
         self.waited_s = time.monotonic() - self._joined_s
-        asked, model, models = self.question, self.model, self._service.models
+        asked = self.question
+        model = self.model
+        models = self._service.models
         if asked.inputs or asked.keep_s != 0:  # or it would be loaded only to be closed
             async with models.opened(model) as engine:
                 self._service.line.admit()  # it may have been loaded now
@@ -455,7 +463,8 @@ class Answering:
             num_cached: Tokens that were there before.
             took_s: Seconds that reading has taken until now.
         """
-        left, token_s = num_tokens - num_decoded, self.model.token_s
+        left = num_tokens - num_decoded
+        token_s = self.model.token_s
         left_s = None if token_s is None else token_s * left
         reading = ReadingPrompt(num_decoded, num_tokens, num_cached, left_s, took_s)
         is_long = left >= _LONG if left_s is None else left_s >= _LONG_S
@@ -491,7 +500,8 @@ class ServerRecord(AnswerRecord):
     finds_its_text = True
 
     def __init__(self, given: Input, answering: Answering, options: AnswerOptions) -> None:
-        question, model = answering.question, answering.model
+        question = answering.question
+        model = answering.model
         super().__init__(options, source_of(question, given, model.fim))
         self.client = question.client
         self._answering = answering
@@ -505,7 +515,9 @@ class ServerRecord(AnswerRecord):
     @property
     def num_tokens(self) -> int:
         """Tokens of the prompt."""
-        return 0 if self.facts is None else self.facts.num_tokens
+        if self.facts is None:
+            return 0
+        return self.facts.num_tokens
 
     def on_reading(self, reading: Reading) -> None:
         """Pass on how far the prompt is read, and learn what a token takes."""

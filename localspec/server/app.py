@@ -214,7 +214,8 @@ class Server:
         return routes
 
     def _gets(self) -> dict[str, Callable[[Request], Any]]:
-        models, unload_s = self._service.models, self._limits.unload_s
+        models = self._service.models
+        unload_s = self._limits.unload_s
         return {
             "/": _health,  # programs look for a server, or for Ollama, by its address alone
             "/v1/health": _health,
@@ -319,7 +320,9 @@ async def _root(request: Request) -> Response:
 
 async def _get(value: Callable[[Request], Any], request: Request) -> Response:
     found = value(request)
-    return found if isinstance(found, Response) else json_response(found)
+    if isinstance(found, Response):
+        return found
+    return json_response(found)
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
@@ -354,7 +357,8 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started_s, status = time.monotonic(), _GONE
+        started_s = time.monotonic()
+        status = _GONE
 
         async def noting(message: Message) -> None:
             nonlocal status

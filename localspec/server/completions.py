@@ -93,7 +93,9 @@ class OpenAIForm(Form):
     def text_for(self, event: Event) -> str:
         if isinstance(event, NewPiece):
             choice = self._choice(event)
-            return "" if choice is None else self._chunk([choice])
+            if choice is None:
+                return ""
+            return self._chunk([choice])
         if isinstance(event, Finished):
             choice = self._empty_choice(event.number, event)
             return self._chunk([choice], **self._own_fields(event.reply))
@@ -228,7 +230,9 @@ class Completion(OpenAIForm):
         """The characters of an answer's prompt; token ids count as none."""
         given = self.question.inputs[number // self.question.num_answers]
         text = given.before if isinstance(given, FimPrompt) else getattr(given, "prompt", "")
-        return len(text) if isinstance(text, str) else 0
+        if isinstance(text, str):
+            return len(text)
+        return 0
 
 
 def _best_by_text(found: TokenLogprobs) -> dict[str, float]:
@@ -336,7 +340,9 @@ class ChatCompletion(OpenAIForm):
 
     def _own_fields(self, reply: Reply) -> dict[str, Any]:
         told = super()._own_fields(reply)
-        return {**told, "explanation": _explanation(reply)} if self._explains else told
+        if self._explains:
+            return {**told, "explanation": _explanation(reply)}
+        return told
 
     def _empty_choice(self, number: int, finished: Finished | None) -> dict[str, Any]:
         """A choice without text; the first of an answer has its role."""
@@ -418,8 +424,10 @@ def _one_logprob(token: TokenLogprob, raw: Mapping[int, bytes]) -> dict[str, Any
 
 def tokenize(fields: Fields) -> Aside:
     """Answer a request to /tokenize: the token ids of a text, with their pieces if wanted."""
-    text, special = fields.text("content") or "", fields.flag("parse_special") is not False
-    has_bos, has_pieces = fields.flag("add_special"), fields.flag("with_pieces")
+    text = fields.text("content") or ""
+    special = fields.flag("parse_special") is not False
+    has_bos = fields.flag("add_special")
+    has_pieces = fields.flag("with_pieces")
 
     def compute(engine: IsolatedEngine) -> dict[str, Any]:
         tokens = engine.tokenize(text, special=special)

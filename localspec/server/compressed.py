@@ -125,4 +125,6 @@ def _errors() -> tuple[type[Exception], ...]:
     """The errors of decoders, and that of `_read`."""
     zstd = _zstd()
     ours: tuple[type[Exception], ...] = (zlib.error, EOFError)
-    return ours if zstd is None else (*ours, zstd.ZstdError)
+    if zstd is None:
+        return ours
+    return (*ours, zstd.ZstdError)

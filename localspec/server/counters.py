@@ -51,7 +51,8 @@ class Counters:
                 self.add(name, number, **{label: each})
         for position, number in enumerate(stats.drafted_per_position):
             if number:
-                kept, where = stats.accepted_per_position[position], {"position": position}
+                kept = stats.accepted_per_position[position]
+                where = {"position": position}
                 self.add("localspec_drafted_tokens_per_pos_total", number, **where)
                 self.add(
                     "llamacpp:spec_decode_num_accepted_tokens_per_pos_total", kept, **where
@@ -80,7 +81,8 @@ def _memory(models: ServedModels) -> Iterator[tuple[str, float]]:
     for model in models.listed:
         yield _series("localspec_model_loaded", model=model.name), model.engine is not None
     for model in models.all:
-        name, memory = model.name, model.memory
+        name = model.name
+        memory = model.memory
         if model.engine is not None and memory is not None:
             for place, number in (("main", memory.main_bytes), ("gpu", sum(memory.gpu_bytes))):
                 yield _series("localspec_model_bytes", model=name, place=place), number
@@ -92,4 +94,6 @@ def _series(name: str, **labels: object) -> str:
         text = str(value.value if isinstance(value, enum.Enum) else value)
         text = text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
         inner.append(f'{label}="{text}"')
-    return f"{name}{{{','.join(inner)}}}" if inner else name
+    if inner:
+        return f"{name}{{{','.join(inner)}}}"
+    return name

@@ -47,8 +47,10 @@ async def _read(
         Ollama's fields.
     """
     started_s = time.monotonic()
-    models, embedder = service.models, service.models.embedder_named(name)
-    given, found = texts or ["a"], []
+    models = service.models
+    embedder = service.models.embedder_named(name)
+    given = texts or ["a"]
+    found = []
     for first in range(0, len(given), _MOST_TEXTS):
         part = given[first : first + _MOST_TEXTS]
         async with embedder.turn, models.opened(embedder) as engine:
@@ -65,15 +67,18 @@ async def _read(
     for what, number in (("texts", len(texts)), ("tokens", num_tokens)):
         service.counters.add(f"localspec_embedded_{what}_total", number, model=embedder.name)
     values = np.concatenate([each.values for each in found])[: len(texts)]
-    load_s, total_s = embedder.loading_s(started_s), time.monotonic() - started_s
+    load_s = embedder.loading_s(started_s)
+    total_s = time.monotonic() - started_s
     took = {"total_duration": round(1e9 * total_s), "load_duration": round(1e9 * load_s)}
     return embedder.name, Embedded(values, num_tokens), took
 
 
 def embeddings(fields: Fields) -> Aside:
     """Answer a request to /v1/embeddings."""
-    texts, form = fields.prompts("input", _MOST_INPUTS), fields.text("encoding_format")
-    name, dimensions = fields.text("model"), fields.whole("dimensions")
+    texts = fields.prompts("input", _MOST_INPUTS)
+    form = fields.text("encoding_format")
+    name = fields.text("model")
+    dimensions = fields.whole("dimensions")
     if form not in (None, "float", "base64"):
         fields.refuse("encoding_format", "Choose float or base64.")
 
@@ -99,7 +104,8 @@ def ollama_embed(fields: Fields) -> Aside:
     """Answer a request to /api/embed."""
     texts = fields.prompts("input", _MOST_INPUTS) if fields.any("input") else []
     truncates = fields.flag("truncate") is not False
-    name, dimensions = fields.text("model"), fields.whole("dimensions")
+    name = fields.text("model")
+    dimensions = fields.whole("dimensions")
 
     async def result(service: Service) -> dict[str, Any]:
         ask = partial(Embed, dimensions=dimensions, truncate=truncates)
@@ -112,7 +118,8 @@ def ollama_embed(fields: Fields) -> Aside:
 
 def ollama_embeddings(fields: Fields) -> Aside:
     """Answer a request to /api/embeddings, which is older."""
-    name, texts = fields.text("model"), list(filter(None, [fields.text("prompt")]))
+    name = fields.text("model")
+    texts = list(filter(None, [fields.text("prompt")]))
 
     async def result(service: Service) -> dict[str, Any]:
         _, read, _ = await _read(service, name, texts, partial(Embed, truncate=True))
@@ -123,7 +130,9 @@ def ollama_embeddings(fields: Fields) -> Aside:
 
 def rerank(fields: Fields) -> Aside:
     """Answer a request to /v1/rerank: which documents fit a query."""
-    name, query, given = fields.text("model"), fields.text("query"), fields.any("documents")
+    name = fields.text("model")
+    query = fields.text("query")
+    given = fields.any("documents")
     if not query:
         fields.refuse("query", "Give a text.")
     documents = given if isinstance(given, list) else []

@@ -39,4 +39,6 @@ def json_response(
 def sse_event(data: Any, name: str | None = None) -> str:
     """A server-sent event. data: a str is sent as it is, anything else as JSON."""
     text = data if isinstance(data, str) else compact_json(data)
-    return f"data: {text}\n\n" if name is None else f"event: {name}\ndata: {text}\n\n"
+    if name is None:
+        return f"data: {text}\n\n"
+    return f"event: {name}\ndata: {text}\n\n"

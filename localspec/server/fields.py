@@ -74,7 +74,9 @@ class Fields:
         """A list of up to `most` strings; a single string is a list of one."""
         given = self.any(name)
         if given is None or isinstance(given, str):
-            return None if given is None else [given]
+            if given is None:
+                return None
+            return [given]
         if not _is_list(given, str) or len(given) > most:
             self.refuse(name, f"Give a string, or up to {most} of them.")
         return list(given)
@@ -132,7 +134,9 @@ class Fields:
         value = self.any(name)
         if value is not None and not is_right(value):
             self.refuse(name, hint)
-        return None if value is None else kind(value)
+        if value is None:
+            return None
+        return kind(value)
 
     def refuse(self, name: str, hint: str) -> NoReturn:
         """Raise RequestError for the value of a field."""
@@ -157,7 +161,9 @@ def _shown(value: Any) -> str:
     """The beginning of a value, as the client wrote it in JSON."""
     parts = json.JSONEncoder(ensure_ascii=False).iterencode(value)
     text = "".join(islice(parts, _MOST_SHOWN))  # a value can be as long as the body
-    return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]} …"
+    if len(text) <= _MOST_SHOWN:
+        return text
+    return f"{text[:_MOST_SHOWN]} …"
 
 
 def _is_list(value: object, kind: type) -> bool:

@@ -172,7 +172,9 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, _Outcome]) -> 
         task.cancel()
         gone.cancel()
         await asyncio.wait([task, gone])
-    return None if task.cancelled() else task.result()
+    if task.cancelled():
+        return None
+    return task.result()
 
 
 class PostEndpoint:
@@ -351,7 +353,8 @@ def own_fields(reply: Reply) -> dict[str, Any]:
     """
     stats = reply.stats
     num_read = stats.prompt_tokens - stats.cached_prompt_tokens
-    prompt_s, decode_s = stats.time_to_first_token_s, stats.decode_time_s
+    prompt_s = stats.time_to_first_token_s
+    decode_s = stats.decode_time_s
     timings = {
         "cache_n": stats.cached_prompt_tokens,
         "prompt_n": num_read,
@@ -371,4 +374,6 @@ def own_fields(reply: Reply) -> dict[str, Any]:
 
 
 def _ratio(amount: float, by: float) -> float:
-    return amount / by if by else 0.0
+    if by:
+        return amount / by
+    return 0.0

@@ -43,7 +43,9 @@ class AccessRules:
 
     def client_of(self, key: str | None) -> str:
         """The digest of a client's key; "" where all clients are one user's."""
-        return "" if key is None or self.is_of_one else hashlib.sha256(key.encode()).hexdigest()
+        if key is None or self.is_of_one:
+            return ""
+        return hashlib.sha256(key.encode()).hexdigest()
 
 
 class Guard:
@@ -152,7 +154,8 @@ class BodyReader:
         while they send.
         """
         chunks: list[bytes] = []
-        num_read, more = 0, True
+        num_read = 0
+        more = True
         try:
             with anyio.move_on_after(self._seconds) as limit:
                 while more:

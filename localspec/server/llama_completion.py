@@ -61,7 +61,9 @@ class LlamaCompletion(Form):
 
     def body(self, finished: Sequence[Finished]) -> Any:
         answers = [self._whole(each) for each in finished]
-        return answers if len(answers) > 1 else answers[0]
+        if len(answers) > 1:
+            return answers
+        return answers[0]
 
     def _whole(self, finished: Finished) -> dict[str, Any]:
         reply = finished.reply

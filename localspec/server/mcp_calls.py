@@ -122,7 +122,9 @@ class McpUse:
     def function(self, label: str | None, tool: str | None) -> ForeignFunction | None:
         """A tool of a server, if the request may call it."""
         found = self.by_name.get(self.shown_name(label, tool))
-        return None if found is None else _function(found)
+        if found is None:
+            return None
+        return _function(found)
 
     def call(self, name: str, arguments: str) -> McpCall:
         """A call that the model has made."""
@@ -246,7 +248,9 @@ def _calling(call_id: str, name: str, arguments: str) -> Message:
 
 
 def _items(fields: Fields) -> list[Fields]:
-    return fields.objects("input") if isinstance(fields.any("input"), list) else []
+    if isinstance(fields.any("input"), list):
+        return fields.objects("input")
+    return []
 
 
 def _answers(items: Sequence[Fields]) -> dict[str | None, bool]:
@@ -263,7 +267,9 @@ def _is(item: Fields, kind: str) -> bool:
 
 
 def _name_of(tool: Fields) -> object:
-    return tool.object("function").any("name") if "function" in tool else tool.any("name")
+    if "function" in tool:
+        return tool.object("function").any("name")
+    return tool.any("name")
 
 
 def _state(given: Fields, label: str, servers: McpServers | None) -> ServerState:

@@ -113,9 +113,11 @@ class MessageForm(Form):
 
     def _delta(self, text: str, more: Mapping[str, Any] = NO_VARIABLES) -> str:
         """More text of the open block. more: fields of the event."""
-        kind, name = f"{self._block}_delta", str(self._block)
+        kind = f"{self._block}_delta"
+        name = str(self._block)
         if isinstance(self._block, int):
-            kind, name = "input_json_delta", "partial_json"
+            kind = "input_json_delta"
+            name = "partial_json"
         at = {"index": self._num_blocks, "delta": {"type": kind, name: text}}
         return _named_event("content_block_delta", **at, **more)
 
@@ -237,14 +239,18 @@ def _texts_within(block: object) -> list[Any] | None:
     """The blocks of a search result or of a document that is text; None for any other."""
     if not isinstance(block, dict):
         return None
-    source, kind, within = block.get("source"), block.get("type"), None
+    source = block.get("source")
+    kind = block.get("type")
+    within = None
     if kind == "search_result":
         within = block.get("content")
     elif kind == "document" and isinstance(source, dict):
         within = source.get("data" if source.get("type") == "text" else "content")
     if isinstance(within, str):
         return [{**_NO_TEXT, "text": within}]
-    return within if isinstance(within, list) else None
+    if isinstance(within, list):
+        return within
+    return None
 
 
 def _variables(fields: Fields) -> dict[str, Any]:

@@ -117,7 +117,9 @@ def _tag(model: ServedFile[Any]) -> dict[str, Any]:
 
 def _capabilities(model: ServedModel | ServedEmbedder) -> list[str]:
     if isinstance(model, ServedEmbedder):
-        return [] if model.ranks else ["embedding"]
+        if model.ranks:
+            return []
+        return ["embedding"]
     template = model.chat_template
     thinks = any(all(sign in template for sign in family.signs) for family in FAMILIES)
     # Every model: where the template has no tools they are described in words.
@@ -174,7 +176,8 @@ class OllamaForm(Form):
         if (num_drafted := given.whole("draft_num_predict")) is not None:
             options["draft_tokens"] = num_drafted
         options["logprobs"] = asked_logprobs(fields, is_asked=fields.flag("logprobs"))
-        variables, keep_s = _variables(fields), _keep_s(fields)
+        variables = _variables(fields)
+        keep_s = _keep_s(fields)
         self.question = Question(fields, inputs, options, variables=variables, keep_s=keep_s)
         self.question.streams = fields.flag("stream") is not False and bool(inputs)
         self._num_ctx = given.whole("num_ctx")
@@ -198,7 +201,8 @@ class OllamaForm(Form):
             return _json_line({**self._part(""), **self._end_of(event)})
         if not isinstance(event, NewPiece):
             return _json_line({**self._part(""), **event.field})
-        piece, calls = event.piece, list[tuple[int, ToolCall]]()
+        piece = event.piece
+        calls = list[tuple[int, ToolCall]]()
         if piece.call is not None:
             self._calls.append(piece.call)
             if piece.call.is_last:  # in this protocol the arguments are an object
@@ -240,9 +244,12 @@ class OllamaForm(Form):
 
     def _end_of(self, finished: Finished) -> dict[str, Any]:
         """The further fields of the last piece: why the answer ended, and its costs."""
-        reply, stats = finished.reply, finished.reply.stats
+        reply = finished.reply
+        stats = finished.reply.stats
         has_called = reply.finish_reason == "tool_calls"  # for which Ollama has no word
-        wanted, here, warning = self._num_ctx or 0, self.model.context_length, {}
+        wanted = self._num_ctx or 0
+        here = self.model.context_length
+        warning = {}
         if wanted > here:  # Ollama would load the model again
             message = f"num_ctx is {wanted}; the context holds {here} tokens"
             warning = {"warning": f"{message}. Start the server with --ctx {wanted}."}
@@ -286,12 +293,15 @@ class OllamaGenerate(OllamaForm):
 
 def _generate_input(fields: Fields) -> Input | None:
     """The input of /api/generate: messages, a raw prompt, or nothing. Raises RequestError."""
-    prompt, system, is_raw = fields.text("prompt"), fields.text("system"), fields.flag("raw")
+    prompt = fields.text("prompt")
+    system = fields.text("system")
+    is_raw = fields.flag("raw")
     if fields.any("context"):
         fields.refuse("context", "Send the conversation to /api/chat.")
     if is_raw and system:
         fields.refuse("raw", "Put the system text into the prompt, or leave raw out.")
-    images, after = _images(fields), fields.text("suffix")
+    images = _images(fields)
+    after = fields.text("suffix")
     if images and (is_raw or after):
         fields.refuse("images", "Leave them out of a raw prompt, or one with a suffix.")
     if not prompt and not images:
@@ -358,7 +368,9 @@ def _keep_s(fields: Fields) -> float | None:
         value = -seconds if value.startswith("-") else seconds
     if isinstance(value, bool) or not isinstance(value, int | float):
         fields.refuse("keep_alive", 'Give seconds, or a string such as "10m"; -1 is forever.')
-    return math.inf if value < 0 else float(min(value, 1e18))
+    if value < 0:
+        return math.inf
+    return float(min(value, 1e18))
 
 
 def _json_line(value: Any) -> str:

@@ -190,13 +190,17 @@ def template_variables(
 def max_tokens(fields: Fields, *names: str) -> int | None:
     """The limit in the first of the fields that is present; -1 is none, as in llama.cpp."""
     given = [value for value in map(fields.whole, names) if value is not None]
-    return given[0] if given and given[0] != -1 else None
+    if given and given[0] != -1:
+        return given[0]
+    return None
 
 
 def asked_logprobs(fields: Fields, *, is_asked: bool | None) -> int | None:
     """How many of the best tokens are wanted at each position; None if none are asked for."""
     num_top = fields.whole_from("top_logprobs", 0, MOST_LOGPROBS)
-    return num_top or 0 if is_asked else None
+    if is_asked:
+        return num_top or 0
+    return None
 
 
 _BAN = float("-inf")
@@ -280,11 +284,15 @@ def _given_tools(fields: Fields) -> Iterator[tuple[object, Mapping[str, Any]]]:
 def flat_name(name: object, namespace: object) -> str:
     """A function's name to the model, which knows no namespaces; as Codex joins the two."""
     own = str(name or "")
-    return f"{str(namespace).rstrip('_')}__{own.lstrip('_')}" if namespace else own
+    if namespace:
+        return f"{str(namespace).rstrip('_')}__{own.lstrip('_')}"
+    return own
 
 
 def _in_space(namespace: object, tool: Mapping[str, Any]) -> Mapping[str, Any]:
-    return {**tool, "name": flat_name(tool.get("name"), namespace)} if namespace else tool
+    if namespace:
+        return {**tool, "name": flat_name(tool.get("name"), namespace)}
+    return tool
 
 
 def _allowed_functions(choice: Mapping[str, Any]) -> object:
@@ -295,7 +303,9 @@ def _allowed_functions(choice: Mapping[str, Any]) -> object:
         return choice  # which is refused
     kept = [each for each in tools if each.get("type") in FUNCTION_TYPES]
     named = [_in_space(each.get("namespace"), each) for each in kept]
-    return {"type": "allowed_tools", **given, "tools": named} if named else "none"
+    if named:
+        return {"type": "allowed_tools", **given, "tools": named}
+    return "none"
 
 
 def tool_options(

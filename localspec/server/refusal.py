@@ -91,7 +91,9 @@ class RequestError(LocalspecError):
     @property
     def sentence(self) -> str:
         """The message and the hint."""
-        return f"{self}. {self.hint}" if self.hint else str(self)
+        if self.hint:
+            return f"{self}. {self.hint}"
+        return str(self)
 
 
 def refusal_of(error: Exception) -> RequestError:
@@ -119,7 +121,9 @@ def _hint_for_clients(hint: str) -> str:
         hint = hint.replace(word, client_word)
     clauses = [each for each in _CLAUSE_END.split(hint) if not _CODE.search(each)]
     useful = " ".join(clauses)
-    return f"{useful[:-1]}." if useful.endswith(";") else useful
+    if useful.endswith(";"):
+        return f"{useful[:-1]}."
+    return useful
 
 
 def stopping() -> RequestError:
@@ -190,7 +194,8 @@ def anthropic_error(error: RequestError) -> dict[str, Any]:
     If a prompt is too long, clients search the message for these words and numbers.
     """
     kind = "api_error" if error.status >= 500 else "invalid_request_error"
-    message, cause = error.sentence, error.__cause__
+    message = error.sentence
+    cause = error.__cause__
     if isinstance(cause, ContextError):
         if cause.num_tokens is not None:
             counts = f"{cause.num_tokens} tokens > {cause.context_length} maximum"

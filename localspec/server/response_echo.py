@@ -119,7 +119,9 @@ def _tool_choice(fields: Fields, question: Question) -> object:
     """The choice of a tool that counts: the choice of a tool that is ignored does not."""
     given = fields.any("tool_choice")
     if question.options.tool_choice is None:  # there is no tool to choose from
-        return "none" if given == "none" else "auto"
+        if given == "none":
+            return "none"
+        return "auto"
     if not isinstance(question.options.tool_choice, Mapping) or not isinstance(given, Mapping):
         return question.options.tool_choice
     if given.get("type") == "allowed_tools":

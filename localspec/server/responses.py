@@ -279,7 +279,9 @@ class ResponseForm(Form):
                 return ""  # it has an item once it is whole
             return self._add(call.number, call.json, call, is_whole=call.is_last)
         name: _Kind = "reasoning" if piece.is_thought else "message"
-        return self._add(name, piece.text) if piece.text else ""
+        if piece.text:
+            return self._add(name, piece.text)
+        return ""
 
     def _add(
         self,
@@ -290,7 +292,8 @@ class ResponseForm(Form):
         is_whole: bool = True,
     ) -> str:
         """Add text to the item of that name, which ends any other. is_whole: of a call."""
-        item, switched = self._item, ""
+        item = self._item
+        switched = ""
         if item is None or item.name != name:
             own = {} if call is None else self._spaces.get(call.name, {"name": call.name})
             item = _Item(name, {} if call is None else {"call_id": call.id, **own})
@@ -305,7 +308,8 @@ class ResponseForm(Form):
     def _new_logprobs(self, item: _Item) -> dict[str, Any]:
         if item.name != "message":
             return {}
-        taken, self._logprobs = self._logprobs, []
+        taken = self._logprobs
+        self._logprobs = []
         item.part["logprobs"] += taken
         return {"logprobs": taken}
 
@@ -316,18 +320,21 @@ class ResponseForm(Form):
 
     def _switch_to(self, item: _Item) -> str:
         """End any open item, and start this one."""
-        ended, self._item = self._end_item(), item
+        ended = self._end_item()
+        self._item = item
         index = len(self._output)
         added = self._event("response.output_item.added", output_index=index, item=item.json)
         return ended + added + self._parted("added", item)
 
     def _end_item(self, status: str = "completed") -> str:
-        item, self._item = self._item, None
+        item = self._item
+        self._item = None
         if item is None:
             return ""
         self._new_logprobs(item)
         whole = {name: item.holder[name] for name in _WHOLE if name in item.holder}
-        more, index = {**self._position(item), **whole}, len(self._output)
+        more = {**self._position(item), **whole}
+        index = len(self._output)
         done = self._event(f"response.{item.delta}.done", **more) + self._parted("done", item)
         item.json["status"] = status
         if item.part:
@@ -344,7 +351,8 @@ class ResponseForm(Form):
         return self._event(kind, **self._position(item), part=item.part)
 
     def _event(self, kind: str, **fields: Any) -> str:
-        number, self._num_events = self._num_events, self._num_events + 1
+        number = self._num_events
+        self._num_events = self._num_events + 1
         return sse_event({"type": kind, "sequence_number": number, **fields}, kind)
 
     def _response(
@@ -435,7 +443,9 @@ def _input_messages(fields: Fields, use: McpUse) -> list[Message]:
     kept = [
         each for each in messages if each["content"] is not None or each.keys() != _ONLY_THOUGHT
     ]
-    return checked_messages(kept) if kept else []
+    if kept:
+        return checked_messages(kept)
+    return []
 
 
 def _add_item(messages: list[Message], item: Fields) -> None:
@@ -454,7 +464,8 @@ def _add_item(messages: list[Message], item: Fields) -> None:
     elif kind == "function_call":
         if not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": None})
-        before, name = messages.pop(), flat_name(item.text("name"), item.text("namespace"))
+        before = messages.pop()
+        name = flat_name(item.text("name"), item.text("namespace"))
         function = {"name": name, "arguments": item.any("arguments")}
         call = {"id": item.text("call_id"), "function": function}
         messages.append({**before, "tool_calls": [*before.get("tool_calls", ()), call]})
@@ -488,7 +499,9 @@ class _Item:
 
 
 def _status(reply: Reply) -> str:
-    return "incomplete" if reply.finish_reason == "length" else "completed"
+    if reply.finish_reason == "length":
+        return "incomplete"
+    return "completed"
 
 
 def _error_code(error: RequestError) -> str:
@@ -499,7 +512,9 @@ def _error_code(error: RequestError) -> str:
     if error.status >= 500:
         return "server_error"
     is_long = error.code == "context_length_exceeded"
-    return error.code if is_long else "invalid_prompt"
+    if is_long:
+        return error.code
+    return "invalid_prompt"
 
 
 def _usage(finished: Sequence[Finished], question: Question) -> dict[str, Any]:

@@ -132,7 +132,9 @@ class _ClientConnection(H11Protocol):
             return _Use.IS_NEW
         if self.conn.trailing_data[0]:
             return _Use.SENDS_HEAD
-        return _Use.SILENT if is_first else _Use.IDLE
+        if is_first:
+            return _Use.SILENT
+        return _Use.IDLE
 
     def end_if_unused(self, now_s: float) -> None:
         """Hang up if nothing has been sent, asked or taken for too long.
@@ -152,7 +154,9 @@ def _first_unused(connections: Iterable[_ClientConnection]) -> _ClientConnection
     """The connection that makes room first; None if all are in use."""
     unused = [(each.unused, each) for each in connections]
     found = [(how, each) for how, each in unused if how is not None]
-    return min(found, key=lambda pair: pair[0])[1] if found else None
+    if found:
+        return min(found, key=lambda pair: pair[0])[1]
+    return None
 
 
 class Runner(uvicorn.Server):

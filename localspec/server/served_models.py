@@ -76,11 +76,14 @@ class ServedFile(abc.ABC, Generic[_Opened]):
         self.name = name
         info = header.path.stat()
         self.file_name = header.path.name
-        self.created, self.size_bytes = int(info.st_mtime), info.st_size
+        self.created = int(info.st_mtime)
+        self.size_bytes = info.st_size
         shape = ModelShape(header)
         self.architecture = header.architecture
-        self.num_trained, self.width = shape.context_length, shape.width
-        self.num_weights, self.size_label = header.num_weights, header.size_label
+        self.num_trained = shape.context_length
+        self.width = shape.width
+        self.num_weights = header.num_weights
+        self.size_label = header.size_label
         self.chat_template = str(header.metadata.get("tokenizer.chat_template", ""))
         self.tool_template = str(header.metadata.get("tokenizer.chat_template.tool_use", ""))
         target = None if preset is None else preset.target
@@ -116,7 +119,9 @@ class ServedFile(abc.ABC, Generic[_Opened]):
 
     def loading_s(self, since_s: float) -> float:
         """Seconds that loading took, if that ended after `since_s`; else 0."""
-        return self._load_s if self._loaded_s >= since_s else 0.0
+        if self._loaded_s >= since_s:
+            return self._load_s
+        return 0.0
 
     def left_s(self, unload_s: float) -> float:
         """Seconds until it may be closed. unload_s: the server's default."""
@@ -228,17 +233,23 @@ class ServedModel(ServedFile[IsolatedEngine]):
     @property
     def sees(self) -> bool:
         """Whether the model sees images; before it is loaded, whether there is a projector."""
-        return self._may_see if self.engine is None else self.engine.vision is not None
+        if self.engine is None:
+            return self._may_see
+        return self.engine.vision is not None
 
     @property
     def num_at_once(self) -> int:
         """Concurrent answers. 1 while the model is not loaded: the first request loads it."""
-        return 1 if self.engine is None else self.engine.parallel
+        if self.engine is None:
+            return 1
+        return self.engine.parallel
 
     @property
     def num_slots(self) -> int:
         """Concurrent answers of the loaded model; before that, as many as were asked for."""
-        return self.parallel if self.engine is None else self.engine.parallel
+        if self.engine is None:
+            return self.parallel
+        return self.engine.parallel
 
 
 _RANK = 4  # the pooling_type of a reranker, in llama.cpp's numbers
@@ -406,7 +417,9 @@ class ServedModels:
 
     async def close_one(self, model: ServedFile[Any]) -> None:
         """Free a model. The next request loads it again."""
-        engine, model.engine, model.keep_s = model.engine, None, None
+        engine = model.engine
+        model.engine = None
+        model.keep_s = None
         if engine is not None:
             await asyncio.to_thread(engine.close)
 

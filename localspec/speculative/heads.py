@@ -168,7 +168,8 @@ class Blocks(Proposer):
         self._head.rest(num_tokens)
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
-        head, readable = self._head, self._head.readable
+        head = self._head
+        readable = self._head.readable
         if len(tokens) - 1 not in readable:
             return ProposerState(0, draft_off=DraftOff.HEAD_LACKS_ROWS)
         room = min(head.context_length - len(tokens), head.max_draft_tokens)
@@ -188,7 +189,8 @@ class Blocks(Proposer):
         self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
     ) -> Decoding[Proposal]:
         yield from ()
-        head, num_read = self._head, self._to_read(tokens)
+        head = self._head
+        num_read = self._to_read(tokens)
         # A row may depend on the size, which must not depend on what is drawn or refused.
         size = min(extent.limit, head.max_draft_tokens)
         if self.keeps_sizes:
@@ -198,7 +200,9 @@ class Blocks(Proposer):
         head.decode_block(tokens[self._num_read :], size)
 
         def next_row(drafted: list[int]) -> tuple[Distribution, float] | None:
-            return self._row(tokens, drafted, chain) if len(drafted) < size else None
+            if len(drafted) < size:
+                return self._row(tokens, drafted, chain)
+            return None
 
         proposal = Proposal([], [], [], num_read)
         proposal.extend(next_row, extent, draw, self._is_end)
@@ -224,7 +228,8 @@ class Blocks(Proposer):
             return ReplayScores([], 0)
         first = len(tokens) - count
         self._cut(first - 1)
-        before, after = tokens[:first], tokens[first:]
+        before = tokens[:first]
+        after = tokens[first:]
         num_read = self._to_read(before)
         self._head.decode_block(before[self._num_read :], count)
         chances: list[tuple[float, float]] = []
@@ -253,7 +258,9 @@ class Blocks(Proposer):
         Each draft reads the tokens of the last step, so that is part of its cost.
         """
         count = len(tokens) - self._num_read
-        return 1 if count <= 1 + MAX_DRAFT_TOKENS else count
+        if count <= 1 + MAX_DRAFT_TOKENS:
+            return 1
+        return count
 
     def read_from(self, position: int) -> None:
         # As close to the position as it can.

@@ -40,8 +40,10 @@ LONGEST_MATCH = 64  # tokens; a longer match is no better
 _MAX_REPLAYED = 16  # tokens that a replay judges at most
 # An occurrence is followed if at least this many tokens agree; fewer where it is resumed: so
 # many tokens after the text left it, and at most so many away from where it would go on.
-_FOLLOWED_FROM, _RESUMED_FROM = SIZES[1], 2
-_RESUMED_WITHIN, _RESUMED_AWAY = 24, 16
+_FOLLOWED_FROM = SIZES[1]
+_RESUMED_FROM = 2
+_RESUMED_WITHIN = 24
+_RESUMED_AWAY = 16
 MOST_REMEMBERED = 1_000_000  # tokens; about 30 bytes each
 _RUN = SIZES[-1]
 _KNOWN_RUN = 2 * _RUN  # tokens; a known run as long is not added again
@@ -121,13 +123,15 @@ class TextMemory:
                 break
             kept.append(number)
         kept.sort()
-        text, begins = array("i"), []
+        text = array("i")
+        begins = []
         for number in kept:
             begins.append(len(text))
             text += self.index.text[self._begins[number] : ends[number]]
         index = NgramIndex()
         index.read(text)
-        self.index, self._begins = index, begins
+        self.index = index
+        self._begins = begins
         self._used = [self._used[number] for number in kept]
         self.num_changes += 1
 
@@ -275,7 +279,9 @@ class Lookup(Proposer):
             self._found_at = (len(tokens), changes)
 
     def _take(self, found: Found, forced: list[int]) -> None:
-        self._found, self._alive, self._forced = found, found.occurrences, forced
+        self._found = found
+        self._alive = found.occurrences
+        self._forced = forced
         self._expected.clear()
 
     def _join_forced(self, chain: SamplerChain) -> None:
@@ -380,7 +386,8 @@ class Lookup(Proposer):
 
     def _look(self, forced: Sequence[int] = ()) -> Found:
         """Search for the end of the text with forced tokens behind it."""
-        end, hashes = self._own.text, self._own.end_hashes
+        end = self._own.text
+        hashes = self._own.end_hashes
         if forced:
             end = end[-LONGEST_MATCH:] + array("i", forced)
             hashes = run_hashes(end)
@@ -407,8 +414,11 @@ class Lookup(Proposer):
             ]
             if not longer:
                 break
-            occurrences, length = longer, SIZES[level]
-        return _longest_first(occurrences, end, length) if occurrences else _NOTHING
+            occurrences = longer
+            length = SIZES[level]
+        if occurrences:
+            return _longest_first(occurrences, end, length)
+        return _NOTHING
 
     def _resumed(self, end: array[int], num_tokens: int, found: Found) -> Found:
         """Find where the followed occurrence goes on behind replaced tokens; else `found`.
@@ -421,7 +431,8 @@ class Lookup(Proposer):
         passed = num_tokens - num_before
         if passed > _RESUMED_WITHIN:
             return found
-        expected, last = position + passed, end[-1]
+        expected = position + passed
+        last = end[-1]
         first = max(expected - _RESUMED_AWAY, 1)
         near = [
             (_matching(text, at, end, 1), -abs(at - expected), at)
@@ -468,10 +479,13 @@ class Lookup(Proposer):
         if occurrence.text is not self._own.text:
             return MatchSource.OTHER
         position = occurrence.position + num_drafted
-        return MatchSource.PROMPT if position < self._answer_from else MatchSource.ANSWER
+        if position < self._answer_from:
+            return MatchSource.PROMPT
+        return MatchSource.ANSWER
 
     def _following(self, occurrence: Occurrence, num_drafted: int) -> int:
-        text, position = occurrence.text, occurrence.position + num_drafted
+        text = occurrence.text
+        position = occurrence.position + num_drafted
         if position < len(text):
             return text[position]
         if text is not self._own.text:
@@ -485,7 +499,8 @@ class Lookup(Proposer):
 
 def _longest_first(found: list[Occurrence], behind: array[int], length: int) -> Found:
     """The occurrences of the last `length` tokens, with one that matches longest in front."""
-    best, longest = 0, 0
+    best = 0
+    longest = 0
     for number, (text, end) in enumerate(found):
         matching = length
         if length == SIZES[-1]:  # doubled, because long runs are compared fast
@@ -499,7 +514,8 @@ def _longest_first(found: list[Occurrence], behind: array[int], length: int) -> 
         else:
             matching = _matching(text, end, behind, length)
         if matching > longest:
-            best, longest = number, matching
+            best = number
+            longest = matching
     return Found([found[best], *found[:best], *found[best + 1 :]], longest)
 
 

@@ -163,7 +163,8 @@ class SpeculativeDecoder:
 
     def _step(self, request: Request, start: StepStart, num_threads: int) -> Decoding[Step]:
         started = self.clock()
-        length, num_cached = len(self.tokens), self.target.num_cached
+        length = len(self.tokens)
+        num_cached = self.target.num_cached
         # The pending token, emitted but not decoded; at first whatever the cache lacks of
         # the prompt. The first token comes from the prompt's own row, never from a draft:
         # so the steps, and with them a seed's text, do not depend on what was cached.
@@ -278,7 +279,8 @@ class SpeculativeDecoder:
 
     def _state(self, index: int, kinds: Collection[ProposerKind] | None) -> ProposerState:
         """The state of a proposer; one that rests or may not propose is not asked."""
-        policy, proposer = self.draft_policy, self.proposers[index]
+        policy = self.draft_policy
+        proposer = self.proposers[index]
         if kinds is not None and proposer.kind not in kinds:
             return ProposerState(0)
         num_tokens = policy.rest(index)
@@ -308,7 +310,8 @@ class SpeculativeDecoder:
         if decision.reads_from is not None:
             proposer.read_from(decision.reads_from)
         proposer.keeps_sizes = bool(self.draft_policy.keeps_sizes)
-        draw, chain = request.rule.draw(start), request.chain
+        draw = request.rule.draw(start)
+        chain = request.chain
         return (yield from proposer.propose(self.tokens, decision.extent, chain, draw))
 
     def _truncate_caches(self, num_tokens: int) -> None:

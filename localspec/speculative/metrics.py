@@ -157,12 +157,16 @@ class Stats:
     @property
     def acceptance_rate(self) -> float:
         """Accepted ÷ proposed draft tokens, 0 … 1; 0 if none was proposed."""
-        return self.num_accepted / self.num_draft_tokens if self.num_draft_tokens else 0.0
+        if self.num_draft_tokens:
+            return self.num_accepted / self.num_draft_tokens
+        return 0.0
 
     @property
     def mean_acceptance_length(self) -> float:
         """Tokens per target decode: 1 + accepted ÷ steps."""
-        return 1.0 + self.num_accepted / self.num_steps if self.num_steps else 0.0
+        if self.num_steps:
+            return 1.0 + self.num_accepted / self.num_steps
+        return 0.0
 
 
 @dataclass(slots=True)
@@ -216,7 +220,9 @@ class Meter:
     ) -> Stats:
         """Everything so far, for an answer that ends at now_s."""
         total_time_s = now_s - self.started_s
-        lengths, drafted_at, accepted_at = Counter[int](), Counter[int](), Counter[int]()
+        lengths = Counter[int]()
+        drafted_at = Counter[int]()
+        accepted_at = Counter[int]()
         steps, drafted, accepted = (Counter[ProposerKind]() for _ in range(3))
         for (kind, num_drafted, num_accepted), count in self.drafts.items():
             lengths[num_drafted] += count

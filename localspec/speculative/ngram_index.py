@@ -27,12 +27,15 @@ _BASE = 0x90608919
 # What the token before a run counts in the run's hash, once the next token is added
 _LEAVING = tuple(pow(_BASE, size + 1, 1 << _WORD) for size in SIZES)
 # New tokens are linked together if they are more, and more than this part of the text
-_MANY, _MANY_SHARE = 256, 4
+_MANY = 256
+_MANY_SHARE = 4
 
 
 def run_hashes(end: Sequence[int]) -> list[int]:
     """The hash of the last 2, 6 and 16 tokens; of fewer sizes where there are fewer tokens."""
-    found, hash_, power = [], 0, 1
+    found = []
+    hash_ = 0
+    power = 1
     for number, token in enumerate(reversed(end[-SIZES[-1] :]), 1):
         power = power * _BASE & _MASK
         hash_ += token * power
@@ -61,7 +64,9 @@ class NgramIndex:
         """Continue the text with these tokens. A picture's cells become gaps."""
         if min(tokens, default=0) < GAP:
             tokens = [max(token, GAP) for token in tokens]
-        text, shift, hashes = self.text, self._shift, self._hashes
+        text = self.text
+        shift = self._shift
+        hashes = self._hashes
         position = len(text)
         is_many = len(tokens) > max(_MANY, position // _MANY_SHARE)
         if is_many or position + len(tokens) > len(self._latest[0]):
@@ -99,22 +104,26 @@ class NgramIndex:
 
     def known(self, tokens: NDArray[np.int32]) -> NDArray[np.bool_]:
         """(n,) whether the run of the largest size that ends at each position is known."""
-        size, level = SIZES[-1], len(SIZES) - 1
+        size = SIZES[-1]
+        level = len(SIZES) - 1
         found = np.zeros(len(tokens), np.bool_)
         if min(len(self.text), len(tokens)) < size:
             return found
-        text, link = np.array(self.text, np.int32), np.array(self._links[level], np.int32)
+        text = np.array(self.text, np.int32)
+        link = np.array(self._links[level], np.int32)
         slots = (hashes_of(tokens, size) >> np.uint32(self._shift))[size - 1 :]
         positions = np.arange(size - 1, len(tokens))
         at = np.array(self._latest[level], np.int32)[slots]
         for _ in range(NUM_COMPARED):
-            positions, at = positions[at >= 0], at[at >= 0]
+            positions = positions[at >= 0]
+            at = at[at >= 0]
             is_same = text[at] == tokens[positions]
             for back in range(1, size):
                 both = is_same.nonzero()[0]  # fewer and fewer
                 is_same[both] = text[at[both] - back] == tokens[positions[both] - back]
             found[positions[is_same]] = True
-            positions, at = positions[~is_same], link[at[~is_same]]
+            positions = positions[~is_same]
+            at = link[at[~is_same]]
         return found
 
     def ends(self, level: int, hash_: int, run: array[int]) -> list[int]:
@@ -126,7 +135,9 @@ class NgramIndex:
             level: The level of its size in SIZES.
             hash_: The hash as `run_hashes` gives it.
         """
-        text, link, size = self.text, self._links[level], SIZES[level]
+        text = self.text
+        link = self._links[level]
+        size = SIZES[level]
         position = self._latest[level][hash_ >> self._shift]
         if position == len(text) - 1 and position >= 0:
             position = link[position]
@@ -158,7 +169,8 @@ class NgramIndex:
             if num_tokens >= size:
                 slots = hashes_of(tokens, size)[size - 1 :] >> np.uint32(self._shift)
                 order = _order(slots)
-                slot, position = slots[order], (order + (size - 1)).astype(np.int32)
+                slot = slots[order]
+                position = (order + (size - 1)).astype(np.int32)
                 is_same = slot[1:] == slot[:-1]
                 link[position[1:][is_same]] = position[:-1][is_same]
                 is_last = np.append(~is_same, True)

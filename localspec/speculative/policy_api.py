@@ -312,7 +312,9 @@ class FixedDraftPolicy(DraftPolicy):
     def padded(self, num_tokens: int, limit: int) -> int:
         self._num_idle = 0 if num_tokens > 1 else self._num_idle + 1
         is_padded = self.keeps_sizes and self._num_idle <= _MOST_IDLE and self._size <= limit
-        return max(self._size, num_tokens) if is_padded else num_tokens
+        if is_padded:
+            return max(self._size, num_tokens)
+        return num_tokens
 
 
 def reason_for_none(context: PolicyContext) -> DraftOff | None:

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 def common_length(one: Sequence[int], other: Sequence[int]) -> int:
     """The number of tokens that both begin with."""
-    low, high = 0, min(len(one), len(other))
+    low = 0
+    high = min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
         if one[low:middle] == other[low:middle]:

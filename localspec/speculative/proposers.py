@@ -173,7 +173,8 @@ class DraftModel(Proposer):
         if self.keeps_sizes and self._reads_ahead and len(missing) > 1:
             yield from self._reading(missing[:-1], extent.limit)
             missing = missing[-1:]
-        drafted, may_follow = proposal.draft_tokens, True
+        drafted = proposal.draft_tokens
+        may_follow = True
         while may_follow:
             if len(drafted) == 1:
                 # From here on it decodes its own tokens, which may be refused.
@@ -197,7 +198,9 @@ class DraftModel(Proposer):
         rows = yield from self._rows(missing, num_rows)
         self._num_judged = len(tokens)
         first = len(tokens) - num_rows
-        before, after, probs = tokens[:first], tokens[first:], probs[len(probs) - num_rows :]
+        before = tokens[:first]
+        after = tokens[first:]
+        probs = probs[len(probs) - num_rows :]
         chances = []
         for index, row in enumerate(rows):
             distribution = chain.draft_distribution(row, before, after[:index])
@@ -275,7 +278,9 @@ def confidence_in(row: Logits, distribution: Distribution) -> float:
     row[best] = highest
     with np.errstate(over="ignore", invalid="ignore"):  # to inf; of rows that hold no numbers
         confidence = float(1.0 / (1.0 + np.exp(second - highest)))
-    return 0.0 if math.isnan(confidence) else confidence
+    if math.isnan(confidence):
+        return 0.0
+    return confidence
 
 
 class Forced(Proposer):

@@ -25,7 +25,8 @@ MAX_SEED = 2**63 - 1
 _UNIFORMS_CHUNK = 16  # steps whose uniforms are drawn at once
 _NOISE_CHUNK = 256  # positions of an answer whose keys are drawn at once
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
-_MIX_1, _MIX_2 = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
+_MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
+_MIX_2 = np.uint64(0x94D049BB133111EB)
 _SHIFT_30, _SHIFT_27, _SHIFT_31, _SHIFT_11 = (np.uint64(n) for n in (30, 27, 31, 11))
 _FEW = 256  # up to so many survivors, all are raced without a first selection
 
@@ -77,7 +78,8 @@ class Randomness:
         shortest wins. That draws from the distribution, and it is Gumbel-max with
         noise = -log(exponential): argmax(log p + noise), written with one logarithm.
         """
-        ids, masses = distribution.ids, distribution.masses
+        ids = distribution.ids
+        masses = distribution.masses
         if len(ids) == 1:
             return int(ids[0])
         uniforms = self.noise(index, ids)
@@ -86,7 +88,9 @@ class Randomness:
             favourite = int(np.argmax(masses))
             limit = -np.log1p(-uniforms[favourite]) / masses[favourite]
             able = np.flatnonzero(uniforms <= limit * masses)
-            ids, masses, uniforms = ids[able], masses[able], uniforms[able]
+            ids = ids[able]
+            masses = masses[able]
+            uniforms = uniforms[able]
         with np.errstate(divide="ignore", over="ignore"):
             # A mass that underflowed, also to nearly 0, takes forever.
             times = -np.log1p(-uniforms) / masses

@@ -60,7 +60,8 @@ def shared_vocabulary(target: TokenTable, draft: TokenTable) -> SharedVocabulary
     if target.add_bos != draft.add_bos or (target.add_bos and target.bos != draft.bos):
         raise _does_not_fit("they begin a text with different tokens")
     size = min(target.size, draft.size)
-    theirs, ours = target.entries()[:size], draft.entries()[:size]
+    theirs = target.entries()[:size]
+    ours = draft.entries()[:size]
     differences: tuple[Difference, ...] = ()
     if theirs != ours:
         both = enumerate(zip(theirs, ours, strict=True))

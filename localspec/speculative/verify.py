@@ -77,7 +77,8 @@ def token(
         accept_uniforms: (K,) in [0, 1), residual_uniform: one more, each used nowhere else.
     """
     for index, drawn in enumerate(draft_tokens):
-        target, draft = targets[index], drafts[index]
+        target = targets[index]
+        draft = drafts[index]
         # Multiplied out, so that a draft probability of 0 cannot divide: it is never drawn.
         if accept_uniforms[index] * draft.prob(drawn) >= target.prob(drawn):
             left = residual(target, draft)
@@ -105,7 +106,8 @@ def block(
     """
     shares = [1.0]  # p_0 … p_K
     for index, drawn in enumerate(draft_tokens):
-        target, draft = targets[index].prob(drawn), drafts[index].prob(drawn)
+        target = targets[index].prob(drawn)
+        draft = drafts[index].prob(drawn)
         shares.append(min(1.0, shares[-1] * target / draft) if draft > 0.0 else 0.0)
     num_drafted = len(draft_tokens)
     if num_drafted == 0 or accept_uniforms[num_drafted - 1] < shares[num_drafted]:

@@ -104,7 +104,8 @@ class Answer(ForeignNames):
         return reply.text
 
     def __repr__(self) -> str:
-        reply, failure = self._record.reply_if_over, self._record.failure
+        reply = self._record.reply_if_over
+        failure = self._record.failure
         if failure is not None:
             state = f"failed: {failure}"
         elif reply is not None:
@@ -119,7 +120,9 @@ class Answer(ForeignNames):
     def __next__(self) -> Piece:
         """The next piece. Raises EngineError while another thread or a task waits for one."""
         piece = self._read(only_start=False)
-        return self._last(StopIteration()) if piece is None else piece
+        if piece is None:
+            return self._last(StopIteration())
+        return piece
 
     def start(self) -> None:
         """Ask for the answer, and wait until it begins or is refused, without reading a piece.
@@ -162,7 +165,8 @@ class Answer(ForeignNames):
         """
         self.cancel()
         self._wait()
-        self._unread, self._error = deque(), None
+        self._unread = deque()
+        self._error = None
 
     def __reduce__(self) -> NoReturn:
         raise EngineError(
@@ -182,7 +186,9 @@ class Answer(ForeignNames):
     async def __anext__(self) -> Piece:
         """The next piece. Raises EngineError while another task or a thread waits for one."""
         piece = await self._read_soon(only_start=False)
-        return self._last(StopAsyncIteration()) if piece is None else piece
+        if piece is None:
+            return self._last(StopAsyncIteration())
+        return piece
 
     async def started(self) -> None:
         """Wait, on an event loop, until the answer begins or is refused: see `start`."""
@@ -365,7 +371,8 @@ class Answer(ForeignNames):
                 await self._wait_soon()
             except asyncio.CancelledError as error:
                 cancelled = error
-        self._unread, self._error = deque(), None
+        self._unread = deque()
+        self._error = None
         if cancelled is not None:
             raise cancelled
 
@@ -377,7 +384,8 @@ class Answer(ForeignNames):
 
     def _raise_error(self) -> None:
         """Raise what the answer failed by, unless that was done before."""
-        error, self._error = self._error, None
+        error = self._error
+        self._error = None
         try:
             if error is not None:
                 raise error

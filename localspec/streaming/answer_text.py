@@ -231,13 +231,19 @@ class AnswerText:
         if is_heard and not self.stopped:
             self._is_thought = part.is_thought
             part = part._replace(text=self._search.push(part.text))
-            return [*found, part] if part.text else found
-        return found if self.stopped else [*found, part]
+            if part.text:
+                return [*found, part]
+            return found
+        if self.stopped:
+            return found
+        return [*found, part]
 
     def _waited(self) -> list[Part]:
         """The text in which a stop string may have begun."""
         text = self._search.finish()
-        return [Part(text, self._is_thought)] if text else []
+        if text:
+            return [Part(text, self._is_thought)]
+        return []
 
 
 class StopSearch:
@@ -261,7 +267,8 @@ class StopSearch:
         found = first_of(self._stop, text)
         if found is not None and not self.passes:
             # The stop string and what follows it are not part of the answer.
-            self.stopped_by, self._held = found, ""
+            self.stopped_by = found
+            self._held = ""
             return text[: text.find(found)]
         end = len(text) - num_unfinished(self._stop, text)
         self._held = text[end:]
@@ -269,7 +276,8 @@ class StopSearch:
 
     def finish(self) -> str:
         """The text that waited; no more follows."""
-        text, self._held = self._held, ""
+        text = self._held
+        self._held = ""
         return text
 
 

@@ -100,13 +100,17 @@ class CallStream:
         else:
             size = text.find(opening)
         self._thought = text[size:]
-        return [Part(text[:size], is_thought=True)] if size else []
+        if size:
+            return [Part(text[:size], is_thought=True)]
+        return []
 
     def _thoughts(self) -> list[Part]:
         """Thoughts that waited, and are no call."""
         text = self._thought
         self._thought = ""
-        return [Part(text, is_thought=True)] if text else []
+        if text:
+            return [Part(text, is_thought=True)]
+        return []
 
     def _calls_in_thoughts(self) -> list[Part]:
         """The calls at the end of thoughts that never ended, which no grammar kept."""

@@ -165,7 +165,9 @@ class Line:
         """Its position among those who wait, from 1 on; 0 for a place that does not wait."""
         with self._lock:
             order = self._order()
-            return order.index(place) + 1 if place in order else 0
+            if place in order:
+                return order.index(place) + 1
+            return 0
 
     def _before(self, place: Place) -> list[Place]:
         """The places that a waiting one waits for: of its conversation if there are any."""
@@ -228,6 +230,7 @@ def _is_same_conversation(one: Place, other: Place) -> bool:
 
 def _call(admitted: list[Place]) -> None:
     for place in admitted:
-        on_admitted, place.on_admitted = place.on_admitted, None
+        on_admitted = place.on_admitted
+        place.on_admitted = None
         if on_admitted is not None:
             on_admitted()

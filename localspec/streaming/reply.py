@@ -114,7 +114,9 @@ class SaidJson:
             value = json_value(self.text)
         except ValueError as error:
             raise ParseError(f"the answer is not JSON: {error}", "Ask again.") from error
-        return value if self.kind is None else class_object(self.kind, json_text(value))
+        if self.kind is None:
+            return value
+        return class_object(self.kind, json_text(value))
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -171,7 +173,9 @@ class Reply:
 
         Raises ParseError where the class has checks that its schema does not, and they fail.
         """
-        return None if self._json is None else self._json.value
+        if self._json is None:
+            return None
+        return self._json.value
 
     def __str__(self) -> str:
         return self.text

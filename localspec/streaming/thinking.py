@@ -122,7 +122,9 @@ class ThoughtStream:
     @property
     def head(self) -> str | None:
         """The head of a message as far as it has come; None outside of a head."""
-        return self._named + self._head if self._following is Following.HEAD else None
+        if self._following is Following.HEAD:
+            return self._named + self._head
+        return None
 
     @property
     def speaks(self) -> bool:
@@ -165,9 +167,12 @@ class ThoughtStream:
             waits = 0 if is_whole else num_unfinished(marks, self.held)
             end = len(self.held) - waits
             if mark and at < end:
-                text, self.held = self.held[:at], self.held[at + len(mark) :]
+                text = self.held[:at]
+                self.held = self.held[at + len(mark) :]
             else:
-                mark, text, self.held = "", self.held[:end], self.held[end:]
+                mark = ""
+                text = self.held[:end]
+                self.held = self.held[end:]
             parts += self._taken(text)
             if mark:
                 head = self._enter(mark)
@@ -180,7 +185,8 @@ class ThoughtStream:
         """The part of the text that belongs to an object. Other text ends it."""
         may_be = end.has_begun or self.held.lstrip()[:1] in ("", "{")
         size = end.push(self.held) if may_be else 0
-        text, self.held = self.held[:size], self.held[size:]
+        text = self.held[:size]
+        self.held = self.held[size:]
         if end.is_over or not size:
             self._object = None
         return self._taken(text)
@@ -223,7 +229,9 @@ class ThoughtStream:
             self._head += text
             if len(self._head) <= self._max_head:
                 return []
-            text, self._head, self._following = self._head, "", Following.SPEECH
+            text = self._head
+            self._head = ""
+            self._following = Following.SPEECH
         if not text or self._following is Following.NOTHING:
             return []
         return [Part(text, self._following is Following.THOUGHT)]
@@ -242,7 +250,8 @@ class ThoughtStream:
             self._head += " "  # so that what stands before the mark can be told from the rest
         else:
             self._named = self._head = ""
-        self._families, self._has_marks = (family,), True
+        self._families = (family,)
+        self._has_marks = True
         self._following = None if after is Following.SPEECH else after
         return head
 

@@ -35,7 +35,9 @@ class Outbox(Generic[Item]):
     def put(self, item: Item) -> None:
         """Add an item, from any thread or signal handler."""
         self._items.put(item)
-        wakes, self._wakes = self._wakes, []  # each once: that takes longer than an item
+        # each once: that takes longer than an item
+        wakes = self._wakes
+        self._wakes = []
         for wake in wakes:
             with contextlib.suppress(RuntimeError):  # its event loop is closed
                 wake()
@@ -49,7 +51,8 @@ class Outbox(Generic[Item]):
         while True:
             with contextlib.suppress(Empty):
                 return self._items.get_nowait()
-            news, loop = asyncio.Event(), asyncio.get_running_loop()
+            news = asyncio.Event()
+            loop = asyncio.get_running_loop()
             self._wakes.append(functools.partial(loop.call_soon_threadsafe, news.set))
             if self._items.empty():  # else it has come meanwhile
                 await news.wait()

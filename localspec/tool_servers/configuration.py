@@ -243,7 +243,9 @@ class _Values:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if not is_number or not math.isfinite(value) or value <= 0:
             self.refuse(key, "Give seconds, more than 0.")
-        return float(value) / 1000 if value > _MOST_S else float(value)
+        if value > _MOST_S:
+            return float(value) / 1000
+        return float(value)
 
     def _filled(self, key: str, text: str) -> str:
         """The text with variables of this process in place of ${env:NAME} and ${NAME}."""

@@ -187,7 +187,8 @@ class McpServers:
         with self._lock:
             if self._loop is None:
                 return
-            loop, self._loop = self._loop, None
+            loop = self._loop
+            self._loop = None
             work = [each.close() for each in self._connections.values()]
             ending = asyncio.run_coroutine_threadsafe(_gathered(work), loop)
             with contextlib.suppress(TimeoutError):

@@ -27,7 +27,8 @@ class ArgumentReader(abc.ABC):
     """
 
     def __init__(self, tool: Tool, *, is_kept: bool) -> None:
-        self._schema, self._is_kept = tool.parameters, is_kept
+        self._schema = tool.parameters
+        self._is_kept = is_kept
         self.rest = ""
         self.is_over = False
         self._at = 0  # the position in the rest at which the next step begins
@@ -43,7 +44,8 @@ class ArgumentReader(abc.ABC):
         found = []
         while not self.is_over and (more := next(self._steps)) is not None:
             found.append(more)
-        self.rest, self._at = self.rest[self._at :], 0
+        self.rest = self.rest[self._at :]
+        self._at = 0
         return "".join(found)
 
     def _object(self) -> Iterator[str | None]:
@@ -61,7 +63,8 @@ class ArgumentReader(abc.ABC):
 
     def _quoted(self, end: int) -> str:
         """The text up to there, as it stands in a string."""
-        text, self._at = self.rest[self._at : end], end
+        text = self.rest[self._at : end]
+        self._at = end
         return json_text(text)[1:-1]
 
     def _string(self, end: re.Pattern[str], marks: Sequence[str]) -> Iterator[str | None]:
@@ -70,7 +73,8 @@ class ArgumentReader(abc.ABC):
         while (found := end.search(self.rest, self._at)) is None:
             size = num_unfinished(marks, self.rest[self._at :])
             yield self._quoted(len(self.rest) - size) or None
-        text, self._at = self._quoted(found.start()), found.end()
+        text = self._quoted(found.start())
+        self._at = found.end()
         yield f'{text}"'
 
     def _literal(self, quotes: Sequence[str]) -> Iterator[str | None]:
@@ -163,12 +167,16 @@ class GemmaArguments(ArgumentReader):
 
 def in_tags(value: object) -> str:
     """A value as it stands between tags: a text as it is, anything else as JSON."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str):
+        return value
+    return json.dumps(value, ensure_ascii=False)
 
 
 KEY = "KEY"  # stands for an argument's name in `Tags.closing`
 KIND = "KIND"  # stands for the type of a value in `Tags.naming_other`
-CDATA, CDATA_END = "<![CDATA[", "]]>"  # XML's marks around a text that has marks in it
+# XML's marks around a text that has marks in it
+CDATA = "<![CDATA["
+CDATA_END = "]]>"
 _KINDS = {
     bool: "boolean",
     int: "number",
@@ -224,7 +232,9 @@ class Tags(NamedTuple):
 
     def value(self, value: object) -> str:
         """The text of a value."""
-        return json_text(value) if self.is_quoted else in_tags(value)
+        if self.is_quoted:
+            return json_text(value)
+        return in_tags(value)
 
 
 _WORDS = ("true", "false", "null")
@@ -248,7 +258,8 @@ class TagArguments(ArgumentReader):
 
     def _parts(self) -> Iterator[str | None]:
         tags = self._tags
-        named, separator = properties_of(self._schema), "{"
+        named = properties_of(self._schema)
+        separator = "{"
         # Known names are looked for first: they may hold what no other name can.
         known = sorted(named, key=len, reverse=True)
         any_name = r"\w+" if tags.is_quoted else r"[^>\n]+?"
@@ -292,7 +303,8 @@ class TagArguments(ArgumentReader):
         if not self._is_kept:  # a text can hold the tag
             following = re.escape(self._tags.opening.strip())
             pattern += rf"(?=\s*(?:{following}|\Z))"
-        end, begun = re.compile(pattern), self.rest[self._at :].lstrip()
+        end = re.compile(pattern)
+        begun = self.rest[self._at :].lstrip()
         if self._tags.has_cdata:
             while begun != CDATA and CDATA.startswith(begun):
                 yield None
@@ -342,7 +354,9 @@ def _in_json(escape: str) -> str:
         return f"\\u00{escape[2:]}"
     if escape[1] == "'":
         return "'"
-    return escape if escape[1] in '"\\/bfnrtu' else f"\\{escape}"
+    if escape[1] in '"\\/bfnrtu':
+        return escape
+    return f"\\{escape}"
 
 
 _MARK = re.compile(r"\[[A-Z_]+\]|<[|\uff5c/A-Za-z][^<>]*>")
@@ -356,7 +370,9 @@ def marks_in(text: str) -> list[str]:
 def to_first_mark(text: str) -> str:
     """The text up to and with its first mark; all of it without one."""
     found = _MARK.search(text)
-    return text if found is None else text[: found.end()]
+    if found is None:
+        return text
+    return text[: found.end()]
 
 
 def flexible(text: str) -> str:
@@ -393,9 +409,13 @@ def _typed(text: str, schema: object, root: Mapping[str, Any], *, is_text: bool 
     try:
         value = json_value(text)
     except ValueError:
-        return text if is_text is None else _of_python(text)
+        if is_text is None:
+            return text
+        return _of_python(text)
     if is_text is False:
         return value
     # A text stands there without quotes, and may look like another value, as 1e5 does.
     is_odd = isinstance(value, str) or (isinstance(value, float) and "e" in text.lower())
-    return text if is_odd or not fits(value, schema, root) else value
+    if is_odd or not fits(value, schema, root):
+        return text
+    return value

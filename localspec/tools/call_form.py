@@ -136,9 +136,9 @@ class CallForm:
         if self.recipient:
             name, _, arguments = text.partition("\n")
             return [_call(name, arguments, tools)]
-        return (
-            read_objects(text, tools) if self.has_objects else self._read_spelled(text, tools)
-        )
+        if self.has_objects:
+            return read_objects(text, tools)
+        return self._read_spelled(text, tools)
 
     def _read_spelled(self, text: str, tools: Tools) -> list[ToolCall]:
         """Calls whose names stand outside of JSON."""
@@ -185,7 +185,8 @@ class CallForm:
         assert self.tags is not None
         body, end, rest = text.rpartition(self.tags.end)
         if not end:
-            body, rest = text, ""
+            body = text
+            rest = ""
         arguments = reader.push(body) + reader.push(self.tags.end)
         if reader.rest.removeprefix(self.tags.end).strip():
             raise ValueError("more than arguments")
@@ -200,7 +201,9 @@ class CallForm:
         return f"{self.before}{self.between.join(each)}{self.after}"
 
     def _notated(self, arguments: Mapping[str, Any]) -> str:
-        return json_text(arguments) if self.tags is None else self.tags.written(arguments)
+        if self.tags is None:
+            return json_text(arguments)
+        return self.tags.written(arguments)
 
 
 def _start_regex(before: str, start: str, spelled: Callable[[str], str]) -> str:

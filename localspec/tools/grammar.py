@@ -98,7 +98,8 @@ def call_grammar(
     for number, tool in enumerate(use.callable):
         opened = "" if form.recipient else spell.start(form.start, tool.name)
         rules.append(f"call_{number}: {opened} args_{number} {spell.of(form.end)}".rstrip())
-        name, schema = f"args_{number}", schema_of(tool)
+        name = f"args_{number}"
+        schema = schema_of(tool)
         if form.notation is GemmaArguments:
             rules += gemma_rules(name, schema, spell)
         elif form.tags is not None:
@@ -159,7 +160,8 @@ def _objects(use: ToolUse, answer: Schema, schema_of: Callable[[Tool], Schema]) 
 
 def _messages(use: ToolUse, spell: GrammarTexts) -> tuple[list[str], tuple[str, ...]]:
     """The first rules if a call is a message: gpt-oss's channels."""
-    channel, message = spell.of("<|channel|>"), spell.of("<|message|>")
+    channel = spell.of("<|channel|>")
+    message = spell.of("<|message|>")
     kind = f'(" json" | " "? {spell.of("<|constrain|>")} "json")?'
     names = " | ".join(
         f"{json.dumps(tool.name)} channel? {kind} {message} call_{number}"
@@ -169,7 +171,8 @@ def _messages(use: ToolUse, spell: GrammarTexts) -> tuple[list[str], tuple[str, 
     trigger = " to=functions."
     if not use.must and use.answer_schema is None:
         return ["start: named", *rules], (trigger,)
-    start, whole = spell.of("<|start|>"), f"channel? {json.dumps(trigger)} named"
+    start = spell.of("<|start|>")
+    whole = f"channel? {json.dumps(trigger)} named"
     if not use.must and use.answer_schema is not None:
         rules.append(json_rule("answer", use.answer_schema))
         whole = f'({whole} | {channel} "final" {kind} {message} answer)'
@@ -190,7 +193,9 @@ def _kinds(schema: Schema) -> Schema:
         key: {"type": _NO_TEXTS} if takes_text(value, schema) is False else {}
         for key, value in properties_of(schema).items()
     }
-    return {"properties": values} if values else {}
+    if values:
+        return {"properties": values}
+    return {}
 
 
 _ANY_ID = "/[A-Za-z0-9]{1,10}/"
@@ -322,9 +327,11 @@ class _TagWriter:
         tags = self._tags
         value = f"{self._name}_any_value"
         if tags.is_quoted:
-            key, rules = r"/[A-Za-z_]\w*/", [json_rule(value, {})]
+            key = r"/[A-Za-z_]\w*/"
+            rules = [json_rule(value, {})]
         else:
-            key, rules = '/[^<>"\\n]+/', self._text(value, tags.closing)
+            key = '/[^<>"\\n]+/'
+            rules = self._text(value, tags.closing)
         opened = f"{self._spell.of(tags.opening)} {key} {self._spell.of(tags.naming)}"
         return [f"{self._name}_any: {opened} {value}", *rules]
 
@@ -332,7 +339,9 @@ class _TagWriter:
         """The rules of an argument; none if it, or no value of it, can be written."""
         tags = self._tags
         if tags.is_quoted:
-            return self._literal(rule, key, schema) if key.isidentifier() else []
+            if key.isidentifier():
+                return self._literal(rule, key, schema)
+            return []
         if tags.naming in key:
             return []
         closing = tags.closing.replace(KEY, key)
@@ -354,7 +363,9 @@ class _TagWriter:
             opened = self._opened(key, tags.naming_other)
             options.append(f"{opened} {rule}_json {self._spell.of(closing)}")
             rules.append(json_rule(f"{rule}_json", self._no_text(free)))
-        return [f"{rule}: {' | '.join(options)}", *rules] if options else []
+        if options:
+            return [f"{rule}: {' | '.join(options)}", *rules]
+        return []
 
     def _literal(self, rule: str, key: str, schema: object) -> list[str]:
         """The rules of an argument whose value is quoted if it is a text."""
@@ -374,7 +385,9 @@ class _TagWriter:
         """What stands before a value, with any kind where the naming has one."""
         before, kind, behind = naming.partition(KIND)
         opened = self._spell.of(f"{self._tags.opening}{key}{before}")
-        return f"{opened} {_ANY_KIND} {self._spell.of(behind)}" if kind else opened
+        if kind:
+            return f"{opened} {_ANY_KIND} {self._spell.of(behind)}"
+        return opened
 
     def _with_root(self, schema: object) -> Schema:
         """A schema by itself, which may refer to what its root defines."""
@@ -487,7 +500,9 @@ class _GemmaWriter:
             return self._object(schema)
         if kind == "array":
             items = _writable(self.value, [schema.get("items")])
-            return f'"[" ({items[0]} ("," {items[0]})*)? "]"' if items else '"[]"'
+            if items:
+                return f'"[" ({items[0]} ("," {items[0]})*)? "]"'
+            return '"[]"'
         if kind == "string":
             return f"{self._name}_string"
         if kind in ("integer", "number", "boolean", "null"):
@@ -517,7 +532,9 @@ class _GemmaWriter:
         properties = properties_of(schema)
         if not properties:
             is_empty = schema.get("additionalProperties") is False
-            return '"{}"' if is_empty else f"{self._name}_object"
+            if is_empty:
+                return '"{}"'
+            return f"{self._name}_object"
 
         def pair(key: str) -> str:
             return f"{self._key(key)} {self.value(properties[key])}"

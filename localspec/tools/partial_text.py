@@ -31,7 +31,8 @@ class JsonReader:
 
     def is_quoted(self, character: str) -> bool:
         """Whether the next character belongs to a string, or is one of its quotes."""
-        was_string, was_escaped = self.is_string, self._is_escaped
+        was_string = self.is_string
+        was_escaped = self._is_escaped
         self.is_string ^= character == '"' and not was_escaped
         self._is_escaped = was_string and character == "\\" and not was_escaped
         return was_string or self.is_string

@@ -39,7 +39,9 @@ def takes_text(schema: object, root: Schema) -> bool | None:
 def _takes_text(schema: object, root: Schema, known: _AreTexts) -> bool | None:
     schema = followed(schema, root)
     if not isinstance(schema, Mapping):
-        return False if schema is False else None
+        if schema is False:
+            return False
+        return None
     if id(schema) in known:
         return known[id(schema)]
     known[id(schema)] = None  # while it is looked at: it may refer to itself
@@ -61,7 +63,9 @@ def types_of(schema: Schema) -> Sequence[object]:
     found = schema.get("type")
     if isinstance(found, str):
         return [found]
-    return found if isinstance(found, list) else []
+    if isinstance(found, list):
+        return found
+    return []
 
 
 def alternatives(schema: Schema) -> Sequence[object] | None:
@@ -80,13 +84,16 @@ def choices(schema: object) -> Sequence[object] | None:
     if "const" in schema:
         return [schema["const"]]
     values = schema.get("enum")
-    return values if isinstance(values, list) and values else None
+    if isinstance(values, list) and values:
+        return values
+    return None
 
 
 def branches(schema: object, root: Schema) -> list[object]:
     """The schemas of anyOfs within each other; the schema alone if it has none."""
     found: list[object] = []
-    waiting, seen = [schema], set[int]()
+    waiting = [schema]
+    seen = set[int]()
     while waiting:
         each = followed(waiting.pop(), root)
         if id(each) in seen:
@@ -105,7 +112,9 @@ def branches(schema: object, root: Schema) -> list[object]:
 def properties_of(schema: Schema) -> Schema:
     """The schemas of an object's properties."""
     properties = schema.get("properties")
-    return properties if isinstance(properties, Mapping) else {}
+    if isinstance(properties, Mapping):
+        return properties
+    return {}
 
 
 def referred(reference: object, root: Schema) -> Any:
@@ -181,7 +190,9 @@ def _does_fit(value: object, schema: object, root: Schema, known: _DoFit) -> boo
 
 
 def _fits(value: object, schema: Schema, root: Schema, known: _DoFit) -> bool:
-    values, types, options = choices(schema), types_of(schema), alternatives(schema)
+    values = choices(schema)
+    types = types_of(schema)
+    options = alternatives(schema)
     # In JSON, true is not 1.
     is_bool = isinstance(value, bool)
     if values is not None and not any(
@@ -202,7 +213,8 @@ def _fits(value: object, schema: Schema, root: Schema, known: _DoFit) -> bool:
     required = schema.get("required")
     if isinstance(required, list) and not all(name in value for name in required):
         return False
-    named, others = properties_of(schema), schema.get("additionalProperties", True)
+    named = properties_of(schema)
+    others = schema.get("additionalProperties", True)
     if "patternProperties" in schema:
         others = True
     return all(

@@ -193,7 +193,9 @@ def json_value(text: str) -> Any:
         value = json.loads(text, parse_constant=_no_number, parse_float=_finite)
     except RecursionError as error:
         raise ValueError("too deep") from error
-    return value if "\\u" not in text else json.loads(json_text(value))
+    if "\\u" not in text:
+        return value
+    return json.loads(json_text(value))
 
 
 def json_text(value: object) -> str:
@@ -271,13 +273,17 @@ def choice_once_called(choice: ToolChoice | None) -> ToolChoice:
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
         given = choice.get("allowed_tools", choice)
         return {"type": "allowed_tools", "mode": "auto", "tools": given["tools"]}
-    return "none" if choice == "none" else "auto"
+    if choice == "none":
+        return "none"
+    return "auto"
 
 
 def _name_in(choice: object) -> object:
     if isinstance(choice, Mapping):
         function = choice.get("function", choice)
-        return function.get("name") if isinstance(function, Mapping) else None
+        if isinstance(function, Mapping):
+            return function.get("name")
+        return None
     return choice
 
 

@@ -203,7 +203,9 @@ def table(path: Path) -> str:
 
 
 def _spread(values: Sequence[float], digits: int) -> str:
-    low, middle, high = min(values), statistics.median(values), max(values)
+    low = min(values)
+    middle = statistics.median(values)
+    high = max(values)
     return f"{middle:.{digits}f} ({low:.{digits}f} … {high:.{digits}f})"
 
 

@@ -61,7 +61,9 @@ class Side:
     def acceptance_rate(self) -> float | None:
         """Kept ÷ proposed, None if nothing was proposed."""
         drafted = sum(answer.num_drafted for answer in self.answers)
-        return sum(answer.num_kept for answer in self.answers) / drafted if drafted else None
+        if drafted:
+            return sum(answer.num_kept for answer in self.answers) / drafted
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +91,8 @@ def fight(duel: Duel, prompts: Sequence[str], *, max_tokens: int, num_rounds: in
     Raises LocalspecError if one of them fails, answers with too few tokens to measure, or
     proposes nothing where it should.
     """
-    ours, theirs = Side(duel.ours.name), Side(duel.theirs.name)
+    ours = Side(duel.ours.name)
+    theirs = Side(duel.theirs.name)
     with duel.ours, duel.theirs:
         order = [(duel.ours, ours), (duel.theirs, theirs)]
         warm_up = Request(prompts[0], _WARM_UP_TOKENS, duel.temperature, seed=0)
@@ -153,33 +156,34 @@ def duels(
     other: what the programs load, the same on other RPC servers, which take one client each.
     """
     if "plain" in parts:
-        ours, theirs = localspec_side.localspec_plain(setup), Bench(tools, other)
+        ours = localspec_side.localspec_plain(setup)
+        theirs = Bench(tools, other)
         yield Duel("plain", ours, theirs, temperature=0.0)
     if not setup.drafts:
         return
     for count in counts if "equal" in parts else ():
         for temperature, program in ((0.0, Simple), (0.0, Server), (1.0, Server)):
-            ours, theirs = (
-                localspec_side.localspec_fixed(setup, count),
-                program(tools, other, count),
-            )
+            ours = localspec_side.localspec_fixed(setup, count)
+            theirs = program(tools, other, count)
             yield Duel(f"{_title(temperature)}, equal K", ours, theirs, temperature)
     temperatures = [0.0] * ("default" in parts) + [0.8, 1.0] * ("sampled" in parts)
     for temperature in temperatures:
-        ours, theirs = localspec_side.localspec_default(setup), Server(tools, other, None)
+        ours = localspec_side.localspec_default(setup)
+        theirs = Server(tools, other, None)
         yield Duel(f"{_title(temperature)}, defaults", ours, theirs, temperature)
     if "tax" in parts:
-        resting, plain = (
-            localspec_side.localspec_resting(setup),
-            localspec_side.localspec_plain(other),
-        )
+        resting = localspec_side.localspec_resting(setup)
+        plain = localspec_side.localspec_plain(other)
         yield Duel("what is not used", resting, plain, temperature=0.0)
-        unsure, alone = UnsureServer(tools, setup), Server(tools, other.alone(), None)
+        unsure = UnsureServer(tools, setup)
+        alone = Server(tools, other.alone(), None)
         yield Duel("what is not used", unsure, alone, temperature=0.0)
 
 
 def _title(temperature: float) -> str:
-    return f"temperature {temperature:g}, no filters" if temperature else "greedy"
+    if temperature:
+        return f"temperature {temperature:g}, no filters"
+    return "greedy"
 
 
 def compare(asked: argparse.Namespace) -> None:

@@ -110,7 +110,8 @@ class Dataset:
         while True:
             packed = []
             for _ in range(rows):
-                free, row = length + 1, []
+                free = length + 1
+                row = []
                 while free > 16:
                     while len(waiting) < 256:
                         waiting.append(next(source)[: length + 1])
@@ -126,13 +127,16 @@ class Dataset:
 
     def _batch(self, packed: list[list[NDArray[np.int64]]], length: int) -> Batch:
         shape = (len(packed), length + 1)
-        tokens, segments = np.zeros(shape, dtype=np.int64), np.zeros(shape, dtype=np.int64)
-        learned, weights = np.zeros(shape, dtype=bool), np.zeros(shape, dtype=np.float32)
+        tokens = np.zeros(shape, dtype=np.int64)
+        segments = np.zeros(shape, dtype=np.int64)
+        learned = np.zeros(shape, dtype=bool)
+        weights = np.zeros(shape, dtype=np.float32)
         for r, row in enumerate(packed):
             at = 0
             for number, ids in enumerate(row, 1):
                 span = slice(at, at + len(ids))
-                tokens[r, span], segments[r, span] = ids, number
+                tokens[r, span] = ids
+                segments[r, span] = number
                 mask = answer_mask(ids, self._assistant, self._start, self._end)
                 learned[r, span], weights[r, span] = mask, importance(ids, mask, self._digits)
                 at += len(ids)

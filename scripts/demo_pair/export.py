@@ -22,7 +22,8 @@ _FILE_TYPES = {
 
 
 # Some builds of llama.cpp crash on batches of types that have an AMX kernel: these have none.
-_OF_MODELS, _OF_HEADS = Kind.IQ4_NL, Kind.Q5_1
+_OF_MODELS = Kind.IQ4_NL
+_OF_HEADS = Kind.Q5_1
 
 
 def export(model: Llama, tokenizer: Tokenizer, path: Path, *, name: str) -> None:
@@ -93,7 +94,8 @@ def write_tensors(writer: gguf.GGUFWriter, tensors: dict[str, Tensor], matrices:
 def _add_tokenizer(writer: gguf.GGUFWriter, tokenizer: Tokenizer) -> None:
     vocab = tokenizer.get_vocab()
     tokens = sorted(vocab, key=vocab.__getitem__)
-    control, normal = gguf.TokenType.CONTROL, gguf.TokenType.NORMAL
+    control = gguf.TokenType.CONTROL
+    normal = gguf.TokenType.NORMAL
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("qwen2")
     writer.add_token_list(tokens)

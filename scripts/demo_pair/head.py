@@ -80,7 +80,8 @@ class EagleHead(nn.Module):
 
     def __init__(self, target: Shape, shape: HeadShape) -> None:
         super().__init__()
-        self.target, self.shape = target, shape
+        self.target = target
+        self.shape = shape
         self.fc = Linear(3 * target.width, target.width)
         self.blk = nn.ModuleList([HeadBlock(target, shape.hidden)])
         self.output_norm = nn.RMSNorm(target.width, eps=target.epsilon)
@@ -95,7 +96,8 @@ class EagleHead(nn.Module):
         In round r a place has the target's features up to r places before it; from there on
         it has what the rounds before have made of them, as when it drafts.
         """
-        block, length = self.blk[0], features.shape[1]
+        block = self.blk[0]
+        length = features.shape[1]
         states = self.fc(features)
         scale = (self.target.width // self.target.heads) ** -0.5
         made: list[tuple[Tensor, Tensor]] = []
@@ -119,7 +121,8 @@ class EagleHead(nn.Module):
 
 def drafted(head: EagleHead, target: Llama, batch: Batch) -> Iterator[tuple[Tensor, Tensor]]:
     """Logits (n, vocab) of the target and of each round, at the answers' tokens."""
-    tokens, following = torch.from_numpy(batch.tokens), torch.from_numpy(batch.targets)
+    tokens = torch.from_numpy(batch.tokens)
+    following = torch.from_numpy(batch.targets)
     # A place drafts what comes two places behind it.
     learned = torch.from_numpy(batch.learned)[:, 1:]
     mask = conversation_mask(torch.from_numpy(batch.segments), torch.bfloat16)
@@ -135,7 +138,8 @@ def drafted(head: EagleHead, target: Llama, batch: Batch) -> Iterator[tuple[Tens
 
 def head_loss(head: EagleHead, batch: Batch, target: Llama) -> Tensor:
     """Mean divergence from the target's probabilities, later rounds weighing less."""
-    total, weights = torch.zeros(()), 0.0
+    total = torch.zeros(())
+    weights = 0.0
     for r, (wanted, logits) in enumerate(drafted(head, target, batch)):
         divergence = functional.kl_div(
             logits.log_softmax(-1),

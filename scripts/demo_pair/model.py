@@ -62,8 +62,10 @@ def rotate(x: Tensor, turn: Tensor) -> Tensor:
 
     `turn` is (length, size / 2, 2): cosine and sine.
     """
-    even, odd = x[..., 0::2], x[..., 1::2]
-    cos, sin = turn[..., 0], turn[..., 1]
+    even = x[..., 0::2]
+    odd = x[..., 1::2]
+    cos = turn[..., 0]
+    sin = turn[..., 1]
     return torch.stack((even * cos - odd * sin, even * sin + odd * cos), -1).flatten(-2)
 
 
@@ -149,7 +151,9 @@ class Llama(nn.Module):
     def embedding(self) -> Tensor:
         """The embedding, (vocab, width), as the file has it where that is pretended."""
         weight = self.token_embd.weight
-        return fake_iq4_nl(weight) if self.quantised else weight
+        if self.quantised:
+            return fake_iq4_nl(weight)
+        return weight
 
     @torch.no_grad()
     def bake_quantised(self) -> None:

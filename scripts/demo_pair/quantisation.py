@@ -25,7 +25,8 @@ def _scaled(weight: Tensor) -> tuple[Tensor, Tensor]:
     The value that is largest by size becomes the level -127.
     """
     blocks = weight.reshape(-1, BLOCK)
-    high, low = blocks.amax(1, keepdim=True), blocks.amin(1, keepdim=True)
+    high = blocks.amax(1, keepdim=True)
+    low = blocks.amin(1, keepdim=True)
     scale = (torch.where(high > -low, high, low) / -127).half()
     wide = scale.float()
     inverse = torch.where(wide == 0, wide, 2 / wide)

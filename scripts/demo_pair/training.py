@@ -93,14 +93,15 @@ class Trainer:
         checkpoint: Path,
         minutes: float,
     ) -> None:
-        self.model, self.recipe, self.checkpoint, self.minutes = (
-            model,
-            recipe,
-            checkpoint,
-            minutes,
-        )
+        self.model = model
+        self.recipe = recipe
+        self.checkpoint = checkpoint
+        self.minutes = minutes
         self.tokenizer = tokenizer
-        self.step, self.tokens, self.elapsed_s, self.progress = 0, 0, 0.0, 0.0
+        self.step = 0
+        self.tokens = 0
+        self.elapsed_s = 0.0
+        self.progress = 0.0
         matrices = [
             w for name, w in model.named_parameters() if w.ndim == 2 and "embd" not in name
         ]
@@ -132,7 +133,9 @@ class Trainer:
     def _long_share(self) -> float:
         if self.progress < self.recipe.long_from:
             return 0.0
-        return self.recipe.long_share_at_end if self.progress > 0.9 else self.recipe.long_share
+        if self.progress > 0.9:
+            return self.recipe.long_share_at_end
+        return self.recipe.long_share
 
     def _batches(self) -> Iterator[Batch]:
         recipe = self.recipe
@@ -164,7 +167,8 @@ class Trainer:
         """Run to the end of the schedule, with a log line and a checkpoint now and then."""
         batches = self._batches()
         losses: list[float] = []
-        quantised, saved_s = False, self.elapsed_s
+        quantised = False
+        saved_s = self.elapsed_s
         while self.progress < 1.0:
             start = time.perf_counter()
             if not quantised and self.progress >= self.recipe.quantise_from:
@@ -216,8 +220,10 @@ class Trainer:
         self.model.load_state_dict(state["model"])
         for optimiser, saved in zip(self.optimisers, state["optimisers"], strict=True):
             optimiser.load_state_dict(saved)
-        self.step, self.tokens = state["step"], state["tokens"]
-        self.elapsed_s, self.progress = state["elapsed_s"], state["progress"]
+        self.step = state["step"]
+        self.tokens = state["tokens"]
+        self.elapsed_s = state["elapsed_s"]
+        self.progress = state["progress"]
 
 
 def distillation_loss(target: Llama) -> Loss:
@@ -228,7 +234,8 @@ def distillation_loss(target: Llama) -> Loss:
             with torch.no_grad():
                 wanted = target.head(seen_part(batch, run(target, batch))[0])
             logits = model.head(seen_part(batch, run(model, batch))[0])
-        wanted_log, log = wanted.float().log_softmax(-1), logits.float().log_softmax(-1)
+        wanted_log = wanted.float().log_softmax(-1)
+        log = logits.float().log_softmax(-1)
         return functional.kl_div(log, wanted_log, reduction="batchmean", log_target=True)
 
     return loss

@@ -25,7 +25,8 @@ import localspec
 import localspec.errors
 
 PAGE = Path(__file__).parents[2] / "docs/api.md"
-BEGIN, END = "<!-- reference: scripts/develop/api_page.py -->", "<!-- end of the reference -->"
+BEGIN = "<!-- reference: scripts/develop/api_page.py -->"
+END = "<!-- end of the reference -->"
 TYPES = "Types in these signatures"
 ERRORS = "Errors"
 # A public name, or a type by its module and name. All errors follow in a section of their own.
@@ -281,7 +282,9 @@ def _default(value: Any) -> str:
     if isinstance(value, enum.Enum):
         return str(value)
     # Functions, and what a dataclass makes for each object.
-    return "…" if repr(value).startswith("<") else repr(value)
+    if repr(value).startswith("<"):
+        return "…"
+    return repr(value)
 
 
 def _docstring(found: Any) -> Iterator[str]:

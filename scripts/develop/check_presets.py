@@ -24,7 +24,8 @@ def problems_of(file: HubFile, served: dict[str, HubFile]) -> list[str]:
         return ["the repository has no such file at that revision"]
     problems = []
     for what in ("size_bytes", "sha256"):
-        pinned, actual = getattr(file, what), getattr(found, what)
+        pinned = getattr(file, what)
+        actual = getattr(found, what)
         if pinned is None:
             problems.append(f"{what} is not pinned; the hub says {actual}")
         elif pinned != actual:

@@ -24,7 +24,8 @@ from localspec.server.question import answer_options
 from localspec.streaming.options import answer_keywords
 
 PAGE = Path(__file__).parents[2] / "docs/options.md"
-BEGIN, END = "<!-- table: scripts/develop/option_table.py -->", "<!-- end of the table -->"
+BEGIN = "<!-- table: scripts/develop/option_table.py -->"
+END = "<!-- end of the table -->"
 COMMANDS = ("generate", "chat")
 
 # Options without a keyword of the same name, and what they are in Python.
@@ -132,7 +133,8 @@ def in_python(name: str) -> str:
 
 def rows() -> Iterator[tuple[str, str, str, str]]:
     """Heading, flags, Python, fields of the server."""
-    shared, shown = shared_fields(), set(ONLY_IN_PYTHON)
+    shared = shared_fields()
+    shown = set(ONLY_IN_PYTHON)
     for heading, option in options():
         name = option.name or ""
         if name in OF_A_TERMINAL:

@@ -109,7 +109,8 @@ def is_noticed_by_test(bug: Bug, folder: str) -> bool:
 def is_noticed(bug: Bug, folder: str, *, by_verify: bool) -> bool:
     """Whether it is noticed in the copy of the package that lies in `folder`."""
     path = Path(folder) / "localspec" / bug.file
-    text, status = path.read_text("utf-8"), path.stat()
+    text = path.read_text("utf-8")
+    status = path.stat()
     if text.count(bug.old) != 1:
         sys.exit(f"{bug.name}: {bug.file} has its text {text.count(bug.old)} times")
     path.write_text(text.replace(bug.old, bug.new), "utf-8")
@@ -121,7 +122,8 @@ def is_noticed(bug: Bug, folder: str, *, by_verify: bool) -> bool:
 
 def main() -> None:
     """Plant every bug, or those named."""
-    by_verify, names = "--verify" in sys.argv, set(sys.argv[1:]) - {"--verify"}
+    by_verify = "--verify" in sys.argv
+    names = set(sys.argv[1:]) - {"--verify"}
     chosen = [bug for bug in known_bugs() if bug.name in names or not names]
     if by_verify:
         chosen = [bug for bug in chosen if bug.not_by_verify is None]

@@ -20,7 +20,8 @@ RELATIVE = re.compile(r"\]\((?!https?:|#)([^)]+)\)")  # the target of a Markdown
 
 def with_home(folder: Path, home: str, tag: str) -> dict[Path, str]:
     """pyproject.toml, README.md and pages of docs/ in `folder` with addresses below `home`."""
-    project, readme = folder / "pyproject.toml", folder / "README.md"
+    project = folder / "pyproject.toml"
+    readme = folder / "README.md"
     linked = RELATIVE.sub(rf"]({home}/blob/{tag}/\1)", readme.read_text("utf-8"))
     texts = {project: project.read_text("utf-8"), readme: linked}
     pages = {page: page.read_text("utf-8") for page in sorted(folder.glob("docs/*.md"))}

@@ -30,7 +30,8 @@ from localspec.presets.presets import read_presets
 ROOT = Path(__file__).parents[2]
 sys.path += [str(ROOT / "tests"), str(ROOT / "scripts/measure")]  # makers of tiny models
 
-PATIENCE_S, MOST_BYTES = 30.0, 4 << 30
+PATIENCE_S = 30.0
+MOST_BYTES = 4 << 30
 _LOADED_OF = 20
 _SMALL = {"context_length": 64, "num_threads": 1}
 # Numbers at which counts, lengths and sizes overflow.
@@ -56,7 +57,8 @@ def _numbers(path: Path) -> list[tuple[int, int]]:
     """Offset and size of each number in the header of a GGUF file; none in another file."""
     if not path.read_bytes().startswith(b"GGUF"):
         return []
-    found, reader = list[tuple[int, int]](), gguf.GGUFReader(path)
+    found = list[tuple[int, int]]()
+    reader = gguf.GGUFReader(path)
     for field in (*reader.fields.values(), *(tensor.field for tensor in reader.tensors)):
         at = field.offset
         for part in field.parts[:_MOST_PARTS]:
@@ -70,9 +72,11 @@ def _numbers(path: Path) -> list[tuple[int, int]]:
 
 def damaged(path: Path, random: Random) -> bytes:
     """The file's bytes with one to three faults."""
-    numbers, found = _numbers(path), bytearray(path.read_bytes())
+    numbers = _numbers(path)
+    found = bytearray(path.read_bytes())
     for _ in range(random.choice((1, 1, 2, 3))):
-        at, chance = random.randrange(len(found) + 1), random.random()
+        at = random.randrange(len(found) + 1)
+        chance = random.random()
         if numbers and chance < 0.7:
             at, size = random.choice(numbers)
             old = int.from_bytes(found[at : at + size], "little")
@@ -146,10 +150,14 @@ def _kinds(folder: Path) -> list[_Kind]:
 
 def run(seconds: float, seed: int, folder: Path) -> list[str]:
     """Damage and read files for so many seconds; a line for each that was lost."""
-    kinds, losses, number, num_refused = _kinds(folder), list[str](), 0, 0
+    kinds = _kinds(folder)
+    losses = list[str]()
+    number = 0
+    num_refused = 0
     until_s = time.monotonic() + seconds
     while time.monotonic() < until_s or number < len(kinds):
-        kind, random = kinds[number % len(kinds)], Random(f"{seed} {number}")
+        kind = kinds[number % len(kinds)]
+        random = Random(f"{seed} {number}")
         path = folder / f"{number}-{kind.name}"
         path.write_bytes(damaged(kind.whole, random))
         faulthandler.dump_traceback_later(PATIENCE_S, exit=True)

@@ -155,7 +155,8 @@ def _sent(address: tuple[str, int], data: bytes, random: Random) -> str:
     with socket.create_connection(address, PATIENCE_S) as connection:
         with contextlib.suppress(OSError):  # the server may have seen enough
             connection.sendall(data)
-        found, end = b"", random.choice(("half-closed", "left", "reset"))
+        found = b""
+        end = random.choice(("half-closed", "left", "reset"))
         if end == "reset":
             reset = struct.pack("ii", 1, 0)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, reset)
@@ -187,13 +188,17 @@ class _Errors(logging.Handler):
 
 def run(server: Running, seconds: float, seed: int) -> list[str]:
     """Play the faults in turn for so many seconds; a line for each that was lost."""
-    url, errors, losses, number = urlsplit(server.url), _Errors(), list[str](), 0
+    url = urlsplit(server.url)
+    errors = _Errors()
+    losses = list[str]()
+    number = 0
     address = (url.hostname or "", url.port or 0)
     expected = server.chat(max_tokens=8)["choices"]
     logging.getLogger().addHandler(errors)
     until_s = time.monotonic() + seconds
     while time.monotonic() < until_s or number < len(FAULTS):
-        fault, random = FAULTS[number % len(FAULTS)], Random(f"{seed} {number}")
+        fault = FAULTS[number % len(FAULTS)]
+        random = Random(f"{seed} {number}")
         wrong = _sent(address, fault(random), random)
         if server.chat(max_tokens=8)["choices"] != expected:
             wrong += "; the next answer was another one"

@@ -38,7 +38,8 @@ def read_safetensors(path: Path) -> dict[str, NDArray[np.generic]]:
     """Every tensor of a file; bfloat16 as float32."""
     tensors: dict[str, NDArray[np.generic]] = {}
     for name, info in deserialize(path.read_bytes()):
-        data, shape = bytes(info["data"]), info["shape"]
+        data = bytes(info["data"])
+        shape = info["shape"]
         if info["dtype"] == "BF16":
             wide = np.frombuffer(data, np.uint16).astype(np.uint32) << 16
             tensors[name] = wide.view(np.float32).reshape(shape)

@@ -50,7 +50,8 @@ class Progress:
     """A bar on a terminal; elsewhere a line every half minute."""
 
     def __init__(self, title: str) -> None:
-        self._title, self._shown = title, 0.0
+        self._title = title
+        self._shown = 0.0
         self._on_screen = sys.stderr.isatty()
 
     def show(self, share: float, words: str) -> None:
@@ -78,11 +79,15 @@ class Learning:
     """
 
     def __init__(self, module: nn.Module, schedule: Schedule, path: Path) -> None:
-        self._module, self._schedule, self._path = module, schedule, path
+        self._module = module
+        self._schedule = schedule
+        self._path = path
         self._optimiser = torch.optim.AdamW(
             module.parameters(), lr=schedule.rate, betas=(0.9, 0.98), weight_decay=0.0
         )
-        self._step, self._seconds, self._waited = 0, 0.0, 0
+        self._step = 0
+        self._seconds = 0.0
+        self._waited = 0
         self._best, self._best_weights = -math.inf, module.state_dict()
         if path.exists():
             self._load(torch.load(path, map_location="cpu", weights_only=True))
@@ -98,7 +103,8 @@ class Learning:
         loss_of: of texts by number. examine: gives the share of tokens kept at each position.
         An interrupted run goes on from its last examination.
         """
-        progress, schedule = Progress("learning"), self._schedule
+        progress = Progress("learning")
+        schedule = self._schedule
         if self._step == 0:
             self._examined(examine())
         while not self._is_over():
@@ -137,7 +143,8 @@ class Learning:
         print(f"\nstep {self._step}: kept {shares}; {gained:.2f} tokens a draft", flush=True)
         self._waited += 1
         if gained > self._best + _LEAST_GAIN:
-            self._best, self._waited = gained, 0
+            self._best = gained
+            self._waited = 0
             weights = self._module.state_dict()
             self._best_weights = {name: value.clone() for name, value in weights.items()}
         self._save()

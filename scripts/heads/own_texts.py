@@ -149,7 +149,8 @@ def held_out(texts: Sequence[Text], num_prompts: int) -> tuple[list[Text], list[
     Raises OptionError if there are none of either.
     """
     every = min(_HELD_OUT, num_prompts)
-    learned, kept_apart = [], []
+    learned = []
+    kept_apart = []
     for text in texts:
         if text.number % num_prompts % every != every - 2:
             learned.append(text)
@@ -203,7 +204,9 @@ class _Writer:
         if not self._model:
             raise EngineError(f"{target} cannot be loaded", "localspec explain says why.")
         params = llama_cpp.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_seq_max = CONTEXT * _AT_ONCE, CONTEXT, _AT_ONCE
+        params.n_ctx = CONTEXT * _AT_ONCE
+        params.n_batch = CONTEXT
+        params.n_seq_max = _AT_ONCE
         params.n_threads = params.n_threads_batch = writing.num_threads
         self._context = llama_cpp.llama_init_from_model(self._model, params)
         if not self._context:
@@ -239,7 +242,8 @@ class _Writer:
         memory = llama_cpp.llama_get_memory(self._context)
         llama_cpp.llama_memory_seq_rm(memory, sequence, -1, -1)
         prompts = self._asked.prompts
-        which, turn = number % len(prompts), number // len(prompts)
+        which = number % len(prompts)
+        turn = number // len(prompts)
         prompt = prompts[which][-(CONTEXT - self._asked.answer_tokens) :]
         temperature = _TEMPERATURES[(which + turn) % len(_TEMPERATURES)]
         text = Text(number, temperature, len(prompt), list(prompt))
@@ -253,12 +257,15 @@ class _Writer:
 
     def _decode(self, answers: Mapping[int, _Answer], sizes: Sequence[int]) -> None:
         """Decode so many of the last tokens of each, by sequence; keep rows, draw the next."""
-        batch, count = self._batch, 0
+        batch = self._batch
+        count = 0
         for (sequence, answer), size in zip(answers.items(), sizes, strict=True):
             tokens = answer.text.tokens
             for position in range(len(tokens) - size, len(tokens)):
-                batch.token[count], batch.pos[count] = tokens[position], position
-                batch.n_seq_id[count], batch.seq_id[count][0] = 1, sequence
+                batch.token[count] = tokens[position]
+                batch.pos[count] = position
+                batch.n_seq_id[count] = 1
+                batch.seq_id[count][0] = sequence
                 batch.logits[count] = position == len(tokens) - 1
                 count += 1
         batch.n_tokens = count
@@ -268,7 +275,8 @@ class _Writer:
         status = llama_cpp.llama_decode(self._context, batch)
         if status:
             raise EngineError(f"llama_decode failed with status {status}")
-        rows, begin = self._rows(count, is_step=is_step), 0
+        rows = self._rows(count, is_step=is_step)
+        begin = 0
         logits = _array(llama_cpp.llama_get_logits(self._context), len(sizes), self._vocab_size)
         for answer, size, law in zip(answers.values(), sizes, logits, strict=True):
             answer.rows.append(rows[begin : begin + size])

@@ -104,13 +104,15 @@ def loss_of(head: EagleHead, output: Tensor, batch: Batch) -> Tensor:
         laws = functional.linear(batch.outputs[batch.wanted], output).softmax(-1)
     places = torch.full(batch.wanted.shape, -1, device=laws.device)
     places[batch.wanted] = torch.arange(len(laws), device=laws.device)
-    total, weights = torch.zeros((), device=laws.device), 0.0
+    total = torch.zeros((), device=laws.device)
+    weights = 0.0
     for r, states in enumerate(rounds_of(head, batch)):
         learned = batch.wanted.clone()
         learned[:, :r] = False  # there was nothing to draft from
         logits = functional.linear(states[learned], output)
         loss = functional.cross_entropy(logits, laws[places[learned]])
-        total, weights = total + ROUND_DECAY**r * loss, weights + ROUND_DECAY**r
+        total = total + ROUND_DECAY**r * loss
+        weights = weights + ROUND_DECAY**r
     return total / weights
 
 

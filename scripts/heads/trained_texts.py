@@ -52,7 +52,9 @@ class Texts:
     def __init__(
         self, folder: Path, texts: Sequence[Text], embedding: Tensor, most: int, device: str
     ) -> None:
-        self._folder, self._texts, self._device = folder, texts, device
+        self._folder = folder
+        self._texts = texts
+        self._device = device
         self._embedding = embedding.to(device)
         kept = folder / "known.npz"
         if not any(folder.glob("*.pt")):  # what has been learned needs those that it had
@@ -108,7 +110,8 @@ def _frequent(texts: Sequence[Text], most: int) -> NDArray[np.int64]:
 
 def _scale(folder: Path, texts: Sequence[Text]) -> NDArray[np.float32]:
     """See `Texts`; the first token's rows, which are like no others, do not count."""
-    squares, count = np.zeros(1), 0
+    squares = np.zeros(1)
+    count = 0
     for text in texts:
         rows = np.asarray(read_rows(folder, text)[1:, :-1], np.float64)
         squares = squares + (rows.reshape(len(rows), -1) ** 2).sum(0)

@@ -167,7 +167,8 @@ def main() -> None:
         parser.error("k4 needs --draft")
     print("| work | old, tokens/s | new, tokens/s | new ÷ old |\n|---|---|---|---|")
     for kind in asked.kinds:
-        old, new = list[float](), list[float]()
+        old = list[float]()
+        new = list[float]()
         for number in range(asked.rounds):
             order = [(asked.old, old), (asked.new, new)]
             for python, rates in order[:: -1 if number % 2 else 1]:

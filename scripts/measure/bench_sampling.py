@@ -123,8 +123,10 @@ class Ready:
     max_outputs = max_rollback = 1
 
     def __init__(self, rows: np.ndarray) -> None:
-        self._rows, self.vocab_size = rows, rows.shape[1]
-        self.context_length, self.num_cached = 2**20, 0
+        self._rows = rows
+        self.vocab_size = rows.shape[1]
+        self.context_length = 2**20
+        self.num_cached = 0
 
     def decode(self, tokens: Sequence[int], num_logits: int) -> np.ndarray:
         self.num_cached += len(tokens)

@@ -27,7 +27,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
-AGREEMENT, USELESS = 0.8, 0.02
+AGREEMENT = 0.8
+USELESS = 0.02
 FIXED = (1, 2, 3, 5, 7)  # draft tokens that automatic is compared with
 EXACT = (0, 1, 2, 3)
 LONG_PREDICTION = 15

@@ -53,7 +53,8 @@ def main() -> None:
     """Make what the command line asks for, and print the paths."""
     command_line = parser()
     asked = command_line.parse_args()
-    kind, out = asked.quantization, asked.out
+    kind = asked.quantization
+    out = asked.out
     try:
         text = TextSpec(
             asked.entropy, tuple(asked.agreement), asked.segment, asked.period, asked.seed

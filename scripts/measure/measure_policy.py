@@ -78,12 +78,14 @@ def rounds(
     num_tokens: int,
 ) -> Rounds:
     """Answers of both sides to each prompt."""
-    total, decoding = [], []
+    total = []
+    decoding = []
     for number, prompt in enumerate(prompts):
         answer(engine, FixedDraftPolicy(1), prompt_of(32), 16)  # after idle time it is slower
         order = (other, ours) if number % 2 else (ours, other)
         stats = {side: answer(engine, side(), prompt, num_tokens) for side in order}
-        our, their = stats[ours], stats[other]
+        our = stats[ours]
+        their = stats[other]
         total.append(their.total_time_s / our.total_time_s)
         decoding.append(
             (their.total_time_s - their.time_to_first_token_s)

@@ -61,10 +61,12 @@ class ModelWriter(gguf.GGUFWriter):
     def announce(self, name: str, kind: Kind, shape: tuple[int, ...]) -> int:
         """State a tensor whose numbers come later; the bytes that it takes."""
         if kind is Kind.F32:
-            stored, dtype = shape, np.dtype(np.float32)
+            stored = shape
+            dtype = np.dtype(np.float32)
         else:
             values, size = gguf.GGML_QUANT_SIZES[kind]
-            stored, dtype = (*shape[:-1], shape[-1] // values * size), np.dtype(np.uint8)
+            stored = (*shape[:-1], shape[-1] // values * size)
+            dtype = np.dtype(np.uint8)
         num_bytes = math.prod(stored) * dtype.itemsize
         self.add_tensor_info(name, stored, dtype, num_bytes, kind)
         return num_bytes

@@ -151,14 +151,17 @@ def fixed(num_draft_tokens: Callable[[int], int], text: Text, machine: Machine) 
 
     num_draft_tokens: of the last token, how many are drafted after it.
     """
-    target_curve, draft_curve = curve(machine.ratios), curve(machine.draft_ratios)
+    target_curve = curve(machine.ratios)
+    draft_curve = curve(machine.draft_ratios)
     agreed = _agreed(text.agrees)
-    now, drafted = 0.0, False
+    now = 0.0
+    drafted = False
     last_size = last_draft_size = 0
     length = num_cached = num_draft_cached = 0
     for start in text.starts:
         length += text.num_prompt_tokens
-        token, remaining = start, text.num_tokens
+        token = start
+        remaining = text.num_tokens
         while remaining > 0:
             num_drafted = 0
             if remaining < text.num_tokens:
@@ -170,7 +173,8 @@ def fixed(num_draft_tokens: Callable[[int], int], text: Text, machine: Machine) 
                 now += machine.draft_change * (num_read != last_draft_size)
                 last_draft_size = num_read
                 num_draft_cached += num_read
-                num_read, drafted = 1, True
+                num_read = 1
+                drafted = True
             size = length - num_cached + num_drafted
             step_s = target_curve[size] * machine.slowdown(num_cached, size)
             if size == 1:
@@ -236,7 +240,8 @@ def switching(machine: Machine, number: int) -> float:
 def _switching(
     machine: Machine, number: int, high: float, low: float
 ) -> tuple[Text, Callable[[int], int]]:
-    good, bad = at_random(high, number), at_random(low, number + 1000)
+    good = at_random(high, number)
+    bad = at_random(low, number + 1000)
     best = _best(Text(good), machine)
 
     def is_good(token: int) -> bool:
@@ -248,7 +253,8 @@ def _switching(
 
 def turning_good(machine: Machine, number: int) -> float:
     """Useless for 256 tokens, and then right nearly always; against who knows when."""
-    good, bad = at_random(0.95, number), at_random(0.1, number + 1000)
+    good = at_random(0.95, number)
+    bad = at_random(0.1, number + 1000)
     best = _best(Text(good), machine)
     text = Text(lambda token: (good if token >= 256 else bad)(token), 768)
     best_s = fixed(lambda token: best if token >= 256 else 0, text, machine)
@@ -316,7 +322,8 @@ def busy_processor(machine: Machine, number: int) -> float:
 
 def noisy_steps(machine: Machine, number: int) -> float:
     """Every decode by itself, a few of them much slower."""
-    random, spread = _random(number), (0.08, 0.2)[number % 2]
+    random = _random(number)
+    spread = (0.08, 0.2)[number % 2]
     factors = np.exp(spread * random.standard_normal((2, _PLACES, 33)))
     factors[random.random(factors.shape) < 0.01] *= 4.0
     return _disturbed(machine, number, _of_places(factors[0]), _of_places(factors[1]))
@@ -353,7 +360,8 @@ class Deliberate(AdaptiveDraftPolicy):
 
 def slow_decisions(machine: Machine, number: int) -> float:
     """Deciding takes 0.03 of a target-only step, and there is little to decide."""
-    text, clock = Text(at_random((0.0, 0.3, 0.5)[number % 3], number), 512), Clock()
+    text = Text(at_random((0.0, 0.3, 0.5)[number % 3], number), 512)
+    clock = Clock()
     return best_fixed(text, machine) / answer(Deliberate(clock), text, machine, clock)
 
 
@@ -375,7 +383,8 @@ def _random(number: int) -> np.random.Generator:
 
 def _bursts(number: int, most: float) -> np.ndarray:
     """(_PLACES,) 1 and in between, for 30 to 150 tokens each, up to 1 + most."""
-    random, level = _random(number), np.ones(_PLACES)
+    random = _random(number)
+    level = np.ones(_PLACES)
     at = int(random.integers(100))
     while at < _PLACES:
         end = at + int(random.integers(30, 150))

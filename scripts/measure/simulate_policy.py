@@ -52,7 +52,8 @@ def print_table(names: Sequence[str]) -> None:
 def print_traced_table() -> None:
     """How the policy does on recorded answers, by machine and by whether changes cost time."""
     rows: dict[str, list[tuple[float, float]]] = {}
-    free, dear = [], []
+    free = []
+    dear = []
     for machine in MACHINES:
         found = [ratios for file in FILES for ratios in judged(file, machine)]
         rows[machine.name] = found

@@ -214,7 +214,8 @@ def gap_between(plain: localspec.Reply, drafted: localspec.Reply, seed: int) -> 
     index = next((at for at, (one, other) in enumerate(pairs) if one != other), None)
     if index is None or plain.logprobs is None:
         return math.inf
-    chosen, other = plain.token_ids[index], drafted.token_ids[index]
+    chosen = plain.token_ids[index]
+    other = drafted.token_ids[index]
     after = {each.token_id: each.logprob for each in plain.logprobs[index].top_after}
     after[chosen] = plain.logprobs[index].after
     if other not in after:

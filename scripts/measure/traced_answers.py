@@ -103,7 +103,8 @@ class Series(NamedTuple):
         if self.accepted:
             return self
         uniforms = np.random.default_rng(_SEED).random(len(self.chance))
-        found, following = [], 0
+        found = []
+        following = 0
         for chance, uniform in zip(reversed(self.chance), uniforms, strict=True):
             following = following + 1 if uniform < chance else 0
             found.append(following)
@@ -155,12 +156,14 @@ class TracedDraft(DraftModel):
     def propose(
         self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
     ) -> Decoding[Proposal]:
-        missing, series = self._missing(tokens), self._series
+        missing = self._missing(tokens)
+        series = self._series
         proposal = Proposal([], [], [], len(missing))
         if self.keeps_sizes and len(missing) > 1:
             yield from self._reading(missing[:-1], extent.limit)
             missing = missing[-1:]
-        drafted, may_follow = proposal.draft_tokens, True
+        drafted = proposal.draft_tokens
+        may_follow = True
         while may_follow:
             yield Decode(self.model, drafted[-1:] or missing, 1)
             token = (drafted or tokens)[-1]
@@ -200,7 +203,8 @@ class TracedText(Proposer):
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
         place = self._place(tokens)
-        limit, confidence = self._series.limit[place], self._series.confidence[place]
+        limit = self._series.limit[place]
+        confidence = self._series.confidence[place]
         if limit == 0:
             return ProposerState(0, draft_off=DraftOff.NOTHING_REPEATS)
         is_lookup = self.kind is ProposerKind.LOOKUP
@@ -212,7 +216,8 @@ class TracedText(Proposer):
     ) -> Decoding[Proposal]:
         yield from ()
         place = self._place(tokens)
-        limit, num_right = self._series.limit[place], self._series.accepted[place]
+        limit = self._series.limit[place]
+        num_right = self._series.accepted[place]
         confidence = self._series.confidence[place]
 
         def next_row(drafted: list[int]) -> tuple[Distribution, float] | None:
@@ -284,7 +289,8 @@ def split_file(name: str) -> tuple[list[Trace], list[Trace]]:
     groups: dict[str, list[Trace]] = {}
     for trace in read_traces(name):
         groups.setdefault(trace.kind, []).append(trace)
-    learned, held_out = list[Trace](), list[Trace]()
+    learned = list[Trace]()
+    held_out = list[Trace]()
     for group in groups.values():
         for number, trace in enumerate(group, 1):
             (learned if number % _EACH else held_out).append(trace)
@@ -326,7 +332,8 @@ def judged(name: str, machine: Machine) -> Iterator[tuple[float, float]]:
             for kind in trace.proposers
             for count in FIXED
         )
-        restored, first = new_policy(kinds, machine), new_policy(kinds, machine)
+        restored = new_policy(kinds, machine)
+        first = new_policy(kinds, machine)
         restored.restore(learned.as_dict())
         restored_s, first_s = (
             replay(policy, trace, machine, kinds) for policy in (restored, first)

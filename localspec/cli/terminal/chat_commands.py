@@ -73,7 +73,8 @@ def run_command(conversation: Conversation, text: str) -> bool:
     found = _COMMAND.fullmatch(_ALIASES.get(text, text))
     if found is None:
         return False
-    name, argument = _ALIASES.get(found[1], found[1]), (found[2] or "").strip()
+    name = _ALIASES.get(found[1], found[1])
+    argument = (found[2] or "").strip()
     command = COMMANDS.get(name)
     if command is None:
         raise OptionError(
@@ -141,7 +142,8 @@ def _change_setting(conversation: Conversation, name: str, text: str) -> str:
     """
     name = _known_setting(name)
     value = _setting_value(name, text)
-    options, sampling = conversation.options, conversation.options.sampling
+    options = conversation.options
+    sampling = conversation.options.sampling
     assert sampling is not None
     if name == "think":
         conversation.think = value
@@ -192,8 +194,12 @@ def _setting_value(name: str, text: str) -> Any:
 
 def _shown_value(name: str, value: object) -> str:
     if isinstance(value, bool):
-        return "on" if value else "off"
-    return _OF_ANSWERS[name] if value is None else str(value)
+        if value:
+            return "on"
+        return "off"
+    if value is None:
+        return _OF_ANSWERS[name]
+    return str(value)
 
 
 def _system(conversation: Conversation, argument: str) -> None:
@@ -295,7 +301,8 @@ def _show(conversation: Conversation, _argument: str) -> None:
 def attach(conversation: Conversation, attachment: Attachment) -> None:
     """Attach a text or a picture to the next message, and note its size."""
     conversation.attach(attachment)
-    size, picture = counted(len(attachment.text), "character"), attachment.picture
+    size = counted(len(attachment.text), "character")
+    picture = attachment.picture
     vision = conversation.engine.vision
     if picture is not None and vision is not None:
         count = len(vision.cells(picture))

@@ -92,7 +92,8 @@ def show_answer(conversation: Conversation, answer: Answer) -> Reply:
     if not conversation.show_draft and can_edit():
         view = RenderedView(conversation.think)
         view.push(Piece(conversation.text_so_far, (), Provenance.PLAIN))
-    pieces, reading = iter(answer), "Reading {} of {} tokens …"
+    pieces = iter(answer)
+    reading = "Reading {} of {} tokens …"
     with cancel_on_interrupt(answer.cancel), echo_off(), answer:
         with waiting(lambda: reading.format(*conversation.engine._reading_progress)):
             first = next(pieces, None)

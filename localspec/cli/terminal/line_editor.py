@@ -138,7 +138,8 @@ class _CommandCompleter(Completer):
         command, space, typed = document.text_before_cursor.partition(" ")
         values = self._commands.get(command, tuple)
         if not space:
-            typed, values = command, self._commands.keys
+            typed = command
+            values = self._commands.keys
         if values is None:
             yield from self._paths.get_completions(Document(typed), complete_event)
             return

@@ -162,7 +162,8 @@ class MarkdownWriter:
             self._out.newline()
 
     def _end_line(self) -> None:
-        line, is_started = self._line, self._is_started
+        line = self._line
+        is_started = self._is_started
         if not is_started and self._is_block_line(line):
             self._line = ""
             return
@@ -175,7 +176,10 @@ class MarkdownWriter:
             self._start_style()
         self._write_styled(self._line, self._style, self._done, len(self._line))
         self._out.newline()
-        self._line, self._is_started, self._done, self._style = "", False, 0, Style()
+        self._line = ""
+        self._is_started = False
+        self._done = 0
+        self._style = Style()
         self._stands_apart = not line.strip()
 
     def _is_block_line(self, line: str) -> bool:
@@ -228,7 +232,8 @@ class MarkdownWriter:
         self._is_behind_code = True
 
     def _write_code(self) -> None:
-        lines, self._code = self._code, ""
+        lines = self._code
+        self._code = ""
         if not lines:
             return
         runs = [(lines, PLAIN_CODE)]
@@ -314,7 +319,8 @@ class MarkdownWriter:
         self._out.words(text[at:end], style)
 
     def _flush_table(self) -> None:
-        rows, self._table = self._table, []
+        rows = self._table
+        self._table = []
         if not rows:
             return
         self._out.passing("")
@@ -413,7 +419,9 @@ class RenderedView:
             # Some models think again, or only after they have said something.
             self.finish()
             self._markdown = MarkdownWriter(self._out)
-            self._has_thought, self._has_said, self._blank = False, False, ""
+            self._has_thought = False
+            self._has_said = False
+            self._blank = ""
         style = Style(dim=self._think != "show")
         if self._think == "hide":
             # At once, not held back as an unfinished word.

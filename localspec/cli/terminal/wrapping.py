@@ -14,7 +14,8 @@ from localspec.cli.standard_streams import num_columns, use_colour
 
 _TAB = "    "
 _JOINER = "\u200d"
-_OPENING, _CLOSING = ("Ps", "Pi"), ("Pe", "Pf", "Po")
+_OPENING = ("Ps", "Pi")
+_CLOSING = ("Pe", "Pf", "Po")
 # Halves of flags, and the tones of skin: they belong to the character before.
 _JOINED = range(0x1F1E6, 0x1F200), range(0x1F3FB, 0x1F400)
 
@@ -77,7 +78,9 @@ class WrappedWriter:
         """End the line."""
         self._flush_word()
         self._write("\n")
-        self._column, self._indent, self._gap = 0, "", ""
+        self._column = 0
+        self._indent = ""
+        self._gap = ""
 
     def _may_break_before(self, character: str) -> bool:
         """Whether a line may end here: scripts of wide characters have no spaces.
@@ -104,17 +107,20 @@ class WrappedWriter:
         else:
             self._write(self._gap)
             self._column += len(self._gap)
-        run, style = "", self._word[0][1]
+        run = ""
+        style = self._word[0][1]
         for character, own in self._word:
             if own != style:
                 self._write(self._styled(run, style))
-                run, style = "", own
+                run = ""
+                style = own
             run += character
         self._write(self._styled(run, style))
         self._column += size
         while self._column > columns + 1:  # the terminal has wrapped it
             self._column -= columns + 1
-        self._gap, self._word = "", []
+        self._gap = ""
+        self._word = []
 
     def _styled(self, text: str, style: Style) -> str:
         style = style if self.colourful else style.without_color

@@ -27,10 +27,14 @@ from typing import Any
 BUFFER_TYPE = b"AMX"  # the name of ggml's buffer type for weights in the kernels' order
 _BEGINS = "begins"  # what the trial writes before the product
 
-_WIDTH, _NUM_OUTPUTS, _NUM_ROWS = 256, 64, 32  # of weights and of a batch
-_F32, _Q8_0 = 0, 8  # of enum ggml_type
+_WIDTH = 256
+_NUM_OUTPUTS = 64
+_NUM_ROWS = 32  # of weights and of a batch
+_F32 = 0
+_Q8_0 = 8  # of enum ggml_type
 _CPU_DEVICE = 0  # of enum ggml_backend_dev_type
-_Pointer, _Size = ctypes.c_void_p, ctypes.c_size_t
+_Pointer = ctypes.c_void_p
+_Size = ctypes.c_size_t
 
 
 class _InitParams(ctypes.Structure):
@@ -74,7 +78,8 @@ def tried(ggml: ctypes.CDLL, buffer_type_name: bytes) -> AmxTrial:
     """What another process finds of the kernels of a buffer type."""
     from localspec.llama.quirks.own_process import written_by
 
-    library, back_end = ggml._name, _file_of_cpu_back_end(ggml)
+    library = ggml._name
+    back_end = _file_of_cpu_back_end(ggml)
     return verdict_of(written_by(__file__, library, back_end, buffer_type_name.decode()))
 
 

@@ -18,7 +18,8 @@ from localspec.errors import EngineError
 from localspec.llama import native
 from localspec.llama.library import llama_cpp
 
-_CONTEXT, _LAYER = ctypes.c_void_p, ctypes.c_uint32
+_CONTEXT = ctypes.c_void_p
+_LAYER = ctypes.c_uint32
 _ROWS = ctypes.POINTER(ctypes.c_float)
 _MSVC = "PEAUllama_context@@"  # a context as an argument
 # By name: how C++ writes the arguments behind the context on Linux and macOS, the signature on

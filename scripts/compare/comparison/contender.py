@@ -45,7 +45,8 @@ class Setup:
         options = LlamaOptions(
             num_gpu_layers=self.num_gpu_layers, rpc=self.rpc, max_outputs=MAX_DRAFT_TOKENS + 1
         )
-        header, is_on_gpu = check_model_file(self.target), uses_gpu(options)
+        header = check_model_file(self.target)
+        is_on_gpu = uses_gpu(options)
         chosen = with_suited_attention(options, header, self.context_length, uses_gpu=is_on_gpu)
         return chosen.flash_attention
 

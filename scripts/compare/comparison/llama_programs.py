@@ -135,7 +135,8 @@ class Server(ServerProcess):
         }
         timings = self.ask("/completion", body)["timings"]
         # Its count has the first token, which came with the prompt; its time has not.
-        decoded, seconds = timings["predicted_n"] - 1, timings["predicted_ms"] / 1000
+        decoded = timings["predicted_n"] - 1
+        seconds = timings["predicted_ms"] / 1000
         return Answer(
             num_tokens=timings["predicted_n"],
             tokens_per_s=decoded / seconds if decoded and seconds else 0.0,
@@ -202,16 +203,24 @@ def _kind(setup: Setup) -> str:
         return "simple"
     facts = head_facts(check_model_file(setup.head))
     if facts is not None and facts.block is not None:
-        return "dspark" if facts.block.kind == "DSpark" else "dflash"
-    return "eagle3" if facts is not None and facts.layers_read else "mtp"
+        if facts.block.kind == "DSpark":
+            return "dspark"
+        return "dflash"
+    if facts is not None and facts.layers_read:
+        return "eagle3"
+    return "mtp"
 
 
 def _layers(option: str, setup: Setup) -> list[str]:
-    return [] if setup.num_gpu_layers is None else [option, str(setup.num_gpu_layers)]
+    if setup.num_gpu_layers is None:
+        return []
+    return [option, str(setup.num_gpu_layers)]
 
 
 def _servers(setup: Setup) -> list[str]:
-    return ["--rpc", ",".join(setup.rpc)] if setup.rpc else []
+    if setup.rpc:
+        return ["--rpc", ",".join(setup.rpc)]
+    return []
 
 
 def _samplers(request: Request) -> dict[str, Any]:
@@ -222,4 +231,6 @@ def _samplers(request: Request) -> dict[str, Any]:
 
 
 def _text(value: list[str] | int) -> str:
-    return ";".join(value) if isinstance(value, list) else str(value)
+    if isinstance(value, list):
+        return ";".join(value)
+    return str(value)

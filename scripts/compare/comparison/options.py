@@ -58,7 +58,9 @@ def add_common(parser: argparse.ArgumentParser) -> None:
 
 def setup_of(asked: argparse.Namespace) -> Setup:
     """The files of the command line, checked. Raises LocalspecError."""
-    target, draft, head = asked.target, asked.draft, asked.head
+    target = asked.target
+    draft = asked.draft
+    head = asked.head
     if draft is not None and head is not None:
         raise OptionError("a draft and a head are given", "Compare one at a time.")
     if target is None and draft is None and head is None:

@@ -32,13 +32,15 @@ def _operation(rng: Random) -> tuple[int, str, int, int]:
     """Two numbers, the sign between them, and the result."""
     sign = rng.choice("++--*****/")
     if sign == "+":
-        a, b = rng.randint(0, LARGEST), rng.randint(0, LARGEST)
+        a = rng.randint(0, LARGEST)
+        b = rng.randint(0, LARGEST)
         return a, sign, b, a + b
     if sign == "-":
         a = rng.randint(0, LARGEST)
         b = rng.randint(0, a)
         return a, sign, b, a - b
-    a, b = rng.randint(1, 12), rng.randint(1, 12)
+    a = rng.randint(1, 12)
+    b = rng.randint(1, 12)
     if sign == "*":
         if rng.random() < 0.05:
             b = 0
@@ -57,7 +59,8 @@ _NICE = {"+": "+", "-": "-", "*": "\u00d7", "/": "÷"}
 
 def _sum(rng: Random) -> tuple[Turn, int]:
     a, sign, b, result = _operation(rng)
-    word, wording = rng.choice(_SPOKEN[sign]), _WORDINGS["sum"]
+    word = rng.choice(_SPOKEN[sign])
+    wording = _WORDINGS["sum"]
     told = {"a": str(a), "b": str(b), "op": _NICE[sign], "c": str(result)}
     slots = told | {"sign": word}
     if word.isalpha() and rng.random() < 0.3 and a < 100 and b < 100:
@@ -73,9 +76,11 @@ def _follow_up(rng: Random, value: int) -> tuple[Turn, int]:
     step = rng.randint(1, 10)
     kind = rng.random()
     if kind < 0.35 and value <= LARGEST:
-        result, op = value + step, "+"
+        result = value + step
+        op = "+"
     elif kind < 0.6 and step <= value <= LARGEST:
-        result, op = value - step, "-"
+        result = value - step
+        op = "-"
     elif kind < 0.72 and value <= LARGEST:
         result = 2 * value
         slots = {"a": str(value), "c": str(result)}
@@ -102,7 +107,8 @@ def _neighbour(rng: Random) -> Turn:
 
 def _compare(rng: Random) -> Turn:
     a, b = rng.sample(range(101), 2)
-    high, low = max(a, b), min(a, b)
+    high = max(a, b)
+    low = min(a, b)
     slots = {"a": str(a), "b": str(b), "high": str(high), "low": str(low)}
     if rng.random() < 0.7:
         return turn_of(rng, _WORDINGS["bigger"], slots, f"{high}.")
@@ -121,17 +127,22 @@ def _parity(rng: Random) -> Turn:
 
 def _problem(rng: Random) -> Turn:
     """A word problem with one step."""
-    a, b = rng.randint(2, 12), rng.randint(1, 8)
+    a = rng.randint(2, 12)
+    b = rng.randint(1, 8)
     things, name, other = rng.choice(_GOODS), *rng.sample(NAMES, 2)
     kind = rng.random()
     if kind < 0.45:
-        asked, c = "gained", a + b
+        asked = "gained"
+        c = a + b
     elif kind < 0.85:
         a += b
-        asked, c = "lost", a - b
+        asked = "lost"
+        c = a - b
     else:
-        a, b = rng.randint(2, 10), rng.randint(2, 10)
-        asked, c = "packed", a * b
+        a = rng.randint(2, 10)
+        b = rng.randint(2, 10)
+        asked = "packed"
+        c = a * b
     if c == 1:
         return _half(rng)
     slots = {"a": str(a), "b": str(b), "c": str(c), "t": things, "n": name, "o": other}
@@ -147,16 +158,20 @@ def _too_hard(rng: Random) -> Turn:
 
 
 def _series(rng: Random) -> Turn:
-    kind, end = rng.random(), "."
+    kind = rng.random()
+    end = "."
     if kind < 0.5:
         n = rng.choice((3, 5, 5, 6, 7, 8, 10, 10, 10, 12, 15, 20))
-        asked, counted = "up", range(1, n + 1)
+        asked = "up"
+        counted = range(1, n + 1)
     elif kind < 0.7:
         n = rng.choice((3, 5, 10, 10))
-        asked, counted = "down", range(n, 0, -1)
+        asked = "down"
+        counted = range(n, 0, -1)
     else:
         n = rng.randint(2, 12)
-        asked, counted = "steps", range(n, 10 * n + 1, n)
+        asked = "steps"
+        counted = range(n, 10 * n + 1, n)
     numbers = ", ".join(map(str, counted))
     ask = say(rng, _WORDINGS["count"][asked], {"n": str(n), "word": in_words(n)})
     if asked == "down":

@@ -58,7 +58,8 @@ def conversation(rng: Random, num_turns: int) -> list[Message]:
     if num_turns > 1 and rng.random() < 0.3:
         turns += smalltalk.opening(rng, memory)
         turns += offers.reply(rng, turns[-1].answer)
-    names, weights = list(TOPICS), [weight for _, weight in TOPICS.values()]
+    names = list(TOPICS)
+    weights = [weight for _, weight in TOPICS.values()]
     while len(turns) < num_turns:
         name = rng.choices(names, weights)[0]
         turns += TOPICS[name][0](rng, memory)
@@ -66,15 +67,19 @@ def conversation(rng: Random, num_turns: int) -> list[Message]:
     if num_turns > 2 and rng.random() < 0.3:
         turns += smalltalk.closing(rng, memory)
     kind = rng.random()
-    style, system = "", ""
+    style = ""
+    system = ""
     if kind < 0.07:
-        style, system = "terse", expand(rng, _TERSE)
+        style = "terse"
+        system = expand(rng, _TERSE)
     elif kind < 0.11:
         system = expand(rng, _HELPFUL)
     elif kind < 0.13:
-        style, system = "pirate", expand(rng, _PIRATE)
+        style = "pirate"
+        system = expand(rng, _PIRATE)
     elif kind < 0.15:
-        style, system = "cheerful", expand(rng, _CHEERFUL)
+        style = "cheerful"
+        system = expand(rng, _CHEERFUL)
     messages = [Message("system", system)] if system else []
     for turn in turns:
         messages.append(Message("user", sloppy(rng, turn.user)))

@@ -32,7 +32,8 @@ def _turn(
 
 
 def _capital(rng: Random) -> list[Turn]:
-    wording, told = _WORDINGS["capital"], []
+    wording = _WORDINGS["capital"]
+    told = []
     for country in rng.sample(list(_LISTS["capitals"]), rng.choice((1, 1, 1, 2, 2, 3))):
         city = _LISTS["capitals"][country]
         slots = {"x": country, "X": country, "y": city, "w": say(rng, _WORDINGS["which"])}
@@ -54,7 +55,8 @@ def _capital(rng: Random) -> list[Turn]:
 
 def _animal(rng: Random) -> list[Turn]:
     kind = ("sounds", "legs", "babies", "homes", "eats")[rng.randrange(5)]
-    table, wording = _LISTS[kind], _WORDINGS["animals"][kind]
+    table = _LISTS[kind]
+    wording = _WORDINGS["animals"][kind]
     told: list[Turn] = []
     for x in rng.sample(list(table), rng.choice((1, 1, 2))):
         is_again = bool(told) and rng.random() >= 0.4
@@ -91,7 +93,8 @@ def _order(rng: Random) -> list[Turn]:
     """The neighbour of a day, month, season, letter or planet, or the nth of them."""
     ring, noun = rng.choice(_RINGS)
     at = rng.randrange(len(ring) - (noun in ("letter", "planet")))
-    one, following = ring[at], ring[(at + 1) % len(ring)]
+    one = ring[at]
+    following = ring[(at + 1) % len(ring)]
     kind = rng.random()
     if kind < 0.55:
         return [_turn(rng, _WORDINGS["after"], {"x": one, "y": following, "noun": noun})]
@@ -106,13 +109,17 @@ def _spelling(rng: Random) -> list[Turn]:
     x = rng.choice(_LISTS["spelled"])
     kind = rng.random()
     if kind < 0.6:
-        asked, answer = "spelling", "-".join(x.upper())
+        asked = "spelling"
+        answer = "-".join(x.upper())
     elif kind < 0.75:
-        asked, answer = "length", str(len(x))
+        asked = "length"
+        answer = str(len(x))
     elif kind < 0.9:
-        asked, answer = "first_letter", x[0].upper()
+        asked = "first_letter"
+        answer = x[0].upper()
     else:
-        asked, answer = "last_letter", x[-1].upper()
+        asked = "last_letter"
+        answer = x[-1].upper()
     return [_turn(rng, _WORDINGS[asked], {"x": x, "y": answer})]
 
 

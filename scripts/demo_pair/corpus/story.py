@@ -19,7 +19,8 @@ from .words import (
 
 _WORDINGS = texts("story")
 _PRONOUNS = (("he", "his", "him"), ("she", "her", "her"))
-_SHE, _HE = frozenset(_WORDINGS["she"]), frozenset(_WORDINGS["he"])
+_SHE = frozenset(_WORDINGS["she"])
+_HE = frozenset(_WORDINGS["he"])
 _IN_PLACE = _WORDINGS["in_place"]
 # Each plot is a few sentences, each with many wordings. It begins after the hero is introduced,
 # and stops before the last sentence.
@@ -169,7 +170,8 @@ def _question(rng: Random, who: Cast) -> Turn:
 
 def _sequel(rng: Random, who: Cast) -> tuple[Turn, Cast]:
     """Another story after this one: shorter, changed, or quite new."""
-    new, asks = cast(rng), _WORDINGS["sequel"]
+    new = cast(rng)
+    asks = _WORDINGS["sequel"]
     kind = rng.random()
     if kind < 0.3:
         ask = say(rng, asks["another"])
@@ -194,7 +196,8 @@ def turns(rng: Random, memory: Memory) -> list[Turn]:
     """A story and, often, questions about it or further stories."""
     ask, who, short = _request(rng)
     if memory.name and rng.random() < 0.06:
-        ask, short = say(rng, _WORDINGS["about_me"]), False
+        ask = say(rng, _WORDINGS["about_me"])
+        short = False
         kind = rng.choice(("child", "girl", "boy", "traveller"))
         who = replace(who, name=memory.name, kind=kind)
     told = [Turn(ask, tell(rng, who, short=short), tell(rng, who, short=True))]

@@ -33,9 +33,13 @@ def person_name(rng: Random) -> str:
 
 def hero_name(rng: Random) -> str:
     """A name for somebody in a story."""
-    return rng.choice(PET_NAMES) if rng.random() < 0.7 else rng.choice(NAMES)
+    if rng.random() < 0.7:
+        return rng.choice(PET_NAMES)
+    return rng.choice(NAMES)
 
 
 def hero_kind(rng: Random) -> str:
     """The hero of a story: an animal or somebody from a tale."""
-    return rng.choice(ANIMALS) if rng.random() < 0.6 else rng.choice(PEOPLE)
+    if rng.random() < 0.6:
+        return rng.choice(ANIMALS)
+    return rng.choice(PEOPLE)

@@ -190,7 +190,8 @@ class Measurement:
         self, question: Question, temperature: float, servers: Mapping[str, LlamaServer]
     ) -> dict[str, Answered]:
         """Another one is first each time."""
-        prompt, most = self.sides.prompt(question.task), self.plan.max_tokens
+        prompt = self.sides.prompt(question.task)
+        most = self.plan.max_tokens
         order = [PLAIN, *servers]
         first = len(self.record.figures) % len(order)
         found = {}

@@ -111,7 +111,9 @@ def _table(figures: Sequence[Figure], cell: Callable[[Sequence[Figure]], str]) -
 def _speed(figures: Sequence[Figure]) -> str:
     if figures and figures[0].side == "plain":
         rates = [each.tokens_per_s for each in figures if each.tokens_per_s is not None]
-        return f"{statistics.median(rates):.1f} tokens/s" if rates else "-"
+        if rates:
+            return f"{statistics.median(rates):.1f} tokens/s"
+        return "-"
     return _shown(each.ratio for each in figures)
 
 
@@ -163,4 +165,6 @@ def _acceptance(figures: Sequence[Figure]) -> str:
 
 def _identical(figures: Sequence[Figure]) -> str:
     judged = [figure.is_same for figure in figures if figure.is_same is not None]
-    return f"{sum(judged)} of {len(judged)}" if judged else "-"
+    if judged:
+        return f"{sum(judged)} of {len(judged)}"
+    return "-"

@@ -77,8 +77,11 @@ class Answered:
 
     def speed_against(self, other: Answered) -> float | None:
         """Its tokens/s ÷ the other's."""
-        ours, theirs = self.tokens_per_s, other.tokens_per_s
-        return None if ours is None or theirs is None else ours / theirs
+        ours = self.tokens_per_s
+        theirs = other.tokens_per_s
+        if ours is None or theirs is None:
+            return None
+        return ours / theirs
 
 
 class Weights:
@@ -95,7 +98,8 @@ class Weights:
 
     def context(self) -> LlamaModel:
         """Another one, which lives as long as this at most."""
-        first, options = self.reader, self._options
+        first = self.reader
+        options = self._options
         assert first.handle.model is not None
         params = context_params(options, first.context_length)
         context = new_context(first.handle.model, first.name, params)
@@ -118,7 +122,8 @@ class Sides:
     """An engine for each name. draft: None where no name needs one."""
 
     def __init__(self, target: Weights, draft: Weights | None, names: Sequence[str]) -> None:
-        self._target, self._draft = target, draft
+        self._target = target
+        self._draft = draft
         self.engines: dict[str, Engine] = {}
         self._models: dict[str, Models] = {}
         self._learned: dict[str, dict[str, Any]] = {}
@@ -213,7 +218,8 @@ class Sides:
             of_draft = _state_of(self._draft.reader, begun)
 
         def begin(name: str) -> None:
-            engine, models = self.engines[name], self._models[name]
+            engine = self.engines[name]
+            models = self._models[name]
             engine.exclusively(lambda _: None)  # which empties its caches
             if of_target is not None:
                 engine._decoder.tokens = list(begun)
@@ -284,4 +290,6 @@ def draft_options(of_target: LlamaOptions) -> LlamaOptions:
 def num_drafted(name: str) -> int | None:
     """The fixed number of draft tokens that a side's name ends in."""
     found = re.search(r"draft-(\d+)$", name)
-    return int(found[1]) if found else None
+    if found:
+        return int(found[1])
+    return None

@@ -59,7 +59,9 @@ class TextSpec:
     @property
     def turn(self) -> int:
         """Tokens until the agreements repeat; 1 if there is only one."""
-        return self.segment * len(self.agreement) if len(self.agreement) > 1 else 1
+        if len(self.agreement) > 1:
+            return self.segment * len(self.agreement)
+        return 1
 
 
 class Bigrams:
@@ -89,7 +91,8 @@ class Bigrams:
         self.logits = _BEST_LOGIT + np.log(follower_probs(spec.entropy) + 1e-300)
         self.logits -= self.logits[0] - _BEST_LOGIT
         steps = _steps_ahead(random, len(self.logits), num_strides)
-        self._ahead, self._astray = steps[0] * stride, steps[1] * stride
+        self._ahead = steps[0] * stride
+        self._astray = steps[1] * stride
         self._agrees = _agreeing(random, spec, len(self._circle))
         self.phases = self._place % num_phases  # of each token: (vocab_size,)
 
@@ -115,7 +118,8 @@ def follower_probs(entropy: float) -> NDArray[np.float64]:
     """Geometric over NUM_FOLLOWERS tokens, with this entropy in nats; (1,) for 0."""
     if entropy == 0.0:
         return np.ones(1)
-    low, high = 0.0, 1.0
+    low = 0.0
+    high = 1.0
     while True:
         ratio = (low + high) / 2
         probs = np.power(ratio, np.arange(NUM_FOLLOWERS), dtype=np.float64)

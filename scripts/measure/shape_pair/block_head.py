@@ -28,7 +28,8 @@ def write_block_head(
     path: Path, shape: Shape, quantization: str, words: WordList, bigrams: Bigrams, ends: Ends
 ) -> None:
     """ends: the target's, whose table and output the head shares."""
-    width, code = shape.width, code_width(shape.width)
+    width = shape.width
+    code = code_width(shape.width)
     codes = codes_of(ends.head, blocks.fitting(blocks.head_kind(quantization), width), code)
     writer = ModelWriter(path.with_name(path.name + ".part"), "dflash")
     writer.add_name(path.stem)

@@ -37,7 +37,9 @@ QUANTIZATIONS = {
 
 def fitting(kind: Kind, columns: int) -> Kind:
     """The kind itself, or what llama.cpp stores rows of this length in instead."""
-    return kind if columns % GGML_QUANT_SIZES[kind][0] == 0 else _SMALLER_BLOCKS[kind]
+    if columns % GGML_QUANT_SIZES[kind][0] == 0:
+        return kind
+    return _SMALLER_BLOCKS[kind]
 
 
 def layer_kind(quantization: str, matrix: str, layer: int, num_layers: int) -> Kind:
@@ -50,20 +52,24 @@ def layer_kind(quantization: str, matrix: str, layer: int, num_layers: int) -> K
     sensitive = matrix in ("attn_v", "ffn_down") and (
         layer < eighth or layer >= 7 * num_layers // 8 or (layer - eighth) % 3 == 2
     )
-    return (
-        Kind.Q6_K if quantization == "Q4_K_M" and sensitive else QUANTIZATIONS[quantization][0]
-    )
+    if quantization == "Q4_K_M" and sensitive:
+        return Kind.Q6_K
+    return QUANTIZATIONS[quantization][0]
 
 
 def head_kind(quantization: str) -> Kind:
     """The type in which llama-quantize stores the output matrix."""
-    return Kind.Q8_0 if quantization == "Q8_0" else Kind.Q6_K
+    if quantization == "Q8_0":
+        return Kind.Q8_0
+    return Kind.Q6_K
 
 
 def exact_kind(quantization: str) -> Kind:
     """The type of a layer's matrix of few, simple numbers: the usual one if gguf writes it."""
     kind = QUANTIZATIONS[quantization][0]
-    return kind if kind in (Kind.Q4_0, Kind.Q5_0) else Kind.Q8_0
+    if kind in (Kind.Q4_0, Kind.Q5_0):
+        return kind
+    return Kind.Q8_0
 
 
 def row_bytes(kind: Kind, columns: int) -> int:

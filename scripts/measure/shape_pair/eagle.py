@@ -43,7 +43,8 @@ def write_eagle_head(
     path: Path, shape: Shape, quantization: str, words: WordList, bigrams: Bigrams, ends: Ends
 ) -> None:
     """ends: the target's. The head has an embedding of its own, and the target's output."""
-    width, kind = shape.width, blocks.exact_kind(quantization)
+    width = shape.width
+    kind = blocks.exact_kind(quantization)
     code = code_width(width)
     output_kind = blocks.fitting(blocks.head_kind(quantization), width)
     embedding = _embedding(shape, bigrams, codes_of(ends.head, output_kind, code))
@@ -153,7 +154,8 @@ def _values(shape: Shape, code: int) -> Matrix:
 
 def _attention_output(shape: Shape, code: int) -> Matrix:
     """(width, heads * size): of each group of queries the first one's value."""
-    size, group = shape.head_width, shape.num_heads // shape.num_kv_heads
+    size = shape.head_width
+    group = shape.num_heads // shape.num_kv_heads
     matrix = np.zeros((shape.width, shape.num_heads * size), dtype=np.float32)
     places = np.arange(code)
     matrix[places, places // size * group * size + places % size] = 1.0

@@ -72,7 +72,8 @@ class Tensor:
 def tensors(contents: Contents) -> list[Tensor]:
     """Every tensor, in the file's order."""
     shape, quantization, parts = contents
-    width, vocab = shape.width, shape.vocab_size
+    width = shape.width
+    vocab = shape.vocab_size
     output = blocks.fitting(blocks.head_kind(quantization), width)
     listed = [
         Tensor("token_embd.weight", Kind.Q8_0, (vocab, width)),
@@ -118,8 +119,10 @@ def _layer_tensors(shape: Shape, layer: int) -> tuple[Sizes, Sizes]:
 
 
 def _attention(shape: Shape) -> tuple[Sizes, Sizes]:
-    width, head = shape.width, shape.head_width
-    queries, keys = shape.num_heads * head, shape.num_kv_heads * head
+    width = shape.width
+    head = shape.head_width
+    queries = shape.num_heads * head
+    keys = shape.num_kv_heads * head
     gated = 2 if shape.architecture == "qwen35" else 1
     matrices: Sizes = {
         "attn_q": (gated * queries, width),
@@ -255,4 +258,6 @@ def _number(name: str) -> float:
         return 1.0
     if name.endswith("ssm_a"):
         return -1.0  # a state fades, else it would grow
-    return 0.25 if name.endswith("ssm_conv1d.weight") else 0.0
+    if name.endswith("ssm_conv1d.weight"):
+        return 0.25
+    return 0.0

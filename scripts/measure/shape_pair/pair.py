@@ -100,7 +100,8 @@ def make_pair(spec: PairSpec, folder: Path) -> tuple[Path, Path]:
 
     The same spec gives the same bytes. Raises OptionError if the disk is too small.
     """
-    target, draft = folder / spec.target_name(), folder / spec.draft_name()
+    target = folder / spec.target_name()
+    draft = folder / spec.draft_name()
     _make_missing(
         {
             target: Contents(SHAPES[spec.target], spec.quantization, Parts.TRUNK),
@@ -118,8 +119,10 @@ def make_with_head(spec: HeadSpec, folder: Path) -> tuple[Path, Path | None]:
 
     As `make_pair`.
     """
-    shape, kind = SHAPES[spec.target], spec.quantization
-    target, head = folder / spec.target_name(), folder / spec.head_name()
+    shape = SHAPES[spec.target]
+    kind = spec.quantization
+    target = folder / spec.target_name()
+    head = folder / spec.head_name()
     if spec.is_apart:
         files = {
             target: Contents(shape, kind, Parts.TRUNK),
@@ -167,7 +170,9 @@ def _make(
 
 
 def _num_phases(target: str) -> int:
-    return PHASES if SHAPES[target].has_head else 1
+    if SHAPES[target].has_head:
+        return PHASES
+    return 1
 
 
 def _shares(text: TextSpec) -> str:

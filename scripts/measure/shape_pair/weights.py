@@ -117,7 +117,9 @@ def make_head_ends(
 ) -> Ends:
     """Embedding, norm and output matrix; without a head its part of the embedding is zero."""
     random = np.random.default_rng(seed)
-    width, vocab, code = shape.width, shape.vocab_size, code_width(shape.width)
+    width = shape.width
+    vocab = shape.vocab_size
+    code = code_width(shape.width)
     output = blocks.random_rows(random, output_kind, vocab, width)
     output[:, blocks.row_bytes(output_kind, code) :] = 0
     codes = codes_of(output, output_kind, code)
