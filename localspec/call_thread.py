@@ -16,8 +16,10 @@ _stack_size_lock = threading.Lock()
 class CallThread(threading.Thread, Generic[Result]):
     """A thread that makes one call, and ends.
 
-    A pool refuses work once the main thread has ended, while others continue. daemon: whether
-    the process may end before it.
+    A pool refuses work once the main thread has ended, while others continue.
+
+    Args:
+        daemon: Whether the process may end before it.
     """
 
     def __init__(self, call: Callable[[], Result], *, daemon: bool = False) -> None:

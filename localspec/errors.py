@@ -101,8 +101,9 @@ class TemplateLimitError(TemplateError):
 class ContextError(LocalspecError):
     """More tokens than the context holds.
 
-    num_tokens: of the prompt, None where it was too long to be counted. context_length: how
-    many tokens the context holds, None where the limit is another one.
+    Args:
+        num_tokens: The tokens of the prompt, None where it was too long to be counted.
+        context_length: How many tokens the context holds, None where the limit is another one.
     """
 
     def __init__(

@@ -61,10 +61,14 @@ class _Rendered(NamedTuple):
 class PromptMaker:
     """A chat template, and a guard against control texts in messages. For any thread.
 
-    tool_source: of another template, for messages with tools or calls of them, if there is one
-    and the way its models write calls is known. think: False asks for no thoughts. vision: what
-    makes tokens of pictures, if the model sees. Raises TemplateError for a source that is
-    broken, or knows no such switch.
+    Args:
+        tool_source: The source of another template, for messages with tools or calls of them,
+            if there is one and the way its models write calls is known.
+        think: False asks for no thoughts.
+        vision: What makes tokens of pictures, if the model sees.
+
+    Raises:
+        TemplateError: For a source that is broken, or knows no such switch.
     """
 
     def __init__(

@@ -196,7 +196,8 @@ class StepLawCheck:
 class _RowsBehind:
     """The target behind a text: its rows, of which each is decoded once.
 
-    known: tokens behind the text → row, of those that are known.
+    Args:
+        known: Tokens behind the text → row, of those that are known.
     """
 
     max_rollback = MAX_DRAFT_TOKENS

@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 class PlainView:
     """Shows an answer as text; its thoughts go to stderr.
 
-    Control characters are made visible. show_draft: whether each token is marked by where it
-    came from.
+    Control characters are made visible.
+
+    Args:
+        show_draft: Whether each token is marked by where it came from.
     """
 
     def __init__(self, *, show_draft: bool) -> None:

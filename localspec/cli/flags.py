@@ -110,7 +110,11 @@ class NumberRange(Number, click.FloatRange):
 
 
 class Parsed(click.ParamType[Any]):
-    """A text that `read` converts. otherwise: the end of the error if `read` refuses it."""
+    """A text that `read` converts.
+
+    Args:
+        otherwise: The end of the error if `read` refuses it.
+    """
 
     name = "text"
 

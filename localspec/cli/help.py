@@ -102,8 +102,9 @@ class Command(_Grouped):
 class Group(_Grouped, click.Group):
     """Several commands, each with its whole summary.
 
-    elsewhere: the command here for each command of other programs; the key MODEL stands for
-    the name of any model.
+    Args:
+        elsewhere: The command here for each command of other programs; the key MODEL stands for
+            the name of any model.
     """
 
     command_class = Command

@@ -27,7 +27,9 @@ class Crossing(NamedTuple):
 class Spelling:
     """A vocabulary as constraints see it, read when it is needed.
 
-    num_logits: the width of a row of logits, which may be more than the vocabulary has tokens.
+    Args:
+        num_logits: The width of a row of logits, which may be more than the vocabulary has
+            tokens.
     """
 
     def __init__(self, vocabulary: WholeVocabulary, num_logits: int) -> None:

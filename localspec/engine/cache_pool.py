@@ -34,8 +34,11 @@ _FEW = 32  # tokens that are read rather than an answer be apart from those at w
 class CachePool:
     """A text for each owner, in a lane or copied out; of copies the oldest leave first.
 
-    An owner is any object; its text goes when the object does. room: its memory is of all
-    copies together, and 0 keeps none; texts that leave that go to its disk.
+    An owner is any object; its text goes when the object does.
+
+    Args:
+        room: Bounds of all copies together: memory, where 0 keeps none, and the disk to which
+            go texts that leave the memory.
     """
 
     def __init__(self, lanes: Sequence[Lane], room: CacheRoom) -> None:

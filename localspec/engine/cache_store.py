@@ -49,11 +49,15 @@ _LEFT_S = 600.0  # a file that is being written changes more often than that
 class CacheStore:
     """The texts of one owner for models of these identities, the target's first.
 
-    disk: what all files of the folder may take together. identities: of the models, where the
-    target's adapters have these scales. reach: see `Cache.reach`, of the target. most_tokens:
-    that its context holds. A fault of the disk is a line in the log: the text is decoded again.
-
     Raises what `identities` does.
+
+    A fault of the disk is a line in the log: the text is decoded again.
+
+    Args:
+        disk: What all files of the folder may take together.
+        identities: The identities of the models, where the target's adapters have these scales.
+        reach: The target's `Cache.reach`.
+        most_tokens: The most tokens that its context holds.
     """
 
     def __init__(

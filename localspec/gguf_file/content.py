@@ -27,9 +27,12 @@ _CHUNK_BYTES = 1 << 20  # of a header, read at a time
 
 
 class FileContent:
-    """A model's files, as they were when this was made. header: of `check_model_file`.
+    """A model's files, as they were when this was made.
 
     states: see `require_unwritten`.
+
+    Args:
+        header: The header that `check_model_file` returned.
     """
 
     def __init__(self, header: Header) -> None:

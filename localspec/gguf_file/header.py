@@ -197,7 +197,9 @@ class _PrefixTooShortError(Exception):
 class _HeaderReader:
     """Reads a header, and never beyond the bytes that it has.
 
-    data: the whole file, or its start. size_bytes: of the whole file.
+    Args:
+        data: The whole file, or its start.
+        size_bytes: The size of the whole file.
     """
 
     def __init__(self, path: Path, data: mmap.mmap | bytes, size_bytes: int) -> None:

@@ -371,7 +371,11 @@ def _refusal(repo: str, status: int, response: Any) -> DownloadError:
 
 
 class HubBusyError(DownloadError):
-    """Another try may help. wait_s: seconds that the server asks to wait, or None."""
+    """Another try may help.
+
+    Args:
+        wait_s: Seconds that the server asks to wait, or None.
+    """
 
     def __init__(self, message: str, wait_s: int | None) -> None:
         super().__init__(message, "Try again later; received bytes are kept.")

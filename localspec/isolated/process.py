@@ -374,8 +374,13 @@ class _Child:
 class _OwnedChild:
     """A running child. Dropping the last reference ends it.
 
-    function: of `child`, which gets its end of a pipe and what is given. servers: RPC servers
-    that its models are on. patience_s: for it to end. Raises what loading raises.
+    Args:
+        function: A function of `child`, which gets its end of a pipe and what is given.
+        servers: RPC servers that its models are on.
+        patience_s: How long to wait for its end.
+
+    Raises:
+        Exception: What loading raises.
     """
 
     def __init__(

@@ -18,7 +18,11 @@ _MOST_SLOWDOWN = 0.9  # of any product
 
 
 class NotFasterError(LocalspecError):
-    """A build computes right, and is no faster than what is installed. speedups: by product."""
+    """A build computes right, and is no faster than what is installed.
+
+    Args:
+        speedups: How many times as fast it is, by product.
+    """
 
     def __init__(self, message: str, speedups: dict[str, float]) -> None:
         super().__init__(

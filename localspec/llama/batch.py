@@ -33,8 +33,11 @@ class TextPart(NamedTuple):
 class TokenBatch:
     """Space for `size` tokens, with a row of `width` floats each if that is not 0.
 
-    rows: (size, width) float32, to be filled before `filled`. rows_alone: libllama gets the
-    rows and no tokens.
+    Args:
+        rows_alone: Whether libllama gets the rows and no tokens.
+
+    Attributes:
+        rows: (size, width) float32, to be filled before `filled`.
     """
 
     def __init__(self, size: int, width: int = 0, *, rows_alone: bool = False) -> None:

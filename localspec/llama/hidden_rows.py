@@ -120,8 +120,9 @@ class HiddenRows:
 class TargetRows(HiddenRows):
     """The hidden rows of a context, copied after each of its decodes.
 
-    layers: numbers of layers whose inputs a row has side by side. The number of all layers
-    means the output of the last one, and so does an empty tuple.
+    Args:
+        layers: Numbers of layers whose inputs a row has side by side. The number of all layers
+            means the output of the last one, and so does an empty tuple.
     """
 
     def __init__(self, handle: Handle, layers: tuple[int, ...]) -> None:

@@ -40,9 +40,12 @@ _HTML_TAG = re.compile(
 class LlamaVocabulary:
     """Token ids, their texts and bytes, and which of them end an answer.
 
-    A `WholeVocabulary`, from any thread. vocab: a pointer of libllama. require_open: called
-    before each use; raises EngineError once the pointer is freed. in_use: a lock that whoever
-    frees it has to hold.
+    A `WholeVocabulary`, from any thread.
+
+    Args:
+        vocab: A pointer of libllama.
+        require_open: Called before each use; raises EngineError once the pointer is freed.
+        in_use: A lock that whoever frees it has to hold.
     """
 
     def __init__(

@@ -96,11 +96,17 @@ class Estimate:
 class Costs:
     """The costs of target and proposers, for one number of threads and one `fill`.
 
-    The unit is a target-only step; names in `_s` are in seconds. plain_s: a target-only step.
-    prefill_token_s: a token of a prompt. ledger: all other costs: "change" of a target-only
-    step after another size; n in digits of v(n); a kind of proposer of drafting a token, or a
-    whole block; "read" and a kind of a token of its prefill. draft_shares: guesses of what a
-    token of each kind costs.
+    The unit is a target-only step; names in `_s` are in seconds.
+
+    Args:
+        draft_shares: Guesses of what a token of each kind costs.
+
+    Attributes:
+        plain_s: The cost of a target-only step.
+        prefill_token_s: The cost of a token of a prompt.
+        ledger: All other costs: "change" for a target-only step after another size; n in
+            digits for v(n); a kind of proposer for drafting a token, or a whole block; "read"
+            and a kind for a token of its prefill.
     """
 
     def __init__(self, draft_shares: Mapping[ProposerKind, float]) -> None:

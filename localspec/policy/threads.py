@@ -34,10 +34,13 @@ Shape = tuple[int, int, int, int | None]
 class AdaptiveThreads(ThreadPolicy):
     """Chooses the number of threads with which steps were fastest.
 
-    counts: the numbers to choose from, as `counts_to_try` has them; a single one is kept.
-    num_free: cores that other programs left free a moment ago: it begins with so many threads.
-    use_threads: sets the models' number of threads. was_alone: whether the last step had
-    decodes of its own; others say nothing about threads.
+    Args:
+        counts: The numbers to choose from, as `counts_to_try` has them; a single one is kept.
+        num_free: Cores that other programs left free a moment ago: it begins with so many
+            threads.
+        use_threads: Sets the models' number of threads.
+        was_alone: Whether the last step had decodes of its own; others say nothing about
+            threads.
     """
 
     def __init__(

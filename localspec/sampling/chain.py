@@ -24,10 +24,12 @@ from localspec.vocabulary import WholeVocabulary
 class SamplerChain:
     """The chain of one answer, the same for target and draft.
 
-    num_prompt_tokens: the position in the text at which the answer begins. num_said: tokens
-    that the answer already has. ends: every end-of-generation id of the target. breakers:
-    dry_sequence_breakers as token ids of the target. constraint: the answer's, in its state
-    after the tokens said.
+    Args:
+        num_prompt_tokens: The position in the text at which the answer begins.
+        num_said: Tokens that the answer already has.
+        ends: Every end-of-generation id of the target.
+        breakers: dry_sequence_breakers as token ids of the target.
+        constraint: The answer's constraint, in its state after the tokens said.
     """
 
     def __init__(

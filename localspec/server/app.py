@@ -128,9 +128,12 @@ class Limits:
 class Server:
     """The routes, the models behind them, and the line of requests.
 
-    has_page: whether a browser gets a page to chat on. own_key: with which the server shows the
-    user's programs that it is this user's; None where nobody asks for it. tool_servers: MCP
-    servers whose tools clients may let the models call; closed by who has made them.
+    Args:
+        has_page: Whether a browser gets a page to chat on.
+        own_key: The key with which the server shows the user's programs that it is this user's;
+            None where nobody asks for it.
+        tool_servers: MCP servers whose tools clients may let the models call; closed by who has
+            made them.
     """
 
     def __init__(
@@ -344,8 +347,11 @@ async def _refused(request: Request, error: Exception) -> Response:
 class RequestLog:
     """Hands requests to `app`, counts them, and logs what was posted and what was refused.
 
-    paths: those that are counted by name. The attribute `facts` of a log record has all that
-    its line says. No line has a key or a text.
+    The attribute `facts` of a log record has all that its line says. No line has a key or a
+    text.
+
+    Args:
+        paths: The paths that are counted by name.
     """
 
     def __init__(self, app: ASGIApp, counters: Counters, paths: Collection[str]) -> None:

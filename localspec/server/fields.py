@@ -31,7 +31,9 @@ _STRING = re.compile(rb'"[^"]*"?')  # without escaped quotes
 class Fields:
     """An object in a request. A field that is null counts as missing.
 
-    values: as they are in it. path: where it is in the request, as "stream_options."
+    Args:
+        values: The fields as the request has them.
+        path: Where they are in the request, as "stream_options.".
     """
 
     def __init__(self, values: Mapping[str, Any], path: str = "") -> None:

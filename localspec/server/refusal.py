@@ -68,8 +68,11 @@ _RETRY_AFTER_S = 2  # the wait before a retry that a 503 asks for
 class RequestError(LocalspecError):
     """The error of a refused or failed request, as the client gets it.
 
-    code: for programs, OpenAI's code if it has one. status: the HTTP status, by default the
-    code's. param: the wrong field, if any. headers: HTTP headers of the response.
+    Args:
+        code: The code for programs, OpenAI's if it has one.
+        status: The HTTP status, by default the code's.
+        param: The wrong field, if any.
+        headers: HTTP headers of the response.
     """
 
     def __init__(

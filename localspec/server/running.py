@@ -162,7 +162,9 @@ def _first_unused(connections: Iterable[_ClientConnection]) -> _ClientConnection
 class Runner(uvicorn.Server):
     """Serves an application on a socket (`run(sockets=[…])`) until Ctrl-C or `should_exit`.
 
-    ready: called once it serves. stop: called before it ends, while clients can still be told.
+    Args:
+        ready: Called once it serves.
+        stop: Called before it ends, while clients can still be told.
     """
 
     def __init__(

@@ -256,10 +256,13 @@ _RANK = 4  # the pooling_type of a reranker, in llama.cpp's numbers
 
 
 class ServedEmbedder(ServedFile[IsolatedEmbedder]):
-    """A model for vectors, under its name. model: a preset, or as for `load_embedder`.
+    """A model for vectors, under its name.
 
     ranks: whether it is a reranker. turn: held by the request that it reads for. Raises
     PresetError if it is not here, and ModelFileError.
+
+    Args:
+        model: A preset, or as for `load_embedder`.
     """
 
     def __init__(self, model: str) -> None:

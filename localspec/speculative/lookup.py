@@ -58,9 +58,12 @@ class Occurrence(NamedTuple):
 
 
 class TextMemory:
-    """Earlier texts, each part of them once. most_tokens: the bound of all together.
+    """Earlier texts, each part of them once.
 
     Beyond the bound the parts that were least recently used are forgotten.
+
+    Args:
+        most_tokens: The bound of all together.
     """
 
     def __init__(self, most_tokens: int = MOST_REMEMBERED) -> None:
@@ -205,8 +208,9 @@ _NOTHING = Found([], 0)
 class Lookup(Proposer):
     """Proposes from the text itself, a reference, and a memory of earlier texts.
 
-    is_end: the target's end-of-generation test; nothing is proposed after such a token.
-    memory: of earlier texts, if any are to be remembered.
+    Args:
+        is_end: The target's end-of-generation test; nothing is proposed after such a token.
+        memory: The memory of earlier texts, if any are to be remembered.
     """
 
     kind = ProposerKind.LOOKUP

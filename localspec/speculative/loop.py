@@ -52,8 +52,9 @@ class SpeculativeDecoder:
     That invariant holds whenever control is outside: after every yielded step, after a
     generator was closed, after an exception.
 
-    proposers: who may propose, the preferred first; with none, draft_off says why. clock:
-    seconds, monotonic.
+    Args:
+        proposers: Who may propose, the preferred first; with none, draft_off says why.
+        clock: Seconds, monotonic.
     """
 
     def __init__(

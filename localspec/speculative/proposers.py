@@ -122,13 +122,14 @@ class Proposer:
 class DraftModel(Proposer):
     """A small model that shares the target's tokenizer.
 
-    shared: ids that mean the same token to target and draft. Other ids are removed before the
-    distribution is formed, so they are never drawn. is_end: the target's end-of-generation
-    test.
-
     Its cache holds a part of the text. That begins at the front of the text, or further behind,
     to save the time of reading a long prompt for a draft that may not pay. Any distribution is
     correct, as long as the tokens are drawn from it.
+
+    Args:
+        shared: Ids that mean the same token to target and draft. Other ids are removed before
+            the distribution is formed, so they are never drawn.
+        is_end: The target's end-of-generation test.
     """
 
     kind = ProposerKind.DRAFT
@@ -286,7 +287,8 @@ def confidence_in(row: Logits, distribution: Distribution) -> float:
 class Forced(Proposer):
     """Proposes what the answer's constraint forces, if it has one.
 
-    is_end: the target's end-of-generation test; nothing is proposed after such a token.
+    Args:
+        is_end: The target's end-of-generation test; nothing is proposed after such a token.
     """
 
     kind = ProposerKind.FORCED

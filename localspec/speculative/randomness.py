@@ -45,10 +45,11 @@ _NOISE = len(Purpose)  # in the counter's word where uniforms have 0
 class Randomness:
     """The random numbers of one answer.
 
-    num_said: tokens that the answer already has. It continues with the numbers after theirs,
-    since they took no more steps than that.
-
     Raises OptionError for a seed outside 0 … 2**63 - 1.
+
+    Args:
+        num_said: Tokens that the answer already has. It continues with the numbers after
+            theirs, since they took no more steps than that.
     """
 
     def __init__(self, seed: int, turn: int = 0, num_said: int = 0) -> None:

@@ -203,7 +203,11 @@ _ANY_KIND = f"({' | '.join(map(json.dumps, VALUE_KINDS))})"
 
 
 class GrammarTexts:
-    """How texts stand in a grammar. tokens: ids of marks that are entries of the vocabulary."""
+    """How texts stand in a grammar.
+
+    Args:
+        tokens: Ids of marks that are entries of the vocabulary.
+    """
 
     def __init__(self, tokens: Mapping[str, int]) -> None:
         self.tokens = tokens

@@ -38,7 +38,8 @@ def can_edit() -> bool:
 class LineEditor:
     """Reads messages from the terminal; a dumb one has only its own line editing.
 
-    commands: the completions of each command's argument.
+    Args:
+        commands: The completions of each command's argument.
     """
 
     def __init__(self, commands: Mapping[str, Values]) -> None:

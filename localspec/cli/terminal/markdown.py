@@ -85,7 +85,11 @@ _MAX_ABOVE = 2000  # characters above a line that are looked at again
 
 
 class Highlighter:
-    """Highlights code. language: as its fence names it, or ""."""
+    """Highlights code.
+
+    Args:
+        language: The language as the code's fence names it, or "".
+    """
 
     def __init__(self, language: str) -> None:
         self._lexer: Lexer | None = None

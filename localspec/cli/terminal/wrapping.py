@@ -23,8 +23,11 @@ _JOINED = range(0x1F1E6, 0x1F200), range(0x1F3FB, 0x1F400)
 class WrappedWriter:
     """Appends text to `write`; a word that does not fit starts a new line.
 
-    width: called at every word, in columns. colourful: whether styles may have colours.
     The text has no control characters (`screen.printable`).
+
+    Args:
+        width: Gives the width in columns; called at every word.
+        colourful: Whether styles may have colours.
     """
 
     def __init__(
