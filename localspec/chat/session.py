@@ -33,8 +33,8 @@ if TYPE_CHECKING:
     from localspec.chat.chat import Chat
     from localspec.chat.template import Message
 
-FORMAT = "localspec-session"
-VERSION = 1
+_FORMAT = "localspec-session"
+_VERSION = 1
 _DIGEST = re.compile("[0-9a-f]{64}")
 _MOST_PICTURE_BYTES = 4 * MAX_PICTURE_PIXELS  # more than any picture takes as a PNG
 # No sign that a file system or a shell takes for something else, and no blank at the ends.
@@ -62,7 +62,7 @@ class Session:
 
     def as_json(self) -> bytes:
         """The session as it is kept in its file."""
-        content = {"format": FORMAT, "version": VERSION, **asdict(self)}
+        content = {"format": _FORMAT, "version": _VERSION, **asdict(self)}
         del content["name"]
         text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
         # A message can hold half of a surrogate pair, which UTF-8 cannot: Python's escape for
@@ -216,12 +216,12 @@ def lock_session(name: str) -> FileLock:
 def _session(name: str, path: Path, content: Any) -> Session:
     from localspec.chat.turns import is_count  # late: names of sessions are listed without it
 
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
+    if not isinstance(content, dict) or content.get("format") != _FORMAT:
         raise _unreadable(path, "it is not a localspec session")
-    if content.get("version") != VERSION:
+    if content.get("version") != _VERSION:
         raise SessionError(
             f"{path} has version {content.get('version')!r} of the format; "
-            f"this localspec reads version {VERSION}",
+            f"this localspec reads version {_VERSION}",
             "Use the localspec that wrote it, or another name.",
         )
     try:

@@ -23,8 +23,8 @@ from localspec.llama.cache_state import CacheState, checked_spans
 
 logger = logging.getLogger(__name__)
 
-FORMAT = "localspec-caches"
-VERSION = 3
+_FORMAT = "localspec-caches"
+_VERSION = 3
 _MAX_HEAD = 64_000_000  # bytes: the ids of more tokens than any context holds
 _CHUNK_BYTES = 1 << 22  # that are hashed or written without a look at whether to go on
 
@@ -107,8 +107,8 @@ def write_caches(
     entries = _entries(kept.states)
     parts = [b"" if entry is None else entry.data.data for entry in entries]
     head = {
-        "format": FORMAT,
-        "version": VERSION,
+        "format": _FORMAT,
+        "version": _VERSION,
         "owner": owner,
         "identities": list(identities),
         "tokens": kept.tokens,
@@ -155,7 +155,7 @@ def read_head(path: Path) -> CacheHead | None:
     with open_regular(path) as file:
         head = json.loads(file.readline(_MAX_HEAD))
         begin = file.tell()
-    if (head["format"], head["version"]) != (FORMAT, VERSION):
+    if (head["format"], head["version"]) != (_FORMAT, _VERSION):
         return None
     if head.pop("check") != _check_of(head):
         raise ValueError("its first line has changed")

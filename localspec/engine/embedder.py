@@ -23,7 +23,7 @@ _MOST_IDS = 1 << 24  # in a text; more than any context holds
 
 
 class Embedded(NamedTuple):
-    """"""
+    """What an embedder has made of texts."""
 
     values: np.ndarray[Any, np.dtype[np.float32]]
     """A vector for each text, (texts, width) float32; or a score for each, (texts,)."""

@@ -359,7 +359,7 @@ RuleName = Literal["greedy", "token", "block", "coupled"]
 
 @dataclass(frozen=True, slots=True)
 class ThreadUse:
-    """"""
+    """How many threads decode, and whether that is as usual."""
 
     num_threads: int
     """The threads of the target's decodes now."""

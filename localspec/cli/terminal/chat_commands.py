@@ -49,7 +49,7 @@ _SETTINGS = (*_SAMPLING, *_OF_ANSWERS, "think", "quiet")
 
 @dataclass(frozen=True, slots=True)
 class ChatCommand:
-    """"""
+    """A command of the chat, which begins with a slash."""
 
     run: Callable[[Conversation, str], None]
     argument: str
