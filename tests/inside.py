@@ -140,7 +140,7 @@ def cache_pool(engine: Engine) -> CachePool:
 
 def switch_to(engine: Engine, owner: object | None, tokens: Sequence[int]) -> None:
     """Put another conversation's text into the loop, as its answer does."""
-    engine._cache_pool.switch_to(engine._lanes[0], owner, tokens)
+    engine._cache_pool.switch_to(engine._lanes[0], owner, tokens, engine._own_scope)
 
 
 @contextlib.contextmanager
@@ -168,7 +168,7 @@ def lent(engine: Engine) -> Iterator[SpeculativeDecoder]:
 
 def profile(engine: Engine) -> Profile | None:
     """What was learned of the pair, and its file: a test says for which files it counts."""
-    return engine._profile
+    return engine._lanes[0].profile
 
 
 def save_profile(engine: Engine) -> None:

@@ -225,20 +225,26 @@ def curve(ratios: dict[int, float]) -> list[float]:
 class FreeProposer(Proposer):
     """Like a lookup: it takes no time, and `states(token)` says after which it has something.
 
-    `agrees(token)` says where that follows the target.
+    `agrees(token)` says where that follows the target. It proposes `most` tokens at most.
     """
 
     kind = ProposerKind.LOOKUP
 
-    def __init__(self, states: Callable[[int], bool], agrees: Callable[[int], bool]) -> None:
+    def __init__(
+        self,
+        states: Callable[[int], bool],
+        agrees: Callable[[int], bool],
+        most: int = MAX_DRAFT_TOKENS,
+    ) -> None:
         self._states, self._agrees = states, agrees
+        self._most = most
         self._judged = 0
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
         if not self._states(tokens[-1]):
             return ProposerState(0, draft_off=DraftOff.NOTHING_REPEATS)
         unjudged = max(len(tokens) - self._judged, 0)
-        return ProposerState(MAX_DRAFT_TOKENS, num_unjudged=unjudged, confidence=0.5)
+        return ProposerState(self._most, num_unjudged=unjudged, confidence=0.5)
 
     def propose(
         self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw

@@ -29,7 +29,14 @@ TO_THE_POINT = {
     "Write a haiku about rain.": r"(?i)(?=.*rain)[^\n]+\n[^\n]+\n[^\n]+\.",
 }
 # Kept to a schema by another model, or no question.
-NOT_ASKED = {"word ", "Tell me about a fox.", "A fox and a hen. ", "You are terse.", "question"}
+NOT_ASKED = {
+    "word ",
+    "Write to my landlord.",
+    "Tell me about a fox.",
+    "A fox and a hen. ",
+    "You are terse.",
+    "question",
+}
 ASKS = r'localspec generate |\.(?:send|generate|generate_raw|edit)\(\s*|"content": |curl .* -d '
 
 

@@ -40,7 +40,7 @@ def explained(*arguments) -> tuple[list[str], list[str]]:
     """The lines on the draft, and those with commands, by which the explanation ends."""
     lines = [" ".join(line.split()) for line in run("explain", *arguments).stdout.splitlines()]
     titles = [line.split()[0] for line in lines]
-    about_draft = lines[titles.index("Draft") : titles.index("Memory")]
+    about_draft = lines[titles.index("Draft") : titles.index("Device")]
     return about_draft, [line for line in lines if line.startswith("To ")]
 
 

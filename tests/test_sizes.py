@@ -19,7 +19,12 @@ from localspec.engine.prefill import prepare
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.sampling.chain import SamplerChain
 from localspec.speculative.loop import SpeculativeDecoder
-from localspec.speculative.policy_api import FixedDraftPolicy, ProposerKind, ThreadPolicy
+from localspec.speculative.policy_api import (
+    MAX_DRAFT_TOKENS,
+    FixedDraftPolicy,
+    ProposerKind,
+    ThreadPolicy,
+)
 from localspec.speculative.proposers import DraftModel
 from toy import GREEDY, all_shared, never, steps_of, tokens_of
 
@@ -31,16 +36,16 @@ MACHINES = (
 NUM_TOKENS = 600
 
 
-def loop_on(machine, kind, policy, agreement=0.85):
-    """A loop with a draft or a lookup, and its models."""
-    clock = Clock()
+def loop_on(machine, kind, policy, agreement=0.85, most=MAX_DRAFT_TOKENS, clock=None):
+    """A loop with a draft, or a lookup of `most` tokens, and its models."""
+    clock = clock or Clock()
     target, draft = models(machine, clock, at_random(agreement))
     if kind is ProposerKind.DRAFT:
         proposer = DraftModel(draft, all_shared(target, draft), never)
     else:
         # A policy changes sizes where it finds nothing if that is cheaper than padding.
         gap = int(isinstance(policy, FixedDraftPolicy))
-        proposer = FreeProposer(lambda token: token % 20 >= gap, at_random(agreement))
+        proposer = FreeProposer(lambda token: token % 20 >= gap, at_random(agreement), most)
     loop = SpeculativeDecoder(target, [proposer], policy, ThreadPolicy(1), None, clock)
     return loop, target, draft
 
@@ -56,9 +61,17 @@ def answer(loop, target, draft, start):
     return len(steps), num_changes(target.sizes[2:]), num_changes(draft.sizes[2:])
 
 
+FIXED = (1, 2, 4, 8, 16)
+
+
 @pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
-@pytest.mark.parametrize("kind", [ProposerKind.DRAFT, ProposerKind.LOOKUP])
-@pytest.mark.parametrize("k", [1, 2, 4, 8, 16, "auto"])
+@pytest.mark.parametrize(
+    ("kind", "k"),
+    [
+        *((ProposerKind.DRAFT, k) for k in (*FIXED, "auto")),
+        *((ProposerKind.LOOKUP, k) for k in FIXED),
+    ],
+)
 def test_sizes_stay_while_drafts_are_worth_it(kind, k, machine):
     policy = FixedDraftPolicy(k, keeps_sizes=True) if k != "auto" else None
     policy = policy or AdaptiveDraftPolicy({kind: machine.draft_share}, 1)
@@ -70,6 +83,23 @@ def test_sizes_stay_while_drafts_are_worth_it(kind, k, machine):
     # It times a single token again, and tries a larger size when many tokens were right.
     num_chosen = 4 if k == "auto" else 0
     assert max(changes) <= 0.02 * num_steps + num_chosen
+
+
+@pytest.mark.parametrize("machine", MACHINES, ids=lambda machine: machine.name)
+def test_a_lookup_that_may_change_its_sizes_takes_no_more_time(machine):
+    """Next to one that can only propose three tokens, so that nearly all sizes are the same."""
+    seconds = {}
+    for most in (3, MAX_DRAFT_TOKENS):
+        clock = Clock()
+        policy = AdaptiveDraftPolicy({ProposerKind.LOOKUP: machine.draft_share}, 1)
+        loop, *pair = loop_on(machine, ProposerKind.LOOKUP, policy, most=most, clock=clock)
+        for number in range(4):  # it learns what a change costs
+            answer(loop, *pair, start=50 * number)
+        begin = clock()
+        for start in (300, 57, 100, 320):
+            answer(loop, *pair, start=start)
+        seconds[most] = clock() - begin
+    assert seconds[MAX_DRAFT_TOKENS] <= 1.01 * seconds[3]
 
 
 def test_nothing_is_padded_where_changes_are_free():

@@ -128,7 +128,7 @@ class Rounds(DraftPolicy):
         if is_over and self._drafting.num_tokens >= _DRAFTING_TOKENS:
             self._stretches += self._last()
             self._plain = _Side()
-        self._drafting = _Side()
+            self._drafting = _Side()
 
     @property
     def _is_plain(self) -> bool:
