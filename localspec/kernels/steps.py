@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Sequence
 
 from localspec.errors import LocalspecError
@@ -50,11 +51,19 @@ def run_step(
                 read(line)
             status = process.wait()
         except BaseException:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+            _kill_group(process)
             raise
     if status != 0:
         raise LocalspecError(f"{failure}: {_reason_in(lines)}", _hint_for(lines))
+
+
+def _kill_group(process: subprocess.Popen[str]) -> None:
+    """Kill a program and what it has started."""
+    if sys.platform == "win32":  # where nothing is compiled, and there are no groups
+        process.kill()
+        return
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _reason_in(lines: list[str]) -> str:

@@ -38,8 +38,6 @@ from localspec.speculative.policy_api import (
 
 # A gain has to be larger than this factor
 _MARGIN = 1.02
-# A lookup that could lose more than may be lost has to gain so many times as much as it risks
-_ODDS = 2.0
 # Target-only steps that finding out may cost in the first answer of a pair on a machine; half
 # of it after an answer that spent some, down to the least
 _GRANT = 6.0
@@ -150,9 +148,6 @@ class AdaptiveDraftPolicy(DraftPolicy):
         plain = float(prospect.steps[1])
         pays = prospect.rate * plain > _MARGIN
         is_sure = state.confidence is not None
-        if is_sure and prospect.risk > self._budget:
-            # It may wait, since to see how it would have fared costs nothing.
-            pays = pays and prospect.gain > _ODDS * prospect.risk
         looks = state.num_unjudged > 1 and not prospect.was_replayed
         gain = plain - 1.0 / prospect.rate if pays else prospect.hope()
         worth = gain * min(REGIME_TOKENS, context.num_remaining)
