@@ -148,6 +148,9 @@ class AdaptiveDraftPolicy(DraftPolicy):
         plain = float(prospect.steps[1])
         pays = prospect.rate * plain > _MARGIN
         is_sure = state.confidence is not None
+        if is_sure and prospect.risk > self._budget:
+            # It may wait, since to see how it would have fared costs nothing.
+            pays = pays and prospect.gain > prospect.risk
         looks = state.num_unjudged > 1 and not prospect.was_replayed
         gain = plain - 1.0 / prospect.rate if pays else prospect.hope()
         worth = gain * min(REGIME_TOKENS, context.num_remaining)

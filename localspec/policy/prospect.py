@@ -27,7 +27,8 @@ class Prospect:
     is_look: whether its last draft was only to find out.
 
     limit: the most tokens it can propose in the next step. rate: tokens per target-only step
-    with its best K ≥ 1. reads_from: as in `Decision`.
+    with its best K ≥ 1, which loses `risk` target-only steps if none is accepted, and gains
+    `gain` on average. reads_from: as in `Decision`.
     """
 
     def __init__(self, index: int, kind: ProposerKind) -> None:
@@ -40,6 +41,7 @@ class Prospect:
         self.state = _NOTHING
         self.limit = 0
         self.rate = 0.0
+        self.risk = self.gain = 0.0
         self.reads_from: int | None = None
         self.steps: Weights = np.zeros(0)  # see `Costs.steps`
         self.padded: list[int] = []
@@ -109,8 +111,12 @@ class Prospect:
         self.drafting = token * (np.ones(self.limit) if self.state.is_block else num_decodes)
         self._spent = self.steps[2 : self.limit + 2] + self.drafting
         expected = self.acceptance.expected(self.acceptance.weights, self.state.confidence)
-        rates = (1.0 + expected[1 : self.limit + 1]) / self._spent
-        self.rate = float(rates.max())
+        emitted = 1.0 + expected[1 : self.limit + 1]
+        rates = emitted / self._spent
+        best = int(rates.argmax())
+        self.rate = float(rates[best])
+        self.risk = float(self._spent[best]) - 1.0
+        self.gain = float(emitted[best] - self._spent[best])
 
     def hope(self) -> float:
         """Target-only steps per token that it would save if the regime were known."""
