@@ -26,7 +26,7 @@ BENCH = ("bench", "--seconds", "3600")
     ("arguments", "stage", "words"),
     [
         (VERIFY, "Checking steps", "Not enough evidence for a verdict, stopped"),
-        (BENCH, "writing edit; ", " times plain ("),
+        (BENCH, "writing edit; ", " times plain"),
     ],
 )
 def test_ctrl_c_prints_what_is_known(tmp_path, arguments, stage, words):
