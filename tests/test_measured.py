@@ -26,7 +26,7 @@ BENCH = ("bench", "--seconds", "3600")
     ("arguments", "stage", "words"),
     [
         (VERIFY, "Checking steps", "Not enough evidence for a verdict, stopped"),
-        (BENCH, "writing edit; ", " times plain"),
+        (BENCH, "writing edit; ", r"times plain (\(|, but anywhere from )"),
     ],
 )
 def test_ctrl_c_prints_what_is_known(tmp_path, arguments, stage, words):
@@ -35,7 +35,7 @@ def test_ctrl_c_prints_what_is_known(tmp_path, arguments, stage, words):
     terminal.process.sendintr()
     assert terminal.ended() == 130
     shown = terminal.text()
-    assert words in shown
+    assert re.search(words, shown)
     assert "Traceback" not in shown
     assert re.search(stage, shown) is None  # the line is gone
 
