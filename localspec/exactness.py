@@ -20,10 +20,10 @@ class Exactness:
     """
 
     smallest_step: int = 1
-    """Tokens of the class. Fewer are padded; more are decoded in pieces."""
+    """The fewest tokens of the class. Fewer are padded."""
 
     largest_step: int = 1
-    """Tokens of the class. Fewer are padded; more are decoded in pieces."""
+    """The most tokens of the class. More are decoded in pieces."""
 
     all_sizes: bool = False
     """Every size is in it."""

@@ -33,10 +33,10 @@ class Vocabulary(Protocol):
     """Text to tokens and back."""
 
     bos: int
-    """The tokens that start a text and end an answer."""
+    """The token that starts a text."""
 
     eos: int
-    """The tokens that start a text and end an answer."""
+    """The token that ends an answer."""
 
     add_bos: bool
 

@@ -308,9 +308,9 @@ def num_to_forget(
 
     Args:
         sizes: Characters of each turn, oldest first.
-        length: Tokens of the prompt without so many oldest turns, which takes time: it is asked
-            as often as a search by halves needs, and never about much more text than `capacity`
-            tokens may be.
+        length: Counts the tokens of the prompt without its n oldest turns. That takes time, so
+            it is called as often as a binary search needs, and never for much more text than
+            `capacity` tokens may be.
     """
     after = [0, *accumulate(reversed(sizes))][::-1]  # characters without the first 0, 1, 2 …
     most = capacity * _CHARACTERS_PER_TOKEN

@@ -329,4 +329,4 @@ class _Text:
     tokens: list[int] = field(default_factory=list)
     provenance: list[Provenance] = field(default_factory=list)
     is_whole: bool = False
-    """Whether it ended by itself."""
+    """Whether the text has its end."""

@@ -32,10 +32,10 @@ class Toolchain:
     """Python packages that have to be installed beside the build first."""
 
     c: str
-    """The commands of the compilers, empty if they come with the packages."""
+    """The command of the C compiler, empty if it comes with the packages."""
 
     cxx: str
-    """The commands of the compilers, empty if they come with the packages."""
+    """The command of the C++ compiler, empty if it comes with the packages."""
 
     has_openmp: bool
     """Whether threads wait for each other by OpenMP's library."""

@@ -35,10 +35,10 @@ class Device:
     "group" (of GPUs), or "remote" (of an RPC server, which does not say what it is)."""
 
     free_bytes: int
-    """Its memory as the driver states it."""
+    """Its free memory as the driver states it."""
 
     total_bytes: int
-    """Its memory as the driver states it."""
+    """All of its memory as the driver states it."""
 
     server: str = ""
     """The address of the RPC server; empty for a device of this machine."""

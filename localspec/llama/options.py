@@ -83,10 +83,10 @@ class LlamaOptions:
     memory)."""
 
     cache_type_k: CacheType | None = None
-    """Types of the cached keys and values (f16)."""
+    """The type of the cached keys (f16)."""
 
     cache_type_v: CacheType | None = None
-    """Types of the cached keys and values (f16)."""
+    """The type of the cached values (f16)."""
 
     use_mmap: bool | None = None
     """Map the file instead of reading it (what suits the devices; load: read small files)."""

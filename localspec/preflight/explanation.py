@@ -166,7 +166,7 @@ class AdapterReport:
     """A LoRA adapter of the target; what drafts keeps its own weights."""
 
     name: str
-    """Of its file."""
+    """The name of its file."""
 
     scale: float
     """What its weights are multiplied with."""
@@ -175,7 +175,7 @@ class AdapterReport:
     """The matrices of the target that it changes."""
 
     size_bytes: int
-    """Of its file."""
+    """The size of its file."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,10 +77,10 @@ class MemoryEstimate:
     """The part of all that on each GPU."""
 
     num_layers: int = 0
-    """The model's layers, and those on each GPU; the output counts as one."""
+    """The model's layers; the output counts as one."""
 
     gpu_layers: tuple[int, ...]
-    """The model's layers, and those on each GPU; the output counts as one."""
+    """The model's layers on each GPU; the output counts as one."""
 
     num_cpu_moe_layers: int = 0
     """The number of first layers whose experts are in main memory."""

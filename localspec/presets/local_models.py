@@ -51,10 +51,10 @@ class ProposedPreset:
     size_bytes: int
     draft: Path | None
     mmproj: Path | None
-    """The projector and the LoRA adapters that are named with it, as Ollama's."""
+    """The projector that is named with the model, as Ollama's manifests name one."""
 
     adapters: tuple[Path, ...]
-    """The projector and the LoRA adapters that are named with it, as Ollama's."""
+    """The LoRA adapters that are named with the model, as Ollama's manifests name them."""
 
     why_no_draft: str
     """Why it has no draft, in words."""

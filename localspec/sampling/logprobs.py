@@ -38,12 +38,11 @@ class TokenLogprobs:
     filters and penalties have shaped."""
 
     top_before: tuple[TokenLogprob, ...]
-    """The most probable tokens of each, best first; top_after may be shorter, since filters
-    leave few."""
+    """The most probable tokens in the model's own distribution, best first."""
 
     top_after: tuple[TokenLogprob, ...]
-    """The most probable tokens of each, best first; top_after may be shorter, since filters
-    leave few."""
+    """The most probable tokens in the distribution that was drawn from, best first; filters
+    may leave few."""
 
     raw: Mapping[int, bytes] = field(default_factory=dict, hash=False)
     """All bytes of such tokens, by their ids."""

@@ -109,10 +109,10 @@ class SamplingParams:
     min_p: float = 0.05
     temperature: float = 0.8
     min_tokens: int = 0
-    """Ban the end of the answer until so many tokens are out, or for good."""
+    """The end of the answer is banned until it has this number of tokens."""
 
     ignore_eos: bool = False
-    """Ban the end of the answer until so many tokens are out, or for good."""
+    """The end of the answer is banned for good."""
 
     def __post_init__(self) -> None:
         for name, off in _OFF_AT_0.items():

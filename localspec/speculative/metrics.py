@@ -42,12 +42,11 @@ class Step(StepRecord):
     """The provenance of the emitted tokens, in order."""
 
     logits: Logits = field(repr=False, compare=False)
-    """The target's rows and distributions of at least every emitted token, in order; the
-    rows are a view that the next decode of any text in the target's context overwrites."""
+    """The target's rows of at least every emitted token, in order: a view that the next
+    decode of any text in the target's context overwrites."""
 
     distributions: list[Distribution] = field(repr=False, compare=False)
-    """The target's rows and distributions of at least every emitted token, in order; the
-    rows are a view that the next decode of any text in the target's context overwrites."""
+    """The target's distributions of at least every emitted token, in order."""
 
     kind: ProposerKind | None
     """The kind of the chosen proposer, if any."""
@@ -88,10 +87,10 @@ class Stats:
     """Steps in which each kind proposed something."""
 
     drafted_per_proposer: Mapping[ProposerKind, int]
-    """Tokens of each kind."""
+    """Drafted tokens of each kind of proposer."""
 
     accepted_per_proposer: Mapping[ProposerKind, int]
-    """Tokens of each kind."""
+    """Accepted tokens of each kind of proposer."""
 
     draft_off: DraftOff | None
     """The reason of the last step that did not draft."""

@@ -23,10 +23,10 @@ class StepFacts(NamedTuple):
     """A step of an answer: what was tried in one decode of the target."""
 
     num_drafted: int
-    """Draft tokens that were proposed, and kept."""
+    """Draft tokens that were proposed."""
 
     num_accepted: int
-    """Draft tokens that were proposed, and kept."""
+    """Draft tokens that were accepted."""
 
     num_threads: int
     """The threads of the decode."""

@@ -83,10 +83,10 @@ class CallPiece(NamedTuple):
     """The number of the call in its answer, from 0."""
 
     id: str
-    """The call's, in each of its pieces."""
+    """The call's id, in each of its pieces."""
 
     name: str
-    """The call's, in each of its pieces."""
+    """The tool's name, in each of the call's pieces."""
 
     json: str
     """The next part of its arguments' text."""
