@@ -1,7 +1,7 @@
 """Writes the reference of docs/api.md: signatures and docstrings of the public names.
 
-`python scripts/develop/api_page.py` writes the page; tests/test_docs.py holds it. A new public
-name gets a place in `SECTIONS`.
+`python scripts/develop/api_page.py` writes the page; tests/whole/test_docs.py holds it. A new
+public name gets a place in `SECTIONS`.
 """
 
 from __future__ import annotations

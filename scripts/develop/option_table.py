@@ -1,7 +1,7 @@
 """Writes the table of docs/options.md: each option, in Python, and as a field of the server.
 
 Flags come from the commands, keywords from the library, and fields from what the server reads.
-`python scripts/develop/option_table.py` writes the page; tests/test_docs.py holds it.
+`python scripts/develop/option_table.py` writes the page; tests/whole/test_docs.py holds it.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ import sys
 import time
 from pathlib import Path
 
-TESTS = Path(__file__).resolve().parents[2] / "tests" / "test_device_path.py"
+TESTS = Path(__file__).resolve().parents[2] / "tests/llama/test_device_path.py"
 # Prints the software devices that libllama finds.
 _LOOK = """
 from localspec.llama.library import devices
@@ -61,7 +61,7 @@ def main() -> None:
     # The first decode of a kind may take minutes.
     command += ["-o", "faulthandler_timeout=0"]
     done = subprocess.run(
-        [*command, str(TESTS), *for_pytest], env=environment, cwd=TESTS.parents[1], check=False
+        [*command, str(TESTS), *for_pytest], env=environment, cwd=TESTS.parents[2], check=False
     )
     print(f"{(time.monotonic() - begin) / 60:.1f} minutes, with {state}")
     sys.exit(done.returncode)

@@ -28,7 +28,8 @@ from localspec.pictures.picture import Picture
 from localspec.presets.presets import read_presets
 
 ROOT = Path(__file__).parents[2]
-sys.path += [str(ROOT / "tests"), str(ROOT / "scripts/measure")]  # makers of tiny models
+# makers of tiny models
+sys.path += [str(ROOT / "tests/support"), str(ROOT / "scripts/measure")]
 
 PATIENCE_S = 30.0
 MOST_BYTES = 4 << 30

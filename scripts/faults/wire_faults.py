@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 ROOT = Path(__file__).parents[2]
-sys.path.append(str(ROOT / "tests"))  # the runner of a server
+sys.path.append(str(ROOT / "tests/support"))  # the runner of a server
 
 if TYPE_CHECKING:
     from server_runner import Running

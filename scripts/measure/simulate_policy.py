@@ -2,12 +2,12 @@
 
     python scripts/measure/simulate_policy.py
 
-Runs the real loop and policy on the models of tests/simulated.py. Each cell is a scenario on a
-machine: the time of the best that is possible ÷ that of the automatic policy, the mean of
-`NUM_TEXTS` texts and the worst. The best is plain decoding where a draft is never right, an
-oracle where the text changes, else the fixed number of draft tokens that is best for that very
-text. Both sides have the same text and the same slow and fast moments, which belong to
-positions in the text. The same command prints the same table: nothing is timed.
+Runs the real loop and policy on the models of tests/support/simulated.py. Each cell is a
+scenario on a machine: the time of the best that is possible ÷ that of the automatic policy, the
+mean of `NUM_TEXTS` texts and the worst. The best is plain decoding where a draft is never
+right, an oracle where the text changes, else the fixed number of draft tokens that is best for
+that very text. Both sides have the same text and the same slow and fast moments, which belong
+to positions in the text. The same command prints the same table: nothing is timed.
 
 The scenarios are in `policy_scenarios.py`. It takes a few minutes.
 

@@ -1,0 +1,220 @@
+"""Tools of MCP servers in the server: in /v1/responses, and for the page."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from call_families import write_calling_model
+
+import localspec
+from inside import calls_under_way
+from server_runner import presets_of, running_server
+from waiting import wait_until
+
+pytest.importorskip("mcp", reason="the MCP SDK is not installed")
+pytest.importorskip("llguidance", reason="llguidance is not installed")
+
+pytestmark = pytest.mark.process
+SERVER = Path(__file__).parents[1] / "support" / "mcp_server.py"
+CALLED = ("now", "erase", "hang")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """Of models that call a tool of the tests' MCP server once, and say Done."""
+    folder = tmp_path_factory.mktemp("mcp")
+    files = {}
+    for name in CALLED:
+        said = ["<tool_call>", f'\n{{"name": "{name}", "arguments": {{}}}}\n', "</tool_call>"]
+        files[name] = write_calling_model(folder / f"{name}.gguf", "Qwen", said)
+    entry = {"command": sys.executable, "args": [str(SERVER)], "timeout": 5}
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        presets_of(folder, **{name: (path, 2048) for name, path in files.items()}),
+        localspec.McpServers({"mcpServers": {"tests": entry}}) as servers,
+        running_server(presets=list(files), tool_servers=servers, parallel=1) as running,
+    ):
+        patch.setenv("XDG_STATE_HOME", str(folder / "state"))
+        yield running
+
+
+def never(tool, **more):
+    """The tests' server with that tool, which may be called without approval."""
+    return asking_for(tool, require_approval="never", **more)
+
+
+def asking_for(tool, **more):
+    return {"type": "mcp", "server_label": "tests", "allowed_tools": [tool], **more}
+
+
+def asked(server, model, **more):
+    fields = {"model": model, "input": "Hi", "temperature": 0, **more}
+    response = server.ask("/v1/responses", **fields)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def kinds(response):
+    return [item["type"] for item in response["output"]]
+
+
+def test_a_call_is_made_and_answered(server):
+    found = asked(server, "now", tools=[never("now")])
+    assert kinds(found) == ["mcp_list_tools", "mcp_call", "message"]
+    listed, call, message = found["output"]
+    assert [tool["name"] for tool in listed["tools"]] == ["now"]
+    assert call["server_label"] == "tests"
+    assert call["name"] == "now"
+    assert call["output"] == "half past nine"
+    assert call["status"] == "completed"
+    assert message["content"][0]["text"] == "Done."
+    assert found["tools"][0]["server_label"] == "tests"
+
+
+def test_a_stream_has_the_events_of_the_call(server):
+    events = server.events(
+        "/v1/responses", model="now", input="Hi", temperature=0, tools=[never("now")]
+    )
+    types = [event["type"] for event in events]
+    assert [kind for kind in types if "mcp" in kind] == [
+        "response.mcp_list_tools.in_progress",
+        "response.mcp_list_tools.completed",
+        "response.mcp_call.in_progress",
+        "response.mcp_call_arguments.delta",
+        "response.mcp_call_arguments.done",
+        "response.mcp_call.completed",
+    ]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    assert kinds(events[-1]["response"]) == ["mcp_list_tools", "mcp_call", "message"]
+    done = [event for event in events if event["type"] == "response.output_item.done"]
+    assert [event["output_index"] for event in done] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_openais_library_reads_it(openai_client, streams):
+    pytest.importorskip("openai")
+    ask = {"model": "now", "input": "Hi", "temperature": 0, "tools": [never("now")]}
+    if streams:
+        with openai_client.responses.stream(**ask) as events:
+            for _ in events:
+                pass
+            found = events.get_final_response()
+    else:
+        found = openai_client.responses.create(**ask)
+    assert found.output[1].type == "mcp_call"
+    assert found.output[1].output == "half past nine"
+    assert found.output_text == "Done."
+
+
+@pytest.fixture
+def openai_client(server):
+    import openai
+
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any") as client:
+        yield client
+
+
+@pytest.mark.parametrize("approve", [True, False])
+def test_a_call_waits_for_approval(server, approve):
+    tools = [asking_for("now")]
+    first = asked(server, "now", tools=tools)
+    assert kinds(first) == ["mcp_list_tools", "mcp_approval_request"]
+    request = first["output"][1]
+    answer = {
+        "type": "mcp_approval_response",
+        "approval_request_id": request["id"],
+        "approve": approve,
+    }
+    said = [{"role": "user", "content": "Hi"}, *first["output"], answer]
+    second = asked(server, "now", tools=tools, input=said)
+    assert kinds(second) == (["mcp_call", "message"] if approve else ["message"])
+    if approve:
+        assert second["output"][0]["approval_request_id"] == request["id"]
+        assert second["output"][0]["output"] == "half past nine"
+        said += second["output"]
+        third = asked(
+            server, "now", tools=tools, input=[*said, {"role": "user", "content": "?"}]
+        )
+        assert "mcp_call" not in kinds(third)
+
+
+def test_what_may_destroy_waits_whatever_the_request_says(server):
+    found = asked(server, "erase", tools=[never("erase")])
+    assert kinds(found) == ["mcp_list_tools", "mcp_approval_request"]
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"server_url": "http://10.0.0.1/"}, "cannot name an address"),
+        ({"connector_id": "connector_dropbox"}, "cannot name an address"),
+        ({"server_label": "another"}, "There are tests"),
+        ({"require_approval": "perhaps"}, "Choose always or never"),
+    ],
+)
+def test_a_wrong_request_is_refused_in_words(server, more, words):
+    tools = [never("now") | more]
+    response = server.ask("/v1/responses", model="now", input="Hi", tools=tools)
+    assert response.status_code == 400
+    assert words in response.json()["error"]["message"]
+
+
+def test_a_second_client_is_answered_while_a_call_runs(server):
+    found = {}
+
+    def ask():
+        found["hang"] = asked(server, "hang", tools=[never("hang")])
+
+    asked(server, "now")  # loads the model
+    asking = threading.Thread(target=ask)
+    asking.start()
+    wait_until(lambda: calls_under_way(server.server))
+    assert asked(server, "now")["status"] == "completed"
+    assert calls_under_way(server.server)
+    asking.join()
+    call = found["hang"]["output"][1]
+    assert call["status"] == "failed"
+    assert "within 5 s" in call["error"]
+    assert found["hang"]["output"][2]["content"][0]["text"] == "Done."
+
+
+def test_a_client_that_leaves_ends_the_call(server):
+    fields = {"model": "hang", "input": "Hi", "stream": True, "temperature": 0}
+    fields["tools"] = [never("hang")]
+    with server.client.stream("POST", "/v1/responses", json=fields) as response:
+        for line in response.iter_lines():
+            if "mcp_call.in_progress" in line:
+                break
+    wait_until(lambda: not calls_under_way(server.server), patience_s=3)
+
+
+def test_the_page_gets_the_tools_and_what_comes_of_calls(server):
+    listed = server.ask("/mcp/tools").json()
+    tools = {tool["name"]: tool for tool in listed["tools"]}
+    assert tools["erase"]["is_destructive"]
+    assert not tools["now"]["is_allowed"]
+    unasked = server.ask("/mcp/call", name="now", model="now")
+    assert unasked.status_code == 403
+    made = server.ask("/mcp/call", name="now", model="now", approved="once").json()
+    assert made == {"text": "half past nine", "note": "", "is_error": False}
+    unknown = server.ask("/mcp/call", name="nothing", model="now", approved="once")
+    assert unknown.status_code == 400
+
+
+def test_no_client_can_add_or_change_a_command(server):
+    tools = [never("now") | {"command": "/bin/sh", "args": ["-c", "touch x"]}]
+    assert kinds(asked(server, "now", tools=tools))[1] == "mcp_call"
+    for path in ("/mcp/add", "/mcp/servers", "/mcp/config"):
+        assert server.ask(path, command="x").status_code == 404
+
+
+def test_a_result_is_cut_to_its_part_of_the_context(server):
+    arguments = '{"text": "na ", "times": 500000}'
+    made = server.ask(
+        "/mcp/call", name="repeat", arguments=arguments, model="now", approved="once"
+    ).json()
+    assert "of 1,500,000 characters" in made["note"]
+    assert len(made["text"]) < 10_000

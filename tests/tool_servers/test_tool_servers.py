@@ -1,0 +1,369 @@
+"""MCP servers in Python: connections, tools, results, and what strangers' programs do wrong."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+from call_families import write_calling_model
+
+import localspec
+from localspec.chat.foreign_bounds import fitting_text, num_tokens_of
+from localspec.errors import ContextError, ToolServerError
+from localspec.tool_servers import connection
+from localspec.tools.tool import Tool
+from waiting import wait_until
+
+pytest.importorskip("mcp", reason="the MCP SDK is not installed")
+pytest.importorskip("llguidance", reason="llguidance is not installed")
+
+pytestmark = pytest.mark.process
+SERVER = Path(__file__).parents[1] / "support" / "mcp_server.py"
+GREEDY = {"temperature": 0, "max_tokens": 200}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def own_folders(tmp_path_factory):
+    """Folders for the settings and logs of these tests."""
+    folder = tmp_path_factory.mktemp("own")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME"):
+            patch.setenv(name, str(folder / name))
+        yield
+
+
+def entry(*args: str, **more: object) -> dict[str, object]:
+    return {"command": sys.executable, "args": [str(SERVER), *args], **more}
+
+
+def configured(*args: str, **more: object) -> dict[str, object]:
+    return {"mcpServers": {"tests": entry(*args, **more)}}
+
+
+@pytest.fixture(scope="module")
+def servers(own_folders):
+    """A server that no test ends."""
+    with localspec.McpServers(configured(timeout=60)) as found:
+        yield found
+
+
+@pytest.fixture
+def doomed():
+    """A server that the test ends."""
+    with localspec.McpServers(configured(timeout=60)) as found:
+        yield found
+
+
+def results_in(chat):
+    return [message["content"] for message in chat.messages if message["role"] == "tool"]
+
+
+def called(servers, tool, **arguments):
+    return servers.call("tests", tool, arguments)
+
+
+def test_tools_have_what_the_server_declares(servers):
+    tools = {tool.name: tool for tool in servers.tools}
+    assert tools["now"].description == "What time it is."
+    assert list(tools["add"].parameters["properties"]) == ["a", "b"]
+    assert tools["erase"].function.is_destructive
+    assert not tools["add"].function.is_destructive
+
+
+def test_results_are_texts(servers):
+    assert called(servers, "now").text == "half past nine"
+    assert called(servers, "add", a=2, b=40).text == "42"
+    failed = called(servers, "fail")
+    assert failed.is_error
+    assert failed.text.startswith("Error: ")
+
+
+def test_the_model_gets_what_the_server_returns(engine):
+    asked = []
+
+    def ask(call):
+        asked.append(call.name)
+        return True
+
+    chat = engine.chat()
+    with localspec.McpServers(configured(), allowed_tools=["now"]) as servers:
+        reply = localspec.run_tools(chat, "Hi", tools=servers.tools, ask=ask, **GREEDY)
+    assert asked == ["now"]
+    assert results_in(chat) == ["half past nine"]
+    assert reply.text == "Done."
+
+
+def test_a_destructive_call_is_not_made_where_nobody_is_asked(tmp_path):
+    said = ["<tool_call>", '\n{"name": "erase", "arguments": {}}\n', "</tool_call>"]
+    path = write_calling_model(tmp_path / "m.gguf", "Qwen", said)
+    with (
+        localspec.McpServers(configured(), allowed_tools=["erase"]) as servers,
+        localspec.load(target=path) as engine,
+    ):
+        chat = engine.chat()
+        localspec.run_tools(chat, "Hi", tools=servers.tools, **GREEDY)
+        assert "refused" in results_in(chat)[0]
+        chat = engine.chat()
+        localspec.run_tools(chat, "Hi", tools=servers.tools, ask=bool, **GREEDY)
+        assert results_in(chat) == ["erased"]
+
+
+def test_a_server_starts_with_few_variables_in_the_users_home(doomed, monkeypatch):
+    monkeypatch.setenv("OPENAI_API_KEY", "secret")
+    found = called(doomed, "variables").text
+    assert "OPENAI_API_KEY" not in found
+    assert "PATH" in found
+    assert str(Path.home()) in found
+
+
+def test_variables_and_folder_of_the_file_count(tmp_path, monkeypatch):
+    monkeypatch.setenv("TOKEN", "t")
+    given = configured(env={"MINE": "${env:TOKEN}"}, cwd=str(tmp_path))
+    with localspec.McpServers(given) as servers:
+        found = called(servers, "variables").text
+    assert "MINE" in found
+    assert str(tmp_path) in found
+
+
+def test_two_servers_with_tools_of_one_name_have_both():
+    given = {"mcpServers": {"one": entry(), "another one": entry()}}
+    with localspec.McpServers(given, allowed_tools=["now"]) as servers:
+        assert {tool.name for tool in servers.tools} == {"one__now", "another_one__now"}
+        assert servers.tools[0].function().text == "half past nine"
+
+
+def test_a_server_that_dies_is_started_once_more(doomed):
+    servers = doomed
+    with pytest.raises(ToolServerError, match="the server gives up"):
+        called(servers, "die")
+    assert called(servers, "now").text == "half past nine"
+    with pytest.raises(ToolServerError, match="it has ended"):
+        called(servers, "die")
+    with pytest.raises(ToolServerError, match="ended twice and is not started again"):
+        called(servers, "now")
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [("ends", "cannot find my settings"), ("hangs", "said nothing in time")],
+)
+def test_a_server_that_does_not_start_is_an_error_in_words(fault, words, monkeypatch):
+    if fault == "hangs":
+        monkeypatch.setattr(connection, "START_S", 1.0)
+    with localspec.McpServers(configured("--fault", fault)) as servers:
+        with pytest.raises(ToolServerError, match=words) as caught:
+            _ = servers.tools
+        assert servers.working_tools == []
+    assert "tests.log" in caught.value.hint
+
+
+@pytest.mark.parametrize("fault", ["prints", "floods"])
+def test_what_a_server_prints_is_kept_apart(fault):
+    with localspec.McpServers(configured("--fault", fault)) as servers:
+        assert called(servers, "now").text == "half past nine"
+        log = servers.states()[0].stderr
+        assert log is not None
+        assert log.stat().st_size <= 1_000_100
+        if fault == "prints":
+            assert "This is a banner." in log.read_text()
+
+
+def test_noise_within_a_call_does_not_end_it(servers):
+    assert called(servers, "print_on_stdout").text == "printed"
+    assert called(servers, "complain", lines=1_000_000).text == "complained"
+    assert called(servers, "now").text == "half past nine"
+    log = servers.states()[0].stderr
+    assert log is not None
+    wait_until(lambda: "line 999999" in log.read_text(errors="replace"))
+    assert log.stat().st_size <= 1_000_100
+
+
+def test_a_list_without_an_end_is_cut_and_said():
+    with localspec.McpServers(configured("--fault", "endless")) as servers:
+        (state,) = servers.states()
+    assert len(state.tools) == connection.MOST_LISTED
+    assert "the rest is left out" in state.notes[0]
+
+
+def test_a_call_without_an_answer_ends_in_time():
+    with localspec.McpServers(configured(timeout=2)) as servers:
+        with pytest.raises(ToolServerError, match=r"within 2 s"):
+            called(servers, "wait", seconds=60)
+        assert called(servers, "now").text == "half past nine"
+
+
+def test_a_call_that_is_given_up_is_cancelled_at_the_server(servers):
+    called(servers, "now")
+    future = servers.call_soon("tests", "wait", {"seconds": 60})
+    time.sleep(0.5)  # so that it is there
+    future.cancel()
+    assert called(servers, "now").text == "half past nine"
+    log = servers.states()[0].stderr
+    assert log is not None
+    wait_until(lambda: "the call was cancelled" in log.read_text())
+
+
+def test_closing_ends_a_server_that_hangs_in_a_call_and_its_child(doomed, tmp_path):
+    servers = doomed
+    noted = tmp_path / "numbers"
+    called(servers, "have_child", path=str(noted))
+    numbers = [int(each) for each in noted.read_text().split()]
+    servers.call_soon("tests", "hang", {})
+    servers.close()
+    wait_until(lambda: not any(map(psutil.pid_exists, numbers)))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL")
+def test_a_server_and_its_child_end_after_a_kill(tmp_path):
+    noted = tmp_path / "numbers"
+    code = (
+        "import localspec, sys\n"
+        f"servers = localspec.McpServers({configured()!r})\n"
+        f"servers.call('tests', 'have_child', {{'path': {str(noted)!r}}})\n"
+        "print('ready', flush=True)\n"
+        "servers.call('tests', 'hang', {})\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(signal.SIGKILL)
+    numbers = [int(each) for each in noted.read_text().split()]
+    wait_until(lambda: not any(map(psutil.pid_exists, numbers)))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGINT")
+def test_ctrl_c_ends_a_call_that_hangs(tmp_path):
+    code = (
+        "import localspec, sys\n"
+        f"with localspec.McpServers({configured()!r}) as servers:\n"
+        "    print(servers.call('tests', 'now', {}).text, flush=True)\n"
+        "    servers.call('tests', 'hang', {})\n"
+    )
+    run = [sys.executable, "-c", code]
+    with subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"half past nine\n"
+        time.sleep(0.5)
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=60)
+    assert b"KeyboardInterrupt" in errors
+
+
+def test_a_server_at_an_address(tmp_path):
+    from server_runner import free_port
+
+    port = free_port()
+    run = [sys.executable, str(SERVER), "--port", str(port)]
+    with subprocess.Popen(run, stderr=subprocess.DEVNULL) as process:
+        try:
+            url = f"http://127.0.0.1:{port}/mcp"
+            given = {"mcpServers": {"tests": {"url": url, "headers": {"x-key": "k"}}}}
+            wait_until(lambda: _answers(port))
+            with localspec.McpServers(given) as servers:
+                assert "now" in [tool.name for tool in servers.tools]
+                assert called(servers, "add", a=1, b=2).text == "3"
+        finally:
+            process.kill()
+
+
+def _answers(port: int) -> bool:
+    import socket
+
+    try:
+        socket.create_connection(("127.0.0.1", port), 1).close()
+    except OSError:
+        return False
+    return True
+
+
+def test_an_address_that_leads_elsewhere_is_not_followed():
+    from http.server import BaseHTTPRequestHandler, HTTPServer
+
+    inside: list[str] = []
+
+    class Inside(BaseHTTPRequestHandler):
+        def do_POST(self):
+            inside.append(self.path)
+            self.send_error(404)
+
+        do_GET = do_POST
+
+        def log_message(self, *_):
+            pass
+
+    class Redirecting(Inside):
+        def do_POST(self):
+            self.send_response(307)
+            self.send_header("location", f"http://127.0.0.1:{target.server_port}/secret")
+            self.send_header("content-length", "0")
+            self.end_headers()
+
+    with (
+        HTTPServer(("127.0.0.1", 0), Inside) as target,
+        HTTPServer(("127.0.0.1", 0), Redirecting) as outside,
+    ):
+        for each in (target, outside):
+            threading.Thread(target=each.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{outside.server_port}/mcp"
+        with localspec.McpServers({"mcpServers": {"w": {"url": address}}}) as servers:
+            assert isinstance(servers.states()[0].error, ToolServerError)
+        for each in (target, outside):
+            each.shutdown()
+    assert inside == []
+
+
+@pytest.fixture
+def plain():
+    """A server that returns much at once, whose calls may take half a minute."""
+    path = SERVER.with_name("plain_mcp_server.py")
+    given = {"mcpServers": {"tests": {"command": sys.executable, "args": [str(path)]}}}
+    with localspec.McpServers(given) as found:
+        yield found
+
+
+def test_a_huge_result_is_read_in_time(plain):
+    """Within the timeout of 30 s, which without `whole_lines` is too short."""
+    assert len(called(plain, "huge", size=50_000_000).text) == 50_000_000
+    assert called(plain, "huge", size=3).text == "xxx"
+
+
+def test_a_result_that_is_too_long_is_an_error_in_words(plain):
+    with pytest.raises(ToolServerError, match="the result has more than 64 MB"):
+        called(plain, "huge", size=70_000_000)
+    assert called(plain, "huge", size=3).text == "xxx"
+
+
+def test_a_large_result_is_cut_for_the_model(servers, engine):
+    found = called(servers, "repeat", text="na ", times=500_000)
+    assert len(found.text) == 1_500_000
+    text, note = fitting_text(engine, found.text)
+    assert len(engine.tokenize(text)) < engine.context_length // 4
+    assert "of 1,500,000 characters" in note
+    assert "1,500,000 characters" in text
+
+
+def test_tools_that_take_too_much_of_the_context_are_refused(engine):
+    function = _foreign_function()
+    tools = [Tool(f"t{n}", "word " * 100, {}, function=function) for n in range(40)]
+    assert num_tokens_of(engine, tools) > engine.context_length // 4
+    with pytest.raises(ContextError, match="more than a quarter of the context"):
+        localspec.run_tools(engine.chat(), "Hi", tools=tools)
+
+
+def _foreign_function():
+    with localspec.McpServers(configured(), allowed_tools=["now"]) as servers:
+        return servers.tools[0].function
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    said = ["<tool_call>", '\n{"name": "now", "arguments": {}}\n', "</tool_call>"]
+    path = write_calling_model(tmp_path_factory.mktemp("m") / "m.gguf", "Qwen", said)
+    with localspec.load(target=path) as found:
+        yield found
