@@ -8,7 +8,7 @@ from localspec.chat.tool_loop import (
     run_tools_async as run_tools_async,
     tool_steps as tool_steps,
 )
-from localspec.engine.models import CacheDisk as CacheDisk
+from localspec.engine.open_models import CacheDisk as CacheDisk
 from localspec.engine.disk_usage import (
     DiskUsage as DiskUsage,
     disk_usage as disk_usage,
@@ -19,7 +19,7 @@ from localspec.engine.embedder import Embedded as Embedded
 from localspec.engine.embedder import Embedder as Embedder
 from localspec.engine.embedder import load_embedder as load_embedder
 from localspec.engine.loading import load as load
-from localspec.engine.models import EngineMemory as EngineMemory
+from localspec.engine.open_models import EngineMemory as EngineMemory
 from localspec.errors import (
     BusyError as BusyError,
     CacheError as CacheError,
@@ -51,17 +51,17 @@ from localspec.errors import (
 from localspec.hub.hub_file import HubFile as HubFile, HubModel as HubModel
 from localspec.hub.transfer import Progress as Progress
 from localspec.isolated.isolated_engine import IsolatedEngine as IsolatedEngine
-from localspec.llama.options import LlamaOptions as LlamaOptions
+from localspec.llama.model_options import LlamaOptions as LlamaOptions
 from localspec.pictures.picture import Picture as Picture
-from localspec.preflight.explanation import (
+from localspec.advice.explanation import (
     ExpectedGain as ExpectedGain,
     Explanation as Explanation,
     ModelFacts as ModelFacts,
     explain as explain,
 )
-from localspec.preflight.free_memory import PairMemory as PairMemory
-from localspec.preflight.memory import MemoryEstimate as MemoryEstimate
-from localspec.preflight.plan import AtOnce as AtOnce
+from localspec.planning.free_memory import PairMemory as PairMemory
+from localspec.planning.memory import MemoryEstimate as MemoryEstimate
+from localspec.planning.plan import AtOnce as AtOnce
 from localspec.presets.downloads import download as download
 from localspec.presets.located import (
     PresetState as PresetState,
@@ -86,7 +86,7 @@ from localspec.speculative.policy_api import (
     ProposerKind as ProposerKind,
 )
 from localspec.streaming.answer import Answer as Answer
-from localspec.streaming.options import AnswerOptions as AnswerOptions
+from localspec.streaming.answer_options import AnswerOptions as AnswerOptions
 from localspec.streaming.reply import Piece as Piece, Reply as Reply, StepFacts as StepFacts
 from localspec.tool_servers.servers import McpServers as McpServers
 from localspec.tools.tool import CallPiece as CallPiece, Tool as Tool, ToolCall as ToolCall

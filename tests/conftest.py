@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     import localspec
     from engines import SharedEngine
-    from localspec.llama.vocabulary import LlamaVocabulary
+    from localspec.llama.model_vocabulary import LlamaVocabulary
     from server_runner import Running
     from standin_hub import StandinHub
 
@@ -320,7 +320,7 @@ def demo_vocabulary(demo_vocab: int) -> LlamaVocabulary:
     """The demo pair's tokens, without its weights."""
     import threading
 
-    from localspec.llama.vocabulary import LlamaVocabulary
+    from localspec.llama.model_vocabulary import LlamaVocabulary
 
     return LlamaVocabulary(demo_vocab, lambda: None, threading.Lock())
 

@@ -26,8 +26,8 @@ from localspec.chat.turns import (
 from localspec.errors import EngineError, OptionError
 from localspec.keywords import ForeignNames, explained
 from localspec.streaming.answer import Answer
+from localspec.streaming.answer_options import AnswerKeywords, AnswerOptions, spec_of
 from localspec.streaming.answer_text import Said
-from localspec.streaming.options import AnswerKeywords, AnswerOptions, spec_of
 from localspec.streaming.record import AnswerRecord, MadePrompt, PromptSource
 from localspec.streaming.reply import Reply
 from localspec.tools.tool import Tool

@@ -19,15 +19,15 @@ from typing import TYPE_CHECKING, Any
 import platformdirs
 from filelock import FileLock, Timeout
 
-from localspec.atomic_write import (
+from localspec.chat.shown import Shown, shown_in, with_shown
+from localspec.errors import DAMAGES, OptionError, SessionError, perhaps
+from localspec.pictures.picture import MAX_PICTURE_PIXELS, Picture
+from localspec.system.atomic_write import (
     make_private_folder,
     names_device,
     read_regular,
     write_whole,
 )
-from localspec.chat.shown import Shown, shown_in, with_shown
-from localspec.errors import DAMAGES, OptionError, SessionError, perhaps
-from localspec.pictures.picture import MAX_PICTURE_PIXELS, Picture
 
 if TYPE_CHECKING:
     from localspec.chat.chat import Chat

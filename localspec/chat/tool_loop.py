@@ -14,7 +14,7 @@ from localspec.chat.foreign_bounds import check_room, fitting_text
 from localspec.chat.turns import result_text
 from localspec.errors import OptionError, is_whole
 from localspec.streaming.answer import Answer
-from localspec.streaming.options import AnswerKeywords, AnswerOptions
+from localspec.streaming.answer_options import AnswerKeywords, AnswerOptions
 from localspec.streaming.reply import Reply
 from localspec.tools.foreign import ForeignFunction, ForeignResult
 from localspec.tools.tool import Tool, ToolCall, choice_once_called

@@ -27,7 +27,7 @@ from localspec.cli.tool_calls import Toolbox
 from localspec.engine.base import BaseEngine
 from localspec.errors import ContextError, SessionError
 from localspec.streaming.answer import Answer
-from localspec.streaming.options import AnswerOptions
+from localspec.streaming.answer_options import AnswerOptions
 from localspec.streaming.reply import Reply
 
 LEAVE = ("/quit", "/exit", "/bye")

@@ -12,8 +12,8 @@ import click
 from localspec.cli.flags import usual_flag
 from localspec.errors import LocalspecError, perhaps
 from localspec.keywords import flags_for
+from localspec.presets.model_names import resolve
 from localspec.presets.presets import LocalModel
-from localspec.presets.source import resolve
 
 # In the order of --help. An option of a single command has no heading: it is in "Options".
 HEADINGS = (

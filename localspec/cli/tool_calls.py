@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from localspec.cli.progress_line import waiting
 from localspec.cli.screen import counted, error_lines, excerpt, note, printable, say
-from localspec.cli.waiting import waiting
 from localspec.tool_servers.servers import McpServers
 from localspec.tools.foreign import ForeignFunction
 

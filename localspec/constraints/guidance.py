@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from localspec.call_thread import Result, on_deep_stack
 from localspec.constraints.readable import check_lark
 from localspec.constraints.relaxing import relaxed
 from localspec.constraints.spec import ConstraintSpec, Kind, for_converter, readable_schema
 from localspec.constraints.spelling import DIGITS, Spelling
 from localspec.errors import ConstraintError
 from localspec.sampling.constraint import Constraint, Mask, gone_wrong
+from localspec.system.call_thread import Result, on_deep_stack
 from localspec.tools.partial_text import JsonReader
 from localspec.tools.schemas import Node
 

@@ -20,26 +20,26 @@ from localspec.chat.template import ChatTemplate, Message, template_source
 from localspec.chat.turns import question_message, system_messages, with_system
 from localspec.chat.workshop import token_ids
 from localspec.errors import BusyError, ClosedError, EngineError, OptionError
-from localspec.fork_guard import OwnProcess
 from localspec.keywords import ForeignNames, explained, known_keywords, note_keywords
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.rules import rule_name
 from localspec.streaming.answer import Answer, Producer
-from localspec.streaming.cancellation import Cancellation
-from localspec.streaming.line import Line, Place
-from localspec.streaming.options import (
+from localspec.streaming.answer_options import (
     AnswerKeywords,
     AnswerOptions,
     scales_of,
     spec_of,
 )
+from localspec.streaming.cancellation import Cancellation
+from localspec.streaming.line import Line, Place
 from localspec.streaming.record import AnswerPlan, AnswerRecord, MadePrompt, PromptSource, State
+from localspec.system.fork_guard import OwnProcess
 from localspec.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack  # in typing from Python 3.11 on
 
-    from localspec.engine.models import EngineMemory
+    from localspec.engine.open_models import EngineMemory
     from localspec.exactness import Exactness
     from localspec.pictures.picture import Vision
     from localspec.presets.presets import Adapter

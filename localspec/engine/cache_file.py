@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from localspec.atomic_write import make_private_folder, open_regular, write_parts
 from localspec.errors import DAMAGES
 from localspec.llama.cache_state import CacheState, checked_spans
+from localspec.system.atomic_write import make_private_folder, open_regular, write_parts
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from localspec.engine.cache_file import PooledCache, Scope
 from localspec.engine.cache_store import COPIED_PER_DECODED, CacheStore
 from localspec.engine.lane import Lane, nobody
-from localspec.engine.models import CacheDisk, CacheRoom, Models
+from localspec.engine.open_models import CacheDisk, CacheRoom, Models
 from localspec.errors import CacheError, Interrupted
 from localspec.speculative.prefix import common_length
 from localspec.streaming.cancellation import CancelCheck, never

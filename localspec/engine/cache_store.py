@@ -20,7 +20,6 @@ from pathlib import Path
 
 from platformdirs import user_cache_path
 
-from localspec.atomic_write import UNFINISHED, make_private_folder
 from localspec.engine.cache_file import (
     CacheHead,
     PooledCache,
@@ -28,11 +27,12 @@ from localspec.engine.cache_file import (
     read_states,
     write_caches,
 )
-from localspec.engine.models import CacheDisk
+from localspec.engine.open_models import CacheDisk
 from localspec.errors import DAMAGES
 from localspec.llama.cache_state import CacheState
-from localspec.machine import memory_here
 from localspec.speculative.prefix import common_length
+from localspec.system.atomic_write import UNFINISHED, make_private_folder
+from localspec.system.machine import memory_here
 
 logger = logging.getLogger(__name__)
 

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
-from localspec.constraints.behind import Behind, Boundary, Start, Trigger
+from localspec.constraints.after_boundary import Behind, Boundary, Start, Trigger
 from localspec.constraints.guidance import Guide, NumberBound
 from localspec.constraints.spec import ConstraintSpec, calls_spec
 from localspec.constraints.spelling import Spelling
 from localspec.errors import ConstraintError, OptionError
+from localspec.streaming.answer_options import AnswerOptions, spec_of
 from localspec.streaming.cancellation import CancelCheck, never
-from localspec.streaming.options import AnswerOptions, spec_of
 from localspec.streaming.thinking import HeadTrigger, Thoughts, ThoughtsEnd
 from localspec.streaming.thought_families import Following
 from localspec.tools.arguments import JsonArguments

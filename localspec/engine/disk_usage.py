@@ -11,8 +11,8 @@ from localspec.engine.cache_file import identities_in
 from localspec.engine.cache_store import file_sizes, kept_files
 from localspec.errors import LocalspecError, OptionError
 from localspec.gguf_file.check import check_model_file
-from localspec.gguf_file.content import FileContent
-from localspec.hub.cache import HubCache
+from localspec.gguf_file.file_content import FileContent
+from localspec.hub.model_stores import HubCache
 from localspec.policy.profile import is_of_exactness, kept_profiles
 from localspec.presets import located
 from localspec.presets.located import locate

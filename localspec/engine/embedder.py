@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from localspec.errors import ContextError, OptionError, at_most
 from localspec.gguf_file.check import check_embedder_file
 from localspec.gguf_file.header import Header
-from localspec.llama.options import LlamaOptions
+from localspec.llama.model_options import LlamaOptions
 from localspec.presets.located import locate_model
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Embedder:
     def __init__(
         self, header: Header, options: LlamaOptions, progress: Callable[[float], None]
     ) -> None:
-        from localspec.llama.embedder import LlamaEmbedder
+        from localspec.llama.embedding_model import LlamaEmbedder
         from localspec.llama.opening import open_watched
 
         self._model = open_watched(progress, partial(LlamaEmbedder.load, header, options))

@@ -25,7 +25,7 @@ from localspec.engine.cache_pool import CachePool
 from localspec.engine.constraint_choice import Constrainer
 from localspec.engine.inbox_thread import InboxThread
 from localspec.engine.lane import Lane, Producing, open_lanes
-from localspec.engine.models import CacheRoom, EngineMemory, Models
+from localspec.engine.open_models import CacheRoom, EngineMemory, Models
 from localspec.engine.prefill import measure_fast, prepare
 from localspec.engine.prompt_work import PromptWork, WatchedVision
 from localspec.engine.proposer_choice import answer_policy
@@ -45,10 +45,10 @@ from localspec.speculative.policy_api import (
 )
 from localspec.speculative.randomness import Randomness, fresh_seed
 from localspec.speculative.rules import make_rule
+from localspec.streaming.answer_options import AnswerOptions, spec_of
 from localspec.streaming.answer_run import AnswerRun
 from localspec.streaming.answer_text import Prompt
 from localspec.streaming.cancellation import CancelCheck, Cancellation, never
-from localspec.streaming.options import AnswerOptions, spec_of
 from localspec.streaming.record import (
     MOST_AHEAD,
     AnswerPlan,
@@ -61,8 +61,8 @@ from localspec.streaming.record import (
 )
 
 if TYPE_CHECKING:
+    from localspec.llama.model_vocabulary import LlamaVocabulary
     from localspec.llama.projector import PicturePart
-    from localspec.llama.vocabulary import LlamaVocabulary
     from localspec.pictures.picture import Vision
 
 

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from localspec.streaming.waiting import taken
+from localspec.streaming.outbox import taken
 
 Result = TypeVar("Result")
 Inbox = SimpleQueue[Callable[[], object] | None]  # None ends the thread

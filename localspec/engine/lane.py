@@ -7,7 +7,7 @@ from typing import Any
 
 from localspec.engine.cache_file import PooledCache, Scope
 from localspec.engine.lane_clock import LaneClock
-from localspec.engine.models import Models
+from localspec.engine.open_models import Models
 from localspec.engine.proposer_choice import (
     choose_draft_policy,
     choose_policies,
@@ -19,7 +19,7 @@ from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import Profile
 from localspec.speculative.lookup import Lookup, TextMemory
 from localspec.speculative.loop import SpeculativeDecoder
-from localspec.speculative.model import Decode
+from localspec.speculative.model_api import Decode
 from localspec.speculative.policy_api import (
     Drafting,
     DraftPolicy,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from localspec.engine.engine import Engine
-from localspec.engine.models import CacheDisk, CacheRoom, Models
+from localspec.engine.open_models import CacheDisk, CacheRoom, Models
 from localspec.engine.proposer_choice import choose_threads
 from localspec.engine.sources import (
     Source,
@@ -40,13 +40,13 @@ from localspec.exactness import Exactness
 from localspec.gguf_file.adapter import USUAL_SCALE
 from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.check import check_model_file
-from localspec.gguf_file.content import FileContent
-from localspec.gguf_file.head import head_facts
-from localspec.gguf_file.projector import cells_at_once
+from localspec.gguf_file.file_content import FileContent
+from localspec.gguf_file.head_facts import head_facts
+from localspec.gguf_file.projector_facts import cells_at_once
 from localspec.keywords import known_keywords
 from localspec.llama.devices import list_devices
 from localspec.llama.drivers import driver_fault
-from localspec.llama.options import LlamaOptions
+from localspec.llama.model_options import LlamaOptions
 from localspec.llama.placement import (
     is_on_gpus,
     place_layers,
@@ -57,22 +57,22 @@ from localspec.llama.placement import (
 from localspec.llama.quirks import tiled_kernels
 from localspec.llama.quirks.spinning import computed_apart
 from localspec.llama.rpc_servers import reset_lines_at_end
-from localspec.machine import OtherPrograms
-from localspec.policy.profile import Profile, exactness_setting
-from localspec.preflight.device_plans import Ranked, device_in_words, ranked_plans
-from localspec.preflight.free_memory import Planned, suited
-from localspec.preflight.memory import DEFAULT_KEPT_BYTES
-from localspec.preflight.plan import (
+from localspec.planning.device_plans import Ranked, device_in_words, ranked_plans
+from localspec.planning.free_memory import Planned, suited
+from localspec.planning.memory import DEFAULT_KEPT_BYTES
+from localspec.planning.plan import (
     Plan,
     check_fit,
     check_parallel,
     plan_here,
     target_context_length,
 )
+from localspec.policy.profile import Profile, exactness_setting
 from localspec.presets.local_models import note_used
 from localspec.presets.presets import common_servers
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.policy_api import REPLAY_TOKENS, Drafting, ProposerName
+from localspec.system.machine import OtherPrograms
 
 if TYPE_CHECKING:
     from localspec.engine.sources import ModelSource

@@ -12,7 +12,7 @@ from localspec.policy.cost import Costs
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.distribution import Distribution
 from localspec.speculative.loop import SpeculativeDecoder
-from localspec.speculative.model import Model, result_of
+from localspec.speculative.model_api import Model, result_of
 from localspec.speculative.policy_api import FixedDraftPolicy, UpTo
 from localspec.speculative.proposers import DraftModel
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from localspec.engine.models import Models
+from localspec.engine.open_models import Models
 from localspec.errors import DAMAGES, OptionError
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import Profile, contents_of, shipped_acceptance

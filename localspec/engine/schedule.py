@@ -11,7 +11,7 @@ from localspec.engine.lane import Lane, Producing
 from localspec.llama.joint_costs import LONGEST_STEP
 from localspec.pictures.cells import end_of_part, has_cells
 from localspec.sampling.distribution import Logits
-from localspec.speculative.model import Decode
+from localspec.speculative.model_api import Decode
 from localspec.streaming.record import AnswerRecord, Reading
 
 

@@ -10,17 +10,18 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypedDict, get_args
 
-from localspec.engine.models import CacheDisk
+from localspec.engine.open_models import CacheDisk
 from localspec.errors import OptionError, PairError
 from localspec.gguf_file.adapter import AdapterFile
 from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.check import check_model_file
-from localspec.gguf_file.head import check_target, has_only_head, head_facts, head_misfit
+from localspec.gguf_file.head_facts import check_target, has_only_head, head_facts, head_misfit
 from localspec.gguf_file.header import Header
 from localspec.keywords import note_keywords
-from localspec.llama.options import LlamaOptions
+from localspec.llama.model_options import LlamaOptions
 from localspec.presets.local_models import size_warning
 from localspec.presets.located import adapter_files, locate, locate_model
+from localspec.presets.model_names import resolve_pair
 from localspec.presets.presets import (
     AnyAdapter,
     Preset,
@@ -28,7 +29,6 @@ from localspec.presets.presets import (
     checked_adapters,
     common_servers,
 )
-from localspec.presets.source import resolve_pair
 from localspec.speculative.policy_api import (
     MAX_DRAFT_TOKENS,
     REPLAY_TOKENS,

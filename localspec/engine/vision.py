@@ -12,23 +12,23 @@ from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 from localspec.engine.sources import LoadKeywords, named_sources
 from localspec.errors import LocalspecError, OptionError
 from localspec.gguf_file.check import check_model_file
-from localspec.gguf_file.content import FileContent
-from localspec.gguf_file.projector import (
+from localspec.gguf_file.file_content import FileContent
+from localspec.gguf_file.projector_facts import (
     NO_PROJECTOR,
     checked_projector,
     projector_beside,
     require_free_of_position,
     require_projector_of,
 )
-from localspec.preflight.free_memory import free_memory
-from localspec.preflight.memory import projector_memory
+from localspec.planning.free_memory import free_memory
+from localspec.planning.memory import projector_memory
 from localspec.presets.presets import Preset, Role
 
 if TYPE_CHECKING:
     from localspec.gguf_file.header import Header
     from localspec.llama.devices import Device
     from localspec.llama.model import LlamaModel
-    from localspec.llama.options import LlamaOptions
+    from localspec.llama.model_options import LlamaOptions
 
 logger = logging.getLogger(__name__)
 

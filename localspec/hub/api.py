@@ -22,10 +22,10 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from localspec._version import __version__
-from localspec.atomic_write import read_regular
-from localspec.call_thread import CallThread
 from localspec.errors import DAMAGES, DownloadError, LocalspecError, OptionError
 from localspec.hub.hub_file import HubFile
+from localspec.system.atomic_write import read_regular
+from localspec.system.call_thread import CallThread
 
 Result = TypeVar("Result")
 OnWait = Callable[[], None]

@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from localspec.atomic_write import names_device
 from localspec.errors import DownloadError, OptionError
+from localspec.system.atomic_write import names_device
 
 # Names that a hub allows and no file system misreads: no "..", no drive, no backslash.
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"

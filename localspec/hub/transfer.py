@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
-from localspec.atomic_write import sync_folder
 from localspec.errors import DownloadError
 from localspec.hub.api import (
     RETRY_DELAYS_S,
@@ -24,8 +23,9 @@ from localspec.hub.api import (
     delay_s,
     patiently,
 )
-from localspec.hub.cache import ForeignFile, Slot, Store, check_disk, disk_error
 from localspec.hub.hub_file import HubFile
+from localspec.hub.model_stores import ForeignFile, Slot, Store, check_disk, disk_error
+from localspec.system.atomic_write import sync_folder
 
 _LOCK_POLL_S = 0.5
 _READ_BYTES = 1 << 20

@@ -25,7 +25,8 @@ from localspec.engine.embedder import load_embedder
 from localspec.engine.engine import Engine
 from localspec.engine.loading import load
 from localspec.errors import EngineError
-from localspec.isolated.messages import (
+from localspec.isolated.orphan import ending_within
+from localspec.isolated.process_messages import (
     Ask,
     Begun,
     EndAnswer,
@@ -51,11 +52,11 @@ from localspec.isolated.messages import (
     Stopped,
     ToChild,
 )
-from localspec.isolated.orphan import ending_within
 from localspec.isolated.sent_pictures import KeptPictures, KnownPicture
 from localspec.speculative.metrics import Meter, Provenance
 from localspec.streaming.answer_text import Prompt
 from localspec.streaming.cancellation import Cancellation, Watch
+from localspec.streaming.outbox import Outbox
 from localspec.streaming.record import (
     READ_ON,
     AnswerRecord,
@@ -67,7 +68,6 @@ from localspec.streaming.record import (
     State,
 )
 from localspec.streaming.reply import Ending, Piece
-from localspec.streaming.waiting import Outbox
 
 if TYPE_CHECKING:
     from localspec.engine.sources import LoadKeywords

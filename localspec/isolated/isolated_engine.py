@@ -11,12 +11,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from localspec.call_thread import CallThread
 from localspec.chat.prompt_source import MessagesSource
 from localspec.engine.base import FACTS, BaseEngine, Found
 from localspec.engine.sources import LoadKeywords
 from localspec.errors import EngineError, OptionError
-from localspec.isolated.messages import (
+from localspec.isolated.process import ChildProcess
+from localspec.isolated.process_messages import (
     Begun,
     ControlTexts,
     Detokenize,
@@ -50,13 +50,12 @@ from localspec.isolated.messages import (
     Tokenize,
     TokenText,
 )
-from localspec.isolated.process import ChildProcess
 from localspec.isolated.sent_pictures import KnownPicture, pictures_of, with_pictures
 from localspec.keywords import check_keywords
 from localspec.pictures.picture import Picture
 from localspec.presets.presets import Adapter, Preset
+from localspec.streaming.answer_options import AnswerOptions
 from localspec.streaming.cancellation import Watch
-from localspec.streaming.options import AnswerOptions
 from localspec.streaming.record import (
     READ_ON,
     AnswerPlan,
@@ -67,12 +66,13 @@ from localspec.streaming.record import (
     State,
 )
 from localspec.streaming.reply import Ending
+from localspec.system.call_thread import CallThread
 from localspec.vocabulary import Vocabulary
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
 
-    from localspec.engine.models import EngineMemory
+    from localspec.engine.open_models import EngineMemory
     from localspec.pictures.picture import Vision
 
 logger = logging.getLogger(__name__)

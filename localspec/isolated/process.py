@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from localspec.engine.sources import servers_used
 from localspec.errors import ClosedError, CrashedError, EngineError, LocalspecError, RpcError
-from localspec.isolated.messages import (
+from localspec.isolated.orphan import end_with_parent
+from localspec.isolated.process_messages import (
     Ask,
     EmbedderQuestion,
     Ended,
@@ -37,10 +38,9 @@ from localspec.isolated.messages import (
     Result,
     ToChild,
 )
-from localspec.isolated.orphan import end_with_parent
 from localspec.isolated.prompt_watch import PromptWatch
 from localspec.llama.rpc_servers import ask_servers
-from localspec.streaming.waiting import taken
+from localspec.streaming.outbox import taken
 
 if TYPE_CHECKING:
     from localspec.engine.sources import LoadKeywords

@@ -10,8 +10,8 @@ from __future__ import annotations
 import time
 from multiprocessing.process import BaseProcess
 
-from localspec.isolated.messages import PromptSign
-from localspec.machine import memory_of_process, processor_time_of_process
+from localspec.isolated.process_messages import PromptSign
+from localspec.system.machine import memory_of_process, processor_time_of_process
 
 MOST_PROMPT_S = 10.0  # without progress, of the process's processor time, too
 MOST_PROMPT_BYTES = 2 << 30  # that the process takes more than before

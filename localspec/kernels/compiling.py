@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from localspec.kernels import source
+from localspec.kernels import source_archive
 from localspec.kernels.steps import OnStep, num_jobs, run_step
 from localspec.kernels.toolchain import (
     Toolchain,
@@ -47,12 +47,12 @@ def fetch_source(scratch: Path, toolchain: Toolchain, on_progress: OnStep) -> Pa
         install = install_packages(toolchain.packages, scratch / _PACKAGES)
         _run_quietly(install, "the packages could not be installed")
     on_progress("downloading llama.cpp's source", None)
-    download = source.download_command(pip(), scratch)
+    download = source_archive.download_command(pip(), scratch)
     _run_quietly(download, "the source could not be downloaded")
     on_progress("unpacking", None)
-    unpacked = source.unpack(scratch)
+    unpacked = source_archive.unpack(scratch)
     if not toolchain.has_openmp:
-        source.let_threads_yield(unpacked)
+        source_archive.let_threads_yield(unpacked)
     return unpacked
 
 

@@ -16,8 +16,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from localspec.errors import LocalspecError
-from localspec.hub.cache import free_bytes
-from localspec.kernels import source
+from localspec.hub.model_stores import free_bytes
+from localspec.kernels import source_archive
 from localspec.kernels.comparing import compare, require_faster
 from localspec.kernels.compiling import compile_libraries, fetch_source
 from localspec.kernels.steps import OnStep, last_line, num_jobs
@@ -73,7 +73,7 @@ def plan_build(*, only_packages: bool) -> BuildPlan:
             "localspec compiles kernels on Linux only so far",
             "Compile llama-cpp-python itself: docs/install.md#compiled-from-source.",
         )
-    source.requirement()
+    source_archive.requirement()
     pip()
     _require_no_gpu()
     with tempfile.TemporaryDirectory() as scratch:
@@ -85,7 +85,7 @@ def plan_build(*, only_packages: bool) -> BuildPlan:
         folder=folder_here(),
         toolchain=toolchain,
         installed=installed_library(),
-        download_bytes=source.DOWNLOAD_BYTES + toolchain.download_bytes,
+        download_bytes=source_archive.DOWNLOAD_BYTES + toolchain.download_bytes,
         disk_bytes=disk_bytes,
         free_bytes=free_bytes(builds_folder()),
         seconds=_CORE_SECONDS / num_jobs(),

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from localspec.errors import LocalspecError
-from localspec.machine import cores_here
+from localspec.system.machine import cores_here
 
 # What is done now, in words, and the part of it that is done, 0 … 1; None: nobody knows.
 OnStep = Callable[[str, float | None], None]

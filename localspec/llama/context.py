@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from localspec.errors import DecodeError, Interrupted
-from localspec.gguf_file.content import FileStates
+from localspec.gguf_file.file_content import FileStates
 from localspec.llama.handle import Handle, Stop
 from localspec.llama.joint_costs import LONGEST_STEP
 from localspec.llama.library import complaints, llama_cpp
-from localspec.llama.options import LlamaOptions
+from localspec.llama.model_options import LlamaOptions
 
 
 class LlamaContext:

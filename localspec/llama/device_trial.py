@@ -2,7 +2,7 @@
 
     python -m localspec.llama.device_trial JSON
 
-`preflight.device_trials` starts it. It prints a line of JSON for each trial that is done.
+`planning.device_trials` starts it. It prints a line of JSON for each trial that is done.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from localspec.errors import DecodeError, LocalspecError, MemoryLimitError
 from localspec.llama import native
 from localspec.llama.device_times import TRIAL_TOKENS, Times
 from localspec.llama.library import llama_cpp
+from localspec.llama.model_options import LlamaOptions
 from localspec.llama.opening import context_params, loaded_weights, new_context
-from localspec.llama.options import LlamaOptions
 
 _CONTEXT_LENGTH = 1024
 _FEW_TOKENS = 64  # that show how slow a device is, at an eighth of the cost

@@ -22,8 +22,8 @@ from localspec.gguf_file.adapter import USUAL_SCALE
 from localspec.llama.batch import TextPart, TokenBatch
 from localspec.llama.handle import Handle, set_scales
 from localspec.llama.library import llama_cpp
+from localspec.llama.model_options import LlamaOptions
 from localspec.llama.opening import context_params, new_context
-from localspec.llama.options import LlamaOptions
 
 # Tokens that are cached. Attention of one token is split among threads from 512 cells on, which
 # count in blocks of 256; the decodes behind the longer text come to those.

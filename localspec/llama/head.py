@@ -21,17 +21,17 @@ from numpy.typing import NDArray
 
 from localspec.errors import DecodeError
 from localspec.gguf_file.architectures import HeadGraph
-from localspec.gguf_file.head import HeadFacts
+from localspec.gguf_file.head_facts import HeadFacts
 from localspec.llama.batch import TokenBatch
-from localspec.llama.cache import copied_entries, put_entries
 from localspec.llama.context import LlamaContext
 from localspec.llama.handle import Handle, Stop
 from localspec.llama.hidden_rows import HiddenRows, Rows, TargetRows
+from localspec.llama.kv_cache import copied_entries, put_entries
 from localspec.llama.library import llama_cpp
 from localspec.llama.model import LlamaModel
+from localspec.llama.model_options import ROWS_BATCH_SIZE, LlamaOptions
 from localspec.llama.native import LoadWatch
 from localspec.llama.opening import context_params, loaded_weights, new_context, open_watched
-from localspec.llama.options import ROWS_BATCH_SIZE, LlamaOptions
 from localspec.llama.quirks.nextn import require_nextn_functions
 from localspec.sampling.distribution import Logits
 
@@ -486,7 +486,7 @@ def open_head(
     head.
 
     Args:
-        facts: The facts of the head, checked by `gguf_file.head`; not of Medusa.
+        facts: The facts of the head, checked by `gguf_file.head_facts`; not of Medusa.
     """
     require_nextn_functions(reads_layers=bool(facts.layers_read))
     if path is None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from localspec.llama.handle import Handle
 from localspec.llama.library import llama_cpp
-from localspec.llama.options import NUM_KEPT_ROWS
+from localspec.llama.model_options import NUM_KEPT_ROWS
 from localspec.llama.quirks.nextn import require_nextn_functions
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from localspec.llama.batch import TextPart
-from localspec.llama.cache import Cache
 from localspec.llama.handle import Handle
 from localspec.llama.hidden_rows import OutputRows
 from localspec.llama.joint_costs import RowTimes
+from localspec.llama.kv_cache import Cache
 from localspec.llama.library import llama_cpp
 from localspec.llama.model import LlamaModel
 from localspec.sampling.distribution import Logits

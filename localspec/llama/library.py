@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 from localspec.errors import OptionError
-from localspec.fork_guard import OwnProcess
 from localspec.llama import loaded, native
 from localspec.llama.devices import Device, list_devices
 from localspec.llama.loaded import Llama as Llama
 from localspec.llama.loaded import llama_cpp as llama_cpp
 from localspec.llama.quirks import amx
+from localspec.system.fork_guard import OwnProcess
 
 complaints = native.capture_logs(llama_cpp)
 native.load_backends(llama_cpp, loaded.library)

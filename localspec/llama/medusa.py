@@ -13,8 +13,8 @@ from math import prod
 import numpy as np
 from numpy.typing import NDArray
 
-from localspec.gguf_file.content import FileStates
-from localspec.gguf_file.head import OWN_TOKENS, medusa_names
+from localspec.gguf_file.file_content import FileStates
+from localspec.gguf_file.head_facts import OWN_TOKENS, medusa_names
 from localspec.gguf_file.header import Header, Tensor
 from localspec.gguf_file.tensor_types import BF16, F16, F32, INT64
 from localspec.llama.hidden_rows import HiddenRows, OutputRows, products

@@ -20,15 +20,17 @@ import numpy as np
 from localspec.errors import ContextError, DecodeError, EngineError, Interrupted, ModelFileError
 from localspec.exactness import Exactness
 from localspec.gguf_file.adapter import AdapterFile, adapted
-from localspec.gguf_file.content import FileContent
+from localspec.gguf_file.file_content import FileContent
 from localspec.gguf_file.shape import context_to_open
 from localspec.llama.batch import TokenBatch
-from localspec.llama.cache import Cache
 from localspec.llama.cache_state import CacheState
 from localspec.llama.context import LlamaContext
 from localspec.llama.handle import Handle, Stop
 from localspec.llama.hidden_rows import HiddenRows, OutputRows, Rows, TargetRows
+from localspec.llama.kv_cache import Cache
 from localspec.llama.library import Llama, kernels, llama_cpp
+from localspec.llama.model_options import LlamaOptions, text_batch_size
+from localspec.llama.model_vocabulary import LlamaVocabulary
 from localspec.llama.native import LoadWatch
 from localspec.llama.opening import (
     adopted_handle,
@@ -38,10 +40,8 @@ from localspec.llama.opening import (
     new_context,
     open_watched,
 )
-from localspec.llama.options import LlamaOptions, text_batch_size
 from localspec.llama.projector import PicturePart, Projector
 from localspec.llama.quirks.spinning import computed_apart
-from localspec.llama.vocabulary import LlamaVocabulary
 from localspec.pictures.cells import LAST_CELL, cell_rows
 from localspec.sampling.distribution import Logits
 

@@ -24,7 +24,7 @@ from localspec.llama.context import LlamaContext
 from localspec.llama.devices import device_pointers, list_devices
 from localspec.llama.handle import Handle
 from localspec.llama.library import Llama, complaints, llama_cpp, own_process
-from localspec.llama.options import BATCH_SIZE, LlamaOptions, graph_batch_size, num_cells
+from localspec.llama.model_options import BATCH_SIZE, LlamaOptions, graph_batch_size, num_cells
 from localspec.llama.placement import (
     default_gpus,
     experts_pattern,
@@ -33,7 +33,7 @@ from localspec.llama.placement import (
 )
 from localspec.llama.quirks.huge_pages import asking_for_huge_pages
 from localspec.llama.rpc_backend import remote_pointers
-from localspec.machine import num_usable_cores
+from localspec.system.machine import num_usable_cores
 
 _FLASH_ATTENTION = {"auto": "AUTO", "on": "ENABLED", "off": "DISABLED"}
 _adopted: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary()

@@ -2,7 +2,7 @@
 
 libllama puts the last num_gpu_layers of a model on GPUs, whether they fit or not; the output
 counts as the last layer. The default is all layers; `localspec.load` chooses as many as fit
-(`preflight.plan`). Several GPUs share the layers by their free memory, or as `tensor_split`
+(`planning.plan`). Several GPUs share the layers by their free memory, or as `tensor_split`
 says. Devices of RPC servers count as GPUs and come before those of this machine, as in
 llama.cpp: so the output is here if there is a GPU here. The token embeddings stay in main
 memory, and so do the experts of the first num_cpu_moe_layers.
@@ -23,7 +23,7 @@ from localspec.errors import OptionError
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.shape import ModelShape, block_of
 from localspec.llama.devices import REMOTE, Device, gpus_of_drivers, hiding_variable
-from localspec.llama.options import LlamaOptions
+from localspec.llama.model_options import LlamaOptions
 
 _EXPERTS = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # as --cpu-moe of llama.cpp has it
 _ANY_EXPERTS = re.compile(_EXPERTS.format(r"(\d+)"))

@@ -19,9 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from localspec.call_thread import CallThread
 from localspec.errors import RpcError
 from localspec.llama.devices import REMOTE, Device
+from localspec.system.call_thread import CallThread
 
 SERVER_WAIT_S = 5.0  # for a connection, and for each answer
 _HELLO = 14

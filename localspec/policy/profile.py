@@ -16,9 +16,9 @@ from typing import Any
 
 from platformdirs import user_cache_path
 
-from localspec.atomic_write import make_private_folder, read_regular_text, write_whole
 from localspec.errors import DAMAGES
 from localspec.gguf_file.adapter import is_adapted
+from localspec.system.atomic_write import make_private_folder, read_regular_text, write_whole
 
 logger = logging.getLogger(__name__)
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from localspec.errors import DownloadError, OptionError
-from localspec.gguf_file.projector import named_projectors
+from localspec.gguf_file.projector_facts import named_projectors
 from localspec.hub.api import BEAT_S, RemoteFile, list_files, pinned_file, remote_file
-from localspec.hub.cache import (
+from localspec.hub.hub_file import HubFile, HubModel, choose_quantization, is_of_model
+from localspec.hub.model_stores import (
     Folder,
     ForeignFile,
     HubCache,
@@ -21,9 +22,9 @@ from localspec.hub.cache import (
     find_elsewhere,
     free_bytes,
 )
-from localspec.hub.hub_file import HubFile, HubModel, choose_quantization, is_of_model
 from localspec.hub.transfer import DownloadJob, OnProgress, Progress
 from localspec.presets.located import path_of
+from localspec.presets.model_names import Quantized, resolve
 from localspec.presets.presets import (
     LocalModel,
     PackagedModel,
@@ -31,7 +32,6 @@ from localspec.presets.presets import (
     hub_files,
     no_such_preset,
 )
-from localspec.presets.source import Quantized, resolve
 
 _MAX_AT_ONCE = 4
 _JOIN_S = 1.0  # after that, a thread that waits for a silent server ends by itself

@@ -17,19 +17,19 @@ from typing import NamedTuple
 
 from platformdirs import user_cache_path
 
-from localspec.atomic_write import make_private_folder, read_regular_text, write_whole
 from localspec.errors import DAMAGES, ModelFileError, OptionError, PairError
 from localspec.gguf_file.adapter import check_adapters, read_adapter
 from localspec.gguf_file.check import check_model_file
-from localspec.gguf_file.head import check_target, head_facts
+from localspec.gguf_file.head_facts import check_target, head_facts
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.header_vocabulary import HeaderVocabulary
-from localspec.gguf_file.projector import checked_projector, require_projector_of
-from localspec.hub.cache import HubCache, model_folders
+from localspec.gguf_file.projector_facts import checked_projector, require_projector_of
 from localspec.hub.hub_file import all_parts, is_of_model
+from localspec.hub.model_stores import HubCache, model_folders
 from localspec.presets.located import list_models, missing_files, path_of
 from localspec.presets.presets import LocalModel, PackagedModel, PresetModel, load_presets
 from localspec.speculative.shared_vocabulary import SharedVocabulary, shared_vocabulary
+from localspec.system.atomic_write import make_private_folder, read_regular_text, write_whole
 
 # Of the target's bytes. The more bytes a draft has, the more its tokens cost; with the usual
 # acceptance little is gained once three of them cost as much as one token of the target.

@@ -16,13 +16,14 @@ from localspec.gguf_file.adapter import (
     read_adapter,
 )
 from localspec.gguf_file.check import check_model_file, check_parts
-from localspec.gguf_file.head import has_only_head
+from localspec.gguf_file.head_facts import has_only_head
 from localspec.gguf_file.header import Header, read_source_header
-from localspec.gguf_file.projector import check_projector, checked_projector
+from localspec.gguf_file.projector_facts import check_projector, checked_projector
 from localspec.hub.api import list_files, remote_file
-from localspec.hub.cache import HubCache
 from localspec.hub.hub_file import HubFile, HubModel, all_parts, choose_quantization
+from localspec.hub.model_stores import HubCache
 from localspec.hub.transfer import RemoteSource, has_checksum
+from localspec.presets.model_names import Quantized, resolve
 from localspec.presets.presets import (
     OWN_PACKAGE,
     Adapter,
@@ -36,7 +37,6 @@ from localspec.presets.presets import (
     load_presets,
     user_presets_file,
 )
-from localspec.presets.source import Quantized, resolve
 
 
 def locate(preset: Preset) -> dict[Role, Path]:

@@ -30,13 +30,13 @@ from typing import Any, Literal, TypeVar, get_args
 
 import platformdirs
 
-from localspec.atomic_write import make_private_folder, read_regular_text, write_whole
 from localspec.errors import DAMAGES, OptionError, PresetError, UnknownPresetError, perhaps
 from localspec.gguf_file.adapter import MOST_ADAPTERS, USUAL_SCALE, checked_scale
 from localspec.hub.hub_file import HubFile, HubModel
 from localspec.keywords import ours_for
 from localspec.rpc_address import checked_addresses
 from localspec.sampling.params import SamplingParams
+from localspec.system.atomic_write import make_private_folder, read_regular_text, write_whole
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -8,11 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import get_args
 
-from localspec.atomic_write import write_whole
 from localspec.errors import PairError, PresetError
-from localspec.gguf_file.head import check_target, head_misfit
+from localspec.gguf_file.head_facts import check_target, head_misfit
 from localspec.gguf_file.header import Header
-from localspec.gguf_file.projector import require_projector_of
+from localspec.gguf_file.projector_facts import require_projector_of
 from localspec.gguf_file.shape import ModelShape, context_to_open
 from localspec.hub.api import remote_file
 from localspec.hub.hub_file import HubFile
@@ -41,6 +40,7 @@ from localspec.presets.presets import (
     user_presets_file,
     users_text,
 )
+from localspec.system.atomic_write import write_whole
 
 _FACTS = ("file", "size_bytes", "sha256")  # of a file on the hub
 
@@ -55,12 +55,22 @@ def add_preset(
 ) -> Preset:
     """Append a preset to the user's file, with models of the hub pinned.
 
-    models: by their roles, named as in `presets.source`; None or an empty text counts as none.
-    adapters: of the target. context_length: tokens; None for what they were trained for, up to
-    8192. Asks the hub about its files, and reads all headers. Raises OptionError for an invalid
-    name or context, or a text that a file cannot hold; PresetError if the name is taken, or the
-    user's file is malformed; ModelFileError for a path without a model; PairError for a model
-    that does not fit the target; DownloadError.
+    Asks the hub about its files, and reads all headers.
+
+    Args:
+        name: What the preset will be called.
+        models: By their roles, named as in `presets.model_names`. None or an empty text
+            counts as none.
+        adapters: Those of the target.
+        description: One line for `localspec models`.
+        context_length: In tokens. None: what the models were trained for, up to 8192.
+
+    Raises:
+        OptionError: The name or the context is invalid, or a file cannot hold a text.
+        PresetError: The name is taken, or the user's file is malformed.
+        ModelFileError: There is no model at a path.
+        PairError: A model does not fit the target.
+        DownloadError: The hub could not be asked.
     """
     check_free(name, is_alias=False)
     named = {

@@ -14,7 +14,6 @@ from typing import Any, NamedTuple
 
 import anyio
 
-from localspec.call_thread import Result
 from localspec.chat.prompt_source import RawSource
 from localspec.engine.prompt_logprobs import prompt_logprobs
 from localspec.isolated.isolated_engine import IsolatedEngine
@@ -31,12 +30,13 @@ from localspec.server.served_models import ServedModel, ServedModels
 from localspec.speculative.metrics import Stats
 from localspec.speculative.randomness import MAX_SEED
 from localspec.streaming.answer import Answer
+from localspec.streaming.answer_options import AnswerOptions
 from localspec.streaming.cancellation import Cancellation, Watch
 from localspec.streaming.line import Line, Place
-from localspec.streaming.options import AnswerOptions
+from localspec.streaming.outbox import Outbox
 from localspec.streaming.record import AnswerRecord, Reading
 from localspec.streaming.reply import Piece, Reply
-from localspec.streaming.waiting import Outbox
+from localspec.system.call_thread import Result
 from localspec.tool_servers.servers import McpServers
 
 _LONG_S = 10.0  # to read the rest of a prompt, from which the log tells how far it is

@@ -25,14 +25,14 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from localspec.errors import LocalspecError
-from localspec.preflight.plan import MOST_PARALLEL
+from localspec.planning.plan import MOST_PARALLEL
 from localspec.server import (
     adapters,
+    anthropic_messages,
     completions,
     embeddings,
     llama_completion,
     mcp_page,
-    messages,
     ollama,
     responses,
 )
@@ -57,8 +57,8 @@ _POSTS: dict[str, RequestReader] = {
     "/v1/chat/completions/input_tokens": completions.chat_input_tokens,
     "/v1/completions": completions.Completion,
     "/v1/responses/input_tokens": responses.response_input_tokens,
-    "/v1/messages": messages.MessageForm,
-    "/v1/messages/count_tokens": messages.count_tokens,
+    "/v1/messages": anthropic_messages.MessageForm,
+    "/v1/messages/count_tokens": anthropic_messages.count_tokens,
     "/completion": llama_completion.LlamaCompletion,
     "/infill": llama_completion.Infill,
     "/v1/embeddings": embeddings.embeddings,

@@ -44,7 +44,7 @@ from localspec.server.question import (
 from localspec.server.refusal import RequestError
 from localspec.server.served_models import ServedModel
 from localspec.speculative.metrics import WHY_OFF
-from localspec.streaming.options import AnswerOptions
+from localspec.streaming.answer_options import AnswerOptions
 from localspec.streaming.reply import Reply
 from localspec.vocabulary import with_bos
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from localspec.engine.embedder import Embedded
 from localspec.errors import CrashedError
-from localspec.isolated.messages import Embed, EmbedderQuestion, Rank
+from localspec.isolated.process_messages import Embed, EmbedderQuestion, Rank
 from localspec.server.answering import Service
 from localspec.server.fields import Fields
 from localspec.server.form import Aside, in_thread

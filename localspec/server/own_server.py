@@ -26,7 +26,7 @@ from pathlib import Path
 
 import platformdirs
 
-from localspec.atomic_write import make_private_folder, read_regular, write_whole
+from localspec.system.atomic_write import make_private_folder, read_regular, write_whole
 
 HOST = "127.0.0.1"  # of every server with such a file
 PROOF_PATH = "/localspec/proof"

@@ -16,7 +16,7 @@ from localspec.sampling.params import SamplingKeywords, SamplingParams
 from localspec.server.fields import MOST_TOKENIZED, Fields
 from localspec.server.refusal import RequestError
 from localspec.speculative.randomness import MAX_SEED
-from localspec.streaming.options import AnswerOptions, spec_of
+from localspec.streaming.answer_options import AnswerOptions, spec_of
 from localspec.streaming.record import PromptSource
 from localspec.vocabulary import Vocabulary
 

@@ -14,21 +14,21 @@ from typing import Any, Generic, TypeVar
 
 from localspec._version import __version__
 from localspec.engine.base import with_scales
-from localspec.engine.models import CacheDisk
+from localspec.engine.open_models import CacheDisk
 from localspec.engine.sources import named_sources
 from localspec.errors import LocalspecError, MemoryLimitError, RpcError
 from localspec.gguf_file.check import check_embedder_file, check_model_file
 from localspec.gguf_file.header import Header
 from localspec.gguf_file.header_vocabulary import fim_tokens
-from localspec.gguf_file.projector import NO_PROJECTOR, projector_beside
+from localspec.gguf_file.projector_facts import NO_PROJECTOR, projector_beside
 from localspec.gguf_file.shape import ModelShape, context_to_open
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.isolated.process import IsolatedEmbedder
-from localspec.machine import memory_here
-from localspec.preflight.free_memory import PairMemory
-from localspec.preflight.memory import embedder_bytes
-from localspec.preflight.plan import served_kept_bytes, target_context_length
+from localspec.planning.free_memory import PairMemory
+from localspec.planning.memory import embedder_bytes
+from localspec.planning.plan import served_kept_bytes, target_context_length
 from localspec.presets.located import adapter_files, locate_model
+from localspec.presets.model_names import resolve
 from localspec.presets.presets import (
     Adapter,
     AnyAdapter,
@@ -37,10 +37,10 @@ from localspec.presets.presets import (
     checked_adapters,
     common_servers,
 )
-from localspec.presets.source import resolve
 from localspec.sampling.params import SamplingParams
 from localspec.server.refusal import RequestError
-from localspec.streaming.options import scales_of
+from localspec.streaming.answer_options import scales_of
+from localspec.system.machine import memory_here
 
 _Opened = TypeVar("_Opened", IsolatedEngine, IsolatedEmbedder)
 

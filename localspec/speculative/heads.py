@@ -11,7 +11,7 @@ from typing import Protocol
 
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.distribution import Distribution, Logits
-from localspec.speculative.model import Decode, Decoding, Model
+from localspec.speculative.model_api import Decode, Decoding, Model
 from localspec.speculative.policy_api import (
     MAX_DRAFT_TOKENS,
     REPLAY_TOKENS,

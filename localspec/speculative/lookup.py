@@ -22,7 +22,7 @@ import numpy as np
 
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.distribution import CERTAIN, Distribution
-from localspec.speculative.model import Decoding
+from localspec.speculative.model_api import Decoding
 from localspec.speculative.ngram_index import GAP, SIZES, NgramIndex, run_hashes
 from localspec.speculative.policy_api import (
     CERTAIN_CONFIDENCE,

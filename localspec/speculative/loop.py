@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from localspec.pictures.cells import has_cells
 from localspec.sampling.chain import SamplerChain
 from localspec.speculative.metrics import Provenance, Step
-from localspec.speculative.model import Decode, Decoding, Model, result_of
+from localspec.speculative.model_api import Decode, Decoding, Model, result_of
 from localspec.speculative.policy_api import (
     MAX_DRAFT_TOKENS,
     REPLAY_TOKENS,

@@ -12,7 +12,7 @@ from localspec.pictures.cells import without_cells
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.constraint import Constraint
 from localspec.sampling.distribution import CERTAIN, Distribution, Logits
-from localspec.speculative.model import Decode, Decoding, Model
+from localspec.speculative.model_api import Decode, Decoding, Model
 from localspec.speculative.policy_api import (
     CERTAIN_CONFIDENCE,
     MAX_DRAFT_TOKENS,

@@ -11,10 +11,10 @@ from dataclasses import fields
 from typing import Any, NoReturn, Protocol
 
 from localspec.errors import EngineError
-from localspec.fork_guard import OwnProcess
 from localspec.keywords import ForeignNames
 from localspec.streaming.record import AnswerRecord, ForReader, Reading, State
 from localspec.streaming.reply import Ending, Piece, Reply
+from localspec.system.fork_guard import OwnProcess
 
 # What to write instead of names that others have, or that the reply has.
 _INSTEAD = {

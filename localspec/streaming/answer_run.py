@@ -14,9 +14,9 @@ from localspec.exactness import Exactness
 from localspec.sampling.logprobs import TokenLogprobs, token_logprobs
 from localspec.speculative.loop import Request, SpeculativeDecoder
 from localspec.speculative.metrics import Meter, Provenance, Stats, Step
-from localspec.speculative.model import Decode
+from localspec.speculative.model_api import Decode
+from localspec.streaming.answer_options import spec_of
 from localspec.streaming.answer_text import AnswerText, Prompt, Said
-from localspec.streaming.options import spec_of
 from localspec.streaming.record import AnswerRecord
 from localspec.streaming.reply import Ending, FinishReason, Piece, StepFacts
 from localspec.streaming.thinking import Part

@@ -14,13 +14,13 @@ from localspec.errors import EngineError
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.metrics import Meter
 from localspec.speculative.policy_api import FixedDraftPolicy, ProposerKind, RuleName
+from localspec.streaming.answer_options import AnswerOptions
 from localspec.streaming.answer_text import Prompt, Said
 from localspec.streaming.cancellation import CancelCheck, Cancellation
 from localspec.streaming.line import Place
-from localspec.streaming.options import AnswerOptions
+from localspec.streaming.outbox import Outbox
 from localspec.streaming.reply import Ending, Piece, Reply, SaidJson
 from localspec.streaming.thinking import Part
-from localspec.streaming.waiting import Outbox
 
 MOST_AHEAD = 32  # pieces that an answer is ahead of its reader
 READ_ON = 16  # pieces, after which another process hears how many were read

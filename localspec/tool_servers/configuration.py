@@ -15,8 +15,8 @@ from urllib.parse import urlsplit
 
 import platformdirs
 
-from localspec.atomic_write import write_whole
 from localspec.errors import OptionError, perhaps
+from localspec.system.atomic_write import write_whole
 
 CALL_S = 30.0  # for a call, where a server has no timeout of its own
 _MOST_S = 3600.0  # above that it is taken for milliseconds, which some programs count in

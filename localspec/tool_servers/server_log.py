@@ -10,7 +10,7 @@ from pathlib import Path
 
 import platformdirs
 
-from localspec.atomic_write import make_private_folder
+from localspec.system.atomic_write import make_private_folder
 
 _MOST_BYTES = 1_000_000  # of the file; then it begins anew
 _TAIL_BYTES = 4000  # that are kept in memory, to be quoted

@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from localspec.atomic_write import write_whole
 from localspec.errors import DAMAGES, LocalspecError, OptionError, perhaps
+from localspec.system.atomic_write import write_whole
 from localspec.tool_servers.configuration import (
     ServerEntry,
     own_file,
     read_servers,
     servers_in,
 )
-from localspec.tool_servers.content import foreign_result
+from localspec.tool_servers.result_content import foreign_result
 from localspec.tools.foreign import ForeignFunction, ForeignResult
 from localspec.tools.tool import Tool, checked_tools
 

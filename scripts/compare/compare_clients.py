@@ -32,7 +32,7 @@ from comparison.llama_tools import build, default_folder, program_in
 from comparison.options import add_target, positive, run, setup_of
 from comparison.processes import ServerProcess
 from comparison.report import header
-from localspec.checks.prompts import built_in_tasks
+from localspec.evaluation.prompts import built_in_tasks
 
 _SHORT = "Say hello."
 # As bench asks them, each of another kind of text than the one before. None is asked twice in a

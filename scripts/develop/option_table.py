@@ -18,10 +18,10 @@ from localspec.cli import main
 from localspec.cli.help import HEADINGS
 from localspec.engine.sources import LoadKeywords
 from localspec.errors import LocalspecError
-from localspec.llama.options import LlamaOptions
+from localspec.llama.model_options import LlamaOptions
 from localspec.server.fields import Fields
 from localspec.server.question import answer_options
-from localspec.streaming.options import answer_keywords
+from localspec.streaming.answer_options import answer_keywords
 
 PAGE = Path(__file__).parents[2] / "docs/options.md"
 BEGIN = "<!-- table: scripts/develop/option_table.py -->"

@@ -6,7 +6,7 @@
 
 Reads the names of the paper's own training (`0.0.linear.weight`, `0.1.weight`) and those of
 vLLM (`blocks.0.layers.0.weight`, `lm_heads.0.weight`, `token_map` where they know only some
-tokens). `localspec/gguf_file/head.py` says what the file is like.
+tokens). `localspec/gguf_file/head_facts.py` says what the file is like.
 The target is the GGUF file of the very model that the heads were trained for: its tokenizer is
 copied, and localspec compares it. Most of a head is its output layer: --tokens N keeps that of
 the N tokens that come first in the vocabulary, which are the frequent ones of most tokenizers.

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from localspec.errors import LocalspecError
-from localspec.machine import num_usable_cores
+from localspec.system.machine import num_usable_cores
 
 _BAR = 24  # signs
 _WARM_UP = 20  # steps

@@ -18,11 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from localspec.chat.prompt import PromptMaker
-from localspec.checks.prompts import read_prompts
 from localspec.errors import EngineError, OptionError
+from localspec.evaluation.prompts import read_prompts
 from localspec.llama.library import llama_cpp
 from localspec.llama.model import LlamaModel
-from localspec.llama.options import LlamaOptions
+from localspec.llama.model_options import LlamaOptions
 from localspec.llama.quirks.nextn import require_nextn_functions
 from localspec.tools.tool import ToolUse
 

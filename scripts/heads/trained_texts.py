@@ -25,7 +25,7 @@ from own_texts import (
 from target_file import EMBEDDING, OUTPUT, layers_of, read_tensor
 from torch import Tensor, nn
 
-from localspec.checks.prompts import built_in_texts
+from localspec.evaluation.prompts import built_in_texts
 
 
 class Batch(NamedTuple):

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import localspec
-from localspec.tool_servers.content import foreign_result
+from localspec.tool_servers.result_content import foreign_result
 
 
 def parsed() -> argparse.Namespace:

@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import localspec
-from localspec.checks.bench import measure_costs
 from localspec.engine.engine import Engine
 from localspec.errors import LocalspecError
+from localspec.evaluation.bench import measure_costs
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.speedup import Curve, expected_speedup
 from localspec.sampling.chain import Resolver

@@ -58,9 +58,9 @@ from comparison.contender import Setup
 from comparison.llama_tools import build_programs, default_folder, program_in
 from comparison.options import positive, run
 from comparison.report import header_facts
-from localspec.checks.prompts import KINDS
 from localspec.errors import OptionError
-from localspec.machine import memory_here, num_usable_cores
+from localspec.evaluation.prompts import KINDS
+from localspec.system.machine import memory_here, num_usable_cores
 
 TARGET = "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
 DRAFT = "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"

@@ -44,7 +44,7 @@ from localspec.sampling.chain import SamplerChain
 from localspec.sampling.distribution import CERTAIN, Distribution
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.loop import Request, SpeculativeDecoder
-from localspec.speculative.model import Decode, Decoding
+from localspec.speculative.model_api import Decode, Decoding
 from localspec.speculative.policy_api import (
     DraftOff,
     DraftPolicy,

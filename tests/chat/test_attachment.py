@@ -13,9 +13,9 @@ from localspec.chat.attachment import (
     text_of,
     without_files,
 )
-from localspec.checks.prompts import read_prompts
 from localspec.cli.flags import read_option_file
 from localspec.errors import OptionError
+from localspec.evaluation.prompts import read_prompts
 
 
 def test_a_file_comes_before_the_question_between_fences(tmp_path):

@@ -10,7 +10,7 @@ import inside
 import localspec
 from gguf_maker import write_random_model
 from localspec.errors import ContextError, EngineError, OptionError, TemplateError
-from localspec.streaming.options import AnswerOptions
+from localspec.streaming.answer_options import AnswerOptions
 
 GREEDY = localspec.SamplingParams(temperature=0)
 

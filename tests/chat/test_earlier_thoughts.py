@@ -13,9 +13,9 @@ from localspec.chat.chat import Chat
 from localspec.chat.messages import as_text, checked_messages, merged_messages
 from localspec.chat.prompt import PromptMaker
 from localspec.chat.session import read_session, save_session
+from localspec.server.anthropic_messages import MessageForm
 from localspec.server.completions import ChatCompletion
 from localspec.server.fields import Fields
-from localspec.server.messages import MessageForm
 from localspec.server.ollama import OllamaChat
 from localspec.server.responses import ResponseForm
 from localspec.tools.tool import ToolUse

@@ -17,8 +17,8 @@ from localspec.chat.prompt import PromptMaker
 from localspec.chat.template import BUILT_IN, ChatTemplate
 from localspec.chat.turns import MIN_ANSWER_TOKENS, num_to_forget
 from localspec.errors import ContextError
+from localspec.streaming.answer_options import AnswerOptions
 from localspec.streaming.cancellation import never
-from localspec.streaming.options import AnswerOptions
 from localspec.tools.tool import ToolUse
 
 FOLDER = Path(__file__).parents[1] / "templates"

@@ -15,19 +15,19 @@ from interruptions import wish_at_decode
 
 import inside
 import localspec
-from localspec.checks import bench
-from localspec.checks.bench import NARROW, Bench, DecodeCosts, KindSpeed, Outcome, run_bench
-from localspec.checks.limit import EndedBy
-from localspec.checks.prompts import Task, built_in_tasks
-from localspec.checks.rounds import SHORTEST_ANSWER, Stretch
-from localspec.cli.check_reports import bench_text, verdict
+from localspec.cli.evaluation_reports import bench_text, verdict
 from localspec.cli.json_output import to_json
+from localspec.evaluation import bench
+from localspec.evaluation.bench import NARROW, Bench, DecodeCosts, KindSpeed, Outcome, run_bench
+from localspec.evaluation.prompts import Task, built_in_tasks
+from localspec.evaluation.rounds import SHORTEST_ANSWER, Stretch
+from localspec.evaluation.time_limit import EndedBy
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.sampling.chain import Resolver
 from localspec.speculative.metrics import Meter
 from localspec.speculative.policy_api import DraftOff, ProposerKind
+from localspec.streaming.answer_options import AnswerOptions
 from localspec.streaming.cancellation import Watch
-from localspec.streaming.options import AnswerOptions
 
 UNWATCHED = {"seconds": 600.0, "watch": Watch(lambda *_: None)}
 SHORT = ("--max-tokens", str(SHORTEST_ANSWER), "--seconds", "600")

@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from localspec.checks.ratio_estimate import (
+from localspec.evaluation.ratio_estimate import (
     RatioEstimate,
     estimate_ratio,
     in_equal_parts,

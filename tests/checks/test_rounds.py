@@ -7,8 +7,8 @@ import copy
 import pytest
 from simulated import FLAT, METAL, Q4_0, VOCAB, Clock, Machine, Text, answer, at_random
 
-from localspec.checks.ratio_estimate import estimate_ratio
-from localspec.checks.rounds import Rounds, Stretch
+from localspec.evaluation.ratio_estimate import estimate_ratio
+from localspec.evaluation.rounds import Rounds, Stretch
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.speculative.policy_api import (
     DraftOff,

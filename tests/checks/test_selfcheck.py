@@ -13,13 +13,13 @@ from interruptions import wish_at_decode
 
 import inside
 import localspec
-from localspec.checks import selfcheck
-from localspec.checks.identity import ENOUGH_ACCEPTED, Rounding
-from localspec.checks.limit import EndedBy
-from localspec.checks.selfcheck import Finding, check
-from localspec.checks.step_law import BOUND, ENOUGH_PLACES
-from localspec.cli.check_reports import report_text
+from localspec.cli.evaluation_reports import report_text
 from localspec.cli.json_output import to_json
+from localspec.evaluation import lossless_check
+from localspec.evaluation.identity import ENOUGH_ACCEPTED, Rounding
+from localspec.evaluation.lossless_check import Finding, check
+from localspec.evaluation.step_law import BOUND, ENOUGH_PLACES
+from localspec.evaluation.time_limit import EndedBy
 from localspec.sampling.chain import SamplerChain
 from localspec.speculative import verify
 from localspec.speculative.proposers import Proposal
@@ -220,7 +220,7 @@ def test_the_demo_pair_is_lossless_and_the_verdict_comes_first(stories, monkeypa
         reports.append(check(*arguments, **keywords))
         return reports[0]
 
-    monkeypatch.setattr(selfcheck, "check", kept)
+    monkeypatch.setattr(lossless_check, "check", kept)
     spoken = run("--prompts", stories, "--seconds", "36000")
     assert spoken.exit_code == 0, spoken.output
     first, rows, identity, law, more = spoken.stdout.splitlines()

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from localspec.checks.identity import ENOUGH_ACCEPTED, Identity, Rounding
-from localspec.checks.limit import EndedBy
-from localspec.checks.pace import Pace
-from localspec.checks.selfcheck import Report
-from localspec.checks.step_law import ENOUGH_PLACES, StepLaw
-from localspec.cli.check_reports import report_text
+from localspec.cli.evaluation_reports import report_text
+from localspec.evaluation.identity import ENOUGH_ACCEPTED, Identity, Rounding
+from localspec.evaluation.lossless_check import Report
+from localspec.evaluation.step_law import ENOUGH_PLACES, StepLaw
+from localspec.evaluation.time_left import Pace
+from localspec.evaluation.time_limit import EndedBy
 
 
 @dataclass

@@ -19,7 +19,7 @@ from localspec.cli.conversation import Conversation
 from localspec.cli.terminal import dialogue
 from localspec.cli.terminal.markdown import RenderedView
 from localspec.speculative.metrics import Provenance
-from localspec.streaming.options import AnswerOptions
+from localspec.streaming.answer_options import AnswerOptions
 from localspec.streaming.reply import Piece
 from spawned import session_open_elsewhere
 
@@ -69,7 +69,7 @@ class Person:
 def chat(engine, own_folders, monkeypatch, capsys):
     """Makes a person with a conversation, of the demo pair and greedy if not said otherwise."""
     monkeypatch.setenv("COLUMNS", "500")
-    monkeypatch.setattr("localspec.cli.answer.is_terminal", lambda _stream: True)
+    monkeypatch.setattr("localspec.cli.answer_output.is_terminal", lambda _stream: True)
 
     def make(of=engine, session=None, template=None, rule=None, **more) -> Person:
         conversation = Conversation(
@@ -310,7 +310,7 @@ def test_what_is_wrong_with_an_option_is_said_before_a_download(monkeypatch, opt
     def nobody_is_asked(model: str) -> None:
         raise AssertionError(model)
 
-    monkeypatch.setattr("localspec.cli.options.offer_download", nobody_is_asked)
+    monkeypatch.setattr("localspec.cli.shared_options.offer_download", nobody_is_asked)
     result = run("chat", "qwen2-7b", *options)
     assert said in result.stderr
 

@@ -9,8 +9,8 @@ import threading
 
 import pytest
 
+from localspec.cli.progress_line import ProgressLine, waiting
 from localspec.cli.screen import clock_time, duration
-from localspec.cli.waiting import ProgressLine, waiting
 
 if sys.platform == "win32":
     pytest.skip("needs a pseudo-terminal", allow_module_level=True)

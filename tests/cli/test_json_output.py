@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import pytest
 
-from localspec.checks.identity import Divergence
 from localspec.cli.json_output import to_json, write_json
+from localspec.evaluation.identity import Divergence
 
 
 class Colour(enum.Enum):

@@ -22,7 +22,7 @@ import pytest
 from agent_model import write_agent_model, write_agent_preset
 from localspec.cli.agents import AGENTS
 from localspec.cli.cloud_keys import CLOUD_KEYS
-from localspec.cli.server_log import log_of_running, new_log
+from localspec.cli.launch_log import log_of_running, new_log
 from localspec.server.own_server import PROOF_PATH, ServerKey, announced, new_nonce, read_key
 from server_runner import free_port, running_server
 from waiting import wait_until

@@ -14,7 +14,7 @@ from command_line import run
 
 import localspec
 from localspec.cli import main
-from localspec.cli.options import changed_sampling
+from localspec.cli.shared_options import changed_sampling
 from localspec.errors import OptionError
 
 STORY = "Tell me a story about a fox."

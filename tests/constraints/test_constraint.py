@@ -19,17 +19,17 @@ import localspec
 from engines import PLACES
 from examples import num_examples
 from localspec.chat.prompt_source import with_form
-from localspec.checks.identity import IdentityCheck, Rounding
 from localspec.constraints import guidance
 from localspec.constraints.guidance import not_kept, problem_with
 from localspec.constraints.readable import FORMATS
 from localspec.constraints.spec import ConstraintSpec, schema_text
 from localspec.errors import ConstraintError, OptionError
+from localspec.evaluation.identity import IdentityCheck, Rounding
 from localspec.sampling.chain import Resolver
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.policy_api import ProposerKind
+from localspec.streaming.answer_options import AnswerOptions, spec_of
 from localspec.streaming.answer_text import Prompt
-from localspec.streaming.options import AnswerOptions, spec_of
 
 llguidance = pytest.importorskip("llguidance", reason="llguidance is not installed")
 jsonschema = pytest.importorskip("jsonschema", reason="jsonschema is not installed")

@@ -12,8 +12,8 @@ import localspec
 from localspec.constraints.guidance import not_kept, problem_with
 from localspec.constraints.spec import ConstraintSpec
 from localspec.errors import ConstraintError
+from localspec.streaming.answer_options import AnswerOptions
 from localspec.streaming.answer_text import Prompt
-from localspec.streaming.options import AnswerOptions
 
 pytest.importorskip("llguidance", reason="llguidance is not installed")
 

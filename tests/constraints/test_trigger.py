@@ -9,11 +9,11 @@ import pytest
 
 import inside
 import localspec
-from localspec.constraints.behind import Behind, Start, Trigger
+from localspec.constraints.after_boundary import Behind, Start, Trigger
 from localspec.constraints.spelling import Spelling
 from localspec.errors import Interrupted, OptionError
+from localspec.streaming.answer_options import AnswerOptions
 from localspec.streaming.answer_text import Prompt
-from localspec.streaming.options import AnswerOptions
 from toy_constraint import ToyConstraint, ToyVocabulary
 
 TEXTS = ["a", "b", "c", "ab", "ba", "cab", "abc", "bca", "aab", "caba", ""]

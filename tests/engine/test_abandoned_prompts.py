@@ -11,7 +11,7 @@ import inside
 import localspec
 from engines import Owner, answered
 from localspec.llama.library import llama_cpp
-from localspec.llama.options import LlamaOptions
+from localspec.llama.model_options import LlamaOptions
 
 TEXT = [5 + 37 * index % 900 for index in range(700)]
 GRAPH = 128  # tokens that one graph computes, without flash attention

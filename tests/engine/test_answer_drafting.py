@@ -9,7 +9,7 @@ import localspec
 from engines import PLACES
 from localspec.errors import OptionError
 from localspec.speculative.policy_api import DraftOff, FixedDraftPolicy, ProposerKind
-from localspec.streaming.options import AnswerOptions
+from localspec.streaming.answer_options import AnswerOptions
 
 QUESTION = [{"role": "user", "content": "Tell me a story about a fox."}]
 DRAFT, LOOKUP = ProposerKind.DRAFT, ProposerKind.LOOKUP

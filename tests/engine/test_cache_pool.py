@@ -13,7 +13,7 @@ from engines import PLACES, Owner, answer_of, answered
 from localspec.errors import CacheError, OptionError
 from localspec.llama.cache_state import CacheState
 from localspec.llama.model import LlamaModel
-from localspec.llama.options import LlamaOptions
+from localspec.llama.model_options import LlamaOptions
 
 GREEDY = localspec.SamplingParams(temperature=0)
 QUESTIONS = ("Tell me a story about a fox.", "And one about an owl, please.", "Thank you!")

@@ -27,7 +27,7 @@ from localspec.engine.cache_store import (
     kept_folder,
     kept_sizes,
 )
-from localspec.engine.models import CacheDisk
+from localspec.engine.open_models import CacheDisk
 from localspec.errors import OptionError
 from localspec.llama.cache_state import CacheState
 
@@ -248,7 +248,7 @@ def test_a_full_disk_is_a_line_in_the_log(load, monkeypatch, caplog):
 KILLED = """
 import sys, time
 import numpy as np
-from localspec.engine.models import CacheDisk
+from localspec.engine.open_models import CacheDisk
 from localspec.engine.cache_store import CacheStore, kept_folder, kept_sizes
 from localspec.engine.cache_file import PooledCache
 from localspec.llama.cache_state import CacheState

@@ -17,7 +17,7 @@ from command_line import run
 import localspec
 from gguf_maker import write_random_model
 from localspec.engine.embedder import Embedded
-from localspec.llama.options import BATCH_SIZE
+from localspec.llama.model_options import BATCH_SIZE
 from localspec.presets.presets import user_presets
 from localspec.server.answering import Service
 from localspec.server.embeddings import embeddings

@@ -20,8 +20,8 @@ from localspec.errors import (
     OptionError,
 )
 from localspec.llama.model import LlamaModel
-from localspec.preflight.plan import Plan
-from localspec.streaming.options import AnswerOptions
+from localspec.planning.plan import Plan
+from localspec.streaming.answer_options import AnswerOptions
 
 GREEDY = localspec.SamplingParams(temperature=0)
 STORY = "<|im_start|>user\nTell me a story about a fox.<|im_end|>\n<|im_start|>assistant\n"

@@ -19,8 +19,8 @@ from localspec.llama import joint_costs, joint_decode
 from localspec.llama.joint_costs import LONGEST_STEP
 from localspec.llama.joint_decode import JointPart, decode_parts, joinable
 from localspec.llama.model import LlamaModel
-from localspec.llama.options import LlamaOptions
-from localspec.speculative.model import Decode, result_of
+from localspec.llama.model_options import LlamaOptions
+from localspec.speculative.model_api import Decode, result_of
 from waiting import at_once
 
 GREEDY = localspec.SamplingParams(temperature=0)

@@ -13,9 +13,9 @@ import inside
 import localspec
 from engines import Owner, answered
 from localspec.errors import OptionError
-from localspec.llama.cache import Cache
+from localspec.llama.kv_cache import Cache
 from localspec.llama.model import LlamaModel
-from localspec.llama.options import LlamaOptions
+from localspec.llama.model_options import LlamaOptions
 
 
 @pytest.fixture(scope="module", params=CACHE_KINDS)

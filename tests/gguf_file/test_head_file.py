@@ -28,13 +28,13 @@ import localspec
 from localspec.errors import DownloadError, ModelFileError, PairError, PresetError
 from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.check import check_model_file
-from localspec.gguf_file.head import check_target, head_facts, head_misfit
+from localspec.gguf_file.head_facts import check_target, head_facts, head_misfit
 from localspec.gguf_file.header import Header, Tensor
 from localspec.gguf_file.shape import ModelShape
 from localspec.llama.model import LlamaModel
-from localspec.llama.options import LlamaOptions
+from localspec.llama.model_options import LlamaOptions
+from localspec.presets.model_names import Quantized, resolve
 from localspec.presets.presets import user_presets_file
-from localspec.presets.source import Quantized, resolve
 from standin_hub import COMMIT, StandinHub
 
 # Heads for qwen3.

@@ -23,7 +23,7 @@ from localspec.errors import ModelFileError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.header import read_header, read_source_header
 from localspec.gguf_file.header_vocabulary import HeaderVocabulary
-from localspec.llama.vocabulary import LlamaVocabulary
+from localspec.llama.model_vocabulary import LlamaVocabulary
 from model_writer import ModelWriter
 
 MAGIC = b"GGUF"

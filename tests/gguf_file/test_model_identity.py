@@ -12,12 +12,12 @@ import pytest
 import inside
 import localspec
 from gguf_maker import split_model, write_random_model
+from localspec.advice.explanation import explain
 from localspec.engine import prefill
 from localspec.errors import CacheError
 from localspec.gguf_file.check import check_model_file
-from localspec.gguf_file.content import FileContent
+from localspec.gguf_file.file_content import FileContent
 from localspec.gguf_file.header import read_header
-from localspec.preflight.explanation import explain
 from localspec.speculative.policy_api import ProposerKind
 
 GREEDY = localspec.SamplingParams(temperature=0)

@@ -14,8 +14,8 @@ from command_line import run
 import localspec
 from localspec.errors import DownloadError
 from localspec.hub.api import cache_folder, list_files
-from localspec.hub.cache import HubCache
 from localspec.hub.hub_file import choose_quantization
+from localspec.hub.model_stores import HubCache
 from localspec.presets.located import locate, locate_model
 from localspec.presets.presets import find_preset
 from standin_hub import COMMIT, DRAFT, REPO, SMALL, TARGET, StandinHub

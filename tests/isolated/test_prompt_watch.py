@@ -10,7 +10,7 @@ import pytest
 import inside
 import localspec
 from localspec.errors import OptionError
-from localspec.streaming.options import AnswerOptions
+from localspec.streaming.answer_options import AnswerOptions
 from localspec.streaming.record import AnswerRecord
 from spawned import Endless, Hungry, Starved
 from waiting import at_once, wait_until

@@ -23,7 +23,7 @@ from command_line import run
 import inside
 import library_wheel
 from localspec.errors import LocalspecError
-from localspec.kernels import comparing, compiling, making, source, toolchain, trial
+from localspec.kernels import comparing, compiling, making, source_archive, toolchain, trial
 from localspec.kernels.comparing import NotFasterError, require_faster
 from localspec.kernels.making import BuildPlan, make_build
 from localspec.kernels.steps import run_step
@@ -243,17 +243,17 @@ def test_threads_without_openmp_let_others_run(tmp_path):
         "n_passed) {\n        ggml_thread_cpu_relax();\n    }\n"
     )
     file.write_text(f"void ggml_barrier() {{\n{spinning}}}\n")
-    source.let_threads_yield(tmp_path)
+    source_archive.let_threads_yield(tmp_path)
     assert "sched_yield();" in file.read_text()
     with pytest.raises(LocalspecError, match="does not wait as it did"):
-        source.let_threads_yield(tmp_path)
+        source_archive.let_threads_yield(tmp_path)
 
 
 def test_the_archive_is_pinned_and_another_version_refused(monkeypatch):
-    assert "--hash=sha256:832db0699" in source.requirement()
-    monkeypatch.setattr(source, "version", lambda _name: "0.3.99")
+    assert "--hash=sha256:832db0699" in source_archive.requirement()
+    monkeypatch.setattr(source_archive, "version", lambda _name: "0.3.99")
     with pytest.raises(LocalspecError, match=r"archive of .* 0\.3\.36, and 0\.3\.99 is"):
-        source.requirement()
+        source_archive.requirement()
 
 
 @LINUX
@@ -341,9 +341,9 @@ def test_a_command_that_is_ended_ends_its_compiler_and_leaves_nothing(tmp_path, 
     code = (
         "import os, sys, localspec.kernels.compiling as compiling\n"
         "from localspec.cli import main\n"
-        "from localspec.kernels import source\n"
+        "from localspec.kernels import source_archive\n"
         f"def wait(_pip, scratch): return [sys.executable, '-c', {waiting!r}]\n"
-        "source.download_command = wait\n"
+        "source_archive.download_command = wait\n"
         "run = compiling.run_step\n"
         "def say(command, environment, failure, _read):\n"
         "    run(command, environment, failure, lambda line: print(line, flush=True))\n"

@@ -17,15 +17,15 @@ from gguf_maker import write_random_model
 from hollow_model import SHAPES, write_hollow_model
 from localspec.gguf_file.check import check_model_file
 from localspec.llama.model import LlamaModel
-from localspec.llama.options import LlamaOptions
-from localspec.preflight.free_memory import (
+from localspec.llama.model_options import LlamaOptions
+from localspec.planning.free_memory import (
     Planned,
     free_memory,
     pair_memory,
     with_suited_attention,
     with_suited_mapping,
 )
-from localspec.preflight.memory import compute_bytes
+from localspec.planning.memory import compute_bytes
 
 GREEDY = localspec.SamplingParams(temperature=0.0)
 _REPACKED = dict.fromkeys(("Q4_0", "Q4_K", "IQ4_NL"), 1.0)

@@ -22,13 +22,13 @@ import inside
 import localspec
 from engines import all_at_once, resumed
 from gguf_maker import write_random_model
-from localspec.checks import identity
-from localspec.checks.identity import IdentityCheck, Rounding
+from localspec.evaluation import identity
+from localspec.evaluation.identity import IdentityCheck, Rounding
 from localspec.exactness import Exactness
 from localspec.llama.library import devices
-from localspec.llama.options import LlamaOptions
+from localspec.llama.model_options import LlamaOptions
 from localspec.llama.placement import unused_gpu, usable_gpus
-from localspec.preflight import device_trials
+from localspec.planning import device_trials
 from localspec.sampling.chain import SamplerChain
 
 pytestmark = pytest.mark.gpu

@@ -20,10 +20,10 @@ from localspec.gguf_file.shape import ModelShape
 from localspec.llama.batch import TokenBatch
 from localspec.llama.joint_decode import JointPart, decode_parts
 from localspec.llama.model import LlamaModel
-from localspec.llama.options import LlamaOptions
-from localspec.preflight.free_memory import MemoryRoom, Planned
-from localspec.preflight.memory import cache_bytes
-from localspec.preflight.plan import plan_layers
+from localspec.llama.model_options import LlamaOptions
+from localspec.planning.free_memory import MemoryRoom, Planned
+from localspec.planning.memory import cache_bytes
+from localspec.planning.plan import plan_layers
 
 ALL = ("qwen35", "granitehybrid")  # with snapshots and without
 KINDS = (*CACHE_KINDS, "granitehybrid")

@@ -33,14 +33,14 @@ import localspec
 from engines import Owner, answer_of, answered, assert_drafts_at_once_as_alone, resumed
 from localspec.errors import Interrupted
 from localspec.gguf_file.check import check_model_file
-from localspec.gguf_file.head import head_facts
+from localspec.gguf_file.head_facts import head_facts
 from localspec.llama.library import llama_cpp
-from localspec.llama.options import LlamaOptions
+from localspec.llama.model_options import LlamaOptions
 from localspec.presets.located import locate
 from localspec.presets.presets import find_preset
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
-from localspec.speculative.model import result_of
+from localspec.speculative.model_api import result_of
 from localspec.speculative.policy_api import DraftOff, FixedDraftPolicy
 
 CONTEXT = 1024

@@ -43,10 +43,10 @@ TOGETHER = [
     "from localspec import TokenLogprobs, disk_usage, load",
     "import localspec; localspec.load(draft_tokens=0, num_gpu_layers=0).close()",
     "import localspec.isolated.child",
-    "import localspec.llama.embedder",
-    "import localspec.checks.bench",
-    "import localspec.checks.selfcheck",
-    "import localspec.preflight.explanation",
+    "import localspec.llama.embedding_model",
+    "import localspec.evaluation.bench",
+    "import localspec.evaluation.lossless_check",
+    "import localspec.advice.explanation",
     CHAT,
 ]
 

@@ -12,7 +12,7 @@ from hollow_model import HollowShape, write_hollow_model
 from localspec.errors import OptionError
 from localspec.llama.devices import Device
 from localspec.llama.model import LlamaModel
-from localspec.llama.options import LlamaOptions
+from localspec.llama.model_options import LlamaOptions
 
 # In a process of its own, which may take no more than 300 MB beside what it has.
 OPEN = """
@@ -20,7 +20,7 @@ import resource, sys
 from pathlib import Path
 from localspec.errors import LocalspecError
 from localspec.llama.model import LlamaModel
-from localspec.llama.options import LlamaOptions
+from localspec.llama.model_options import LlamaOptions
 
 taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (taken + 300_000_000,) * 2)

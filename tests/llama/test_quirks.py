@@ -19,7 +19,7 @@ from localspec.gguf_file.tensor_types import repacked_types
 from localspec.llama import native
 from localspec.llama.library import amx_verdict, system_info
 from localspec.llama.model import LlamaModel
-from localspec.llama.options import LlamaOptions
+from localspec.llama.model_options import LlamaOptions
 from localspec.llama.quirks import amx
 from spawned import send_large_pages
 

@@ -12,11 +12,11 @@ from localspec.errors import OptionError, RpcError
 from localspec.gguf_file.check import check_model_file
 from localspec.llama import rpc_servers
 from localspec.llama.devices import REMOTE, Device
-from localspec.llama.options import LlamaOptions
+from localspec.llama.model_options import LlamaOptions
 from localspec.llama.placement import MAIN_MEMORY, is_in_main_memory, place_layers
 from localspec.llama.rpc_servers import ask_server, ask_servers
-from localspec.preflight.free_memory import MemoryRoom, Planned
-from localspec.preflight.plan import plan_layers
+from localspec.planning.free_memory import MemoryRoom, Planned
+from localspec.planning.plan import plan_layers
 
 GIB = 1 << 30
 

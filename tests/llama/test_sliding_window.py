@@ -10,7 +10,7 @@ import pytest
 import localspec
 from gguf_maker import write_random_model
 from localspec.llama.model import LlamaModel
-from localspec.llama.options import LlamaOptions
+from localspec.llama.model_options import LlamaOptions
 
 GREEDY = localspec.SamplingParams(temperature=0)
 WINDOW = 24

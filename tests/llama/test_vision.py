@@ -21,11 +21,11 @@ from localspec.errors import DecodeError, Interrupted
 from localspec.llama.cache_state import PictureSpan, PictureSpans
 from localspec.llama.library import mtmd
 from localspec.llama.model import LlamaModel
-from localspec.llama.options import LlamaOptions
+from localspec.llama.model_options import LlamaOptions
 from localspec.pictures.cells import cell_numbers, cell_rows
 from localspec.pictures.picture import Picture
+from localspec.streaming.answer_options import AnswerOptions
 from localspec.streaming.answer_text import Prompt
-from localspec.streaming.options import AnswerOptions
 from localspec.streaming.record import AnswerRecord
 
 MARKER = b"<localspec-picture>"

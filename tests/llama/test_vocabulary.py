@@ -14,7 +14,7 @@ import inside
 from gguf_maker import write_random_model, write_spm_model
 from localspec.errors import ClosedError, ContextError
 from localspec.llama.model import LlamaModel
-from localspec.llama.options import LlamaOptions
+from localspec.llama.model_options import LlamaOptions
 
 PARAGRAPH = (
     "Once upon a time, a fox met 12 owls; they said: “Who — are you?”\n\n"
@@ -24,7 +24,7 @@ LONG_RUNS = """
 import sys
 from pathlib import Path
 from localspec.llama.model import LlamaModel
-from localspec.llama.options import LlamaOptions
+from localspec.llama.model_options import LlamaOptions
 
 vocabulary = LlamaModel.open(Path(sys.argv[1]), LlamaOptions()).vocabulary
 for character in "aA !1é\\n":

@@ -19,12 +19,12 @@ from localspec.gguf_file.miniature import write_miniature
 from localspec.llama import drivers
 from localspec.llama.device_times import Times
 from localspec.llama.devices import Device
-from localspec.llama.options import LlamaOptions
-from localspec.preflight import device_plans, device_trials
-from localspec.preflight.device_choice import DeviceTimes, Measured
-from localspec.preflight.device_plans import device_in_words, ranked_plans
-from localspec.preflight.free_memory import MemoryRoom, Planned
-from localspec.preflight.plan import plan_layers
+from localspec.llama.model_options import LlamaOptions
+from localspec.planning import device_plans, device_trials
+from localspec.planning.device_choice import DeviceTimes, Measured
+from localspec.planning.device_plans import device_in_words, ranked_plans
+from localspec.planning.free_memory import MemoryRoom, Planned
+from localspec.planning.plan import plan_layers
 
 GIB = 1 << 30
 CONTEXT = 512

@@ -12,12 +12,12 @@ import pytest
 from command_line import run
 
 import localspec
+from localspec.advice.installation import inspect_installation
 from localspec.llama import placement
 from localspec.llama.devices import Device, gpus_of_drivers
 from localspec.llama.quirks.amx import AmxTrial
-from localspec.machine import Cores, Memory
-from localspec.preflight.installation import inspect_installation
 from localspec.presets.presets import find_preset, hub_files
+from localspec.system.machine import Cores, Memory
 from standin_hub import StandinHub
 
 # A laptop's, whose hyperthreads are nothing to mend.
@@ -172,7 +172,7 @@ def test_json_has_all_of_it():
 )
 def test_a_stranger_understands_it(sound, monkeypatch, change, words):
     """Cores that are left out have a reason, and there is one number for the free memory."""
-    command = sys.modules["localspec.cli.doctor"]  # whose name is also that of the command
+    command = sys.modules["localspec.cli.doctor_command"]
     found = replace(sound, cores=replace(CORES, **change))
     monkeypatch.setattr(command, "inspect_installation", lambda _rpc: found)
     output = run("doctor").output

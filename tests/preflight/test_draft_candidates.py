@@ -11,8 +11,8 @@ from command_line import run
 from head_maker import write_head_model
 
 from gguf_maker import write_random_model, write_spm_model
-from localspec.preflight import explanation
-from localspec.preflight.explanation import explain
+from localspec.advice import explanation
+from localspec.advice.explanation import explain
 
 pytestmark = pytest.mark.usefixtures("own_config")
 

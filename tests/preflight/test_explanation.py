@@ -14,13 +14,13 @@ from test_speedup import STAIRS
 
 import inside
 from gguf_maker import with_template, write_random_model
+from localspec.advice.explanation import explain
 from localspec.cli import main
-from localspec.cli.explain import explanation_text
+from localspec.cli.explain_command import explanation_text
 from localspec.engine.loading import load
 from localspec.errors import ModelFileError, OptionError
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import Profile
-from localspec.preflight.explanation import explain
 from localspec.speculative.policy_api import ProposerKind
 from standin_hub import StandinHub
 

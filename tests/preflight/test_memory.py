@@ -26,7 +26,7 @@ from hollow_model import SHAPES, simulate_load, write_hollow_model
 from localspec.engine.vision import has_room_on_gpu
 from localspec.errors import MemoryLimitError
 from localspec.gguf_file.check import check_model_file
-from localspec.gguf_file.projector import checked_projector
+from localspec.gguf_file.projector_facts import checked_projector
 from localspec.gguf_file.shape import ModelShape
 from localspec.gguf_file.tensor_types import (
     bytes_per_value,
@@ -38,16 +38,16 @@ from localspec.llama import native
 from localspec.llama.devices import Device
 from localspec.llama.library import system_info
 from localspec.llama.model import LlamaModel
-from localspec.llama.options import CacheType, LlamaOptions, graph_batch_size
+from localspec.llama.model_options import CacheType, LlamaOptions, graph_batch_size
 from localspec.llama.placement import MAIN_MEMORY, place_layers
-from localspec.preflight.free_memory import MemoryRoom, Planned, free_memory, pair_memory
-from localspec.preflight.memory import (
+from localspec.planning.free_memory import MemoryRoom, Planned, free_memory, pair_memory
+from localspec.planning.memory import (
     cache_bytes,
     estimate_memory,
     graph_bytes,
     projector_memory,
 )
-from localspec.preflight.plan import (
+from localspec.planning.plan import (
     MARGIN_BYTES,
     check_fit,
     fitting_preset,
@@ -378,7 +378,7 @@ def test_a_load_that_finds_no_memory_is_tried_with_fewer_layers(
         return real(cls, path, options, *rest)
 
     monkeypatch.setattr(LlamaModel, "open", classmethod(open_))
-    monkeypatch.setattr("localspec.preflight.plan.free_memory", lambda _rpc=(): room(1 << 40))
+    monkeypatch.setattr("localspec.planning.plan.free_memory", lambda _rpc=(): room(1 << 40))
     with pytest.raises(MemoryLimitError, match="CUDA0 has no memory"):
         localspec.load(target=target, context_length=CONTEXT)
     counts = [options.num_gpu_layers for options in found]
@@ -401,7 +401,7 @@ def test_explain_shows_the_plan_of_each_device(target, header, demo_draft, monke
     draft = check_model_file(demo_draft)
     of_draft = planned([(header, LlamaOptions(num_gpu_layers=0)), (draft,)], room(1 << 40))[1]
     where = room(of_draft.gpu_bytes[0] + taken(header, 4))
-    monkeypatch.setattr("localspec.preflight.explanation.free_memory", lambda _rpc=(): where)
+    monkeypatch.setattr("localspec.advice.explanation.free_memory", lambda _rpc=(): where)
     command = ["explain", "--target", str(target), "--draft", str(demo_draft), "--ctx", "1024"]
     shown = run(*command).output
     assert re.search(r"of main memory, .* free: 5 of 9 layers of the target \(.*B\)\n", shown)
@@ -496,7 +496,7 @@ def test_what_lacks_on_a_gpu_is_said_with_the_layers_that_fit(header, monkeypatc
     free = pair_memory([Planned(header, half)], 2048, roomy).gpu_bytes[0]
     room = replace(LARGE, gpus=(gpu("CUDA0", free),))
     assert most_gpu_layers([Planned(header, all_of_them)], 2048, room) == 5
-    monkeypatch.setattr("localspec.preflight.plan.free_memory", lambda _rpc=(): room)
+    monkeypatch.setattr("localspec.planning.plan.free_memory", lambda _rpc=(): room)
     with pytest.raises(MemoryLimitError) as caught:
         check_fit(plan_here([Planned(header, all_of_them)]))
     assert re.fullmatch(

@@ -14,8 +14,8 @@ import inside
 import localspec
 from gguf_maker import write_random_model
 from localspec.errors import OptionError, PresetError, UnknownPresetError
+from localspec.presets.model_names import choose_model, resolve, set_alias, set_default
 from localspec.presets.presets import find_preset, names_file, read_names, user_presets_file
-from localspec.presets.source import choose_model, resolve, set_alias, set_default
 
 TERSE = ["--temperature", "0", "--max-tokens", "4"]
 

@@ -17,6 +17,7 @@ import localspec
 from localspec.errors import OptionError, PresetError
 from localspec.hub.hub_file import HubFile, HubModel, all_parts
 from localspec.presets.located import locate, preset_state
+from localspec.presets.model_names import Quantized, resolve
 from localspec.presets.presets import (
     LocalModel,
     PackagedModel,
@@ -28,7 +29,6 @@ from localspec.presets.presets import (
     user_presets,
     user_presets_file,
 )
-from localspec.presets.source import Quantized, resolve
 
 ROOT = Path(__file__).parents[2]
 PRESETS = load_presets()

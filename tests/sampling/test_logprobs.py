@@ -12,7 +12,7 @@ import localspec
 from engines import all_at_once
 from gguf_maker import write_random_model
 from localspec.llama.model import LlamaModel
-from localspec.llama.options import LlamaOptions
+from localspec.llama.model_options import LlamaOptions
 from localspec.sampling.distribution import Distribution
 from localspec.sampling.logprobs import token_logprobs, top_of_distribution, top_of_row
 from localspec.sampling.params import SamplingParams

@@ -13,10 +13,10 @@ from localspec.chat.template import ChatTemplate
 from localspec.errors import OptionError
 from localspec.sampling.params import SamplingParams
 from localspec.server.answering import NewPiece, ReadingPrompt, Waiting
+from localspec.server.anthropic_messages import MessageForm
 from localspec.server.completions import ChatCompletion
 from localspec.server.encoding import compact_json, sse_event
 from localspec.server.fields import Fields
-from localspec.server.messages import MessageForm
 from localspec.server.ollama import OllamaChat
 from localspec.server.responses import ResponseForm
 from localspec.speculative.metrics import Provenance

@@ -12,7 +12,7 @@ import pytest
 
 import inside
 from localspec.engine.cache_store import kept_files
-from localspec.engine.models import CacheDisk
+from localspec.engine.open_models import CacheDisk
 from localspec.errors import MemoryLimitError, OptionError
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.presets.presets import find_preset

@@ -18,12 +18,12 @@ from gguf_maker import write_random_model
 from localspec.presets.presets import find_preset
 from localspec.server import answering, form
 from localspec.server.answering import NewPiece, Service
+from localspec.server.anthropic_messages import MessageForm
 from localspec.server.app import Limits
 from localspec.server.completions import ChatCompletion, Completion
 from localspec.server.form import in_thread
 from localspec.server.guard import BodyReader
 from localspec.server.llama_completion import Infill, LlamaCompletion
-from localspec.server.messages import MessageForm
 from localspec.server.ollama import OllamaChat, OllamaGenerate
 from localspec.server.refusal import RequestError
 from localspec.server.responses import ResponseForm

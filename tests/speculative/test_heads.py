@@ -14,7 +14,7 @@ from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.sampling.chain import SamplerChain
 from localspec.speculative.heads import Blocks, Head
 from localspec.speculative.lookup import Lookup
-from localspec.speculative.model import result_of
+from localspec.speculative.model_api import result_of
 from localspec.speculative.policy_api import (
     DraftOff,
     FixedDraftPolicy,

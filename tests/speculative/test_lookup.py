@@ -19,7 +19,7 @@ from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.lookup import Lookup, TextMemory
 from localspec.speculative.loop import Request
-from localspec.speculative.model import result_of
+from localspec.speculative.model_api import result_of
 from localspec.speculative.ngram_index import NUM_COMPARED, SIZES, NgramIndex, run_hashes
 from localspec.speculative.policy_api import FixedDraftPolicy, MatchSource, ProposerKind, UpTo
 from localspec.speculative.randomness import Randomness

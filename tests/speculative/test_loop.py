@@ -14,7 +14,7 @@ from localspec.errors import DecodeError
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.metrics import Provenance
-from localspec.speculative.model import result_of
+from localspec.speculative.model_api import result_of
 from localspec.speculative.policy_api import DraftOff, FixedDraftPolicy, UpTo
 from localspec.speculative.proposers import DraftModel
 from localspec.speculative.randomness import Randomness

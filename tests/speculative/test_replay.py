@@ -7,7 +7,7 @@ import pytest
 from localspec.sampling.chain import SamplerChain
 from localspec.speculative.lookup import Lookup
 from localspec.speculative.loop import Request
-from localspec.speculative.model import result_of
+from localspec.speculative.model_api import result_of
 from localspec.speculative.policy_api import (
     Decision,
     FixedDraftPolicy,

@@ -13,8 +13,8 @@ import localspec
 from localspec.chat.prompt_source import ReadySource
 from localspec.llama.joint_costs import RowTimes
 from localspec.sampling.params import SamplingParams
+from localspec.streaming.answer_options import AnswerOptions
 from localspec.streaming.answer_text import Prompt
-from localspec.streaming.options import AnswerOptions
 from localspec.streaming.record import AnswerRecord
 
 PLACES = [

@@ -14,8 +14,8 @@ import gguf
 import llama_cpp
 
 from gguf_maker import copy_tokenizer
+from localspec.llama.model_options import LlamaOptions
 from localspec.llama.opening import context_params
-from localspec.llama.options import LlamaOptions
 from model_writer import ModelWriter, Stated
 
 _ALIGNMENT = 32

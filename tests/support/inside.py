@@ -21,38 +21,38 @@ from localspec.chat.prompt_source import MessagesSource, ReadySource
 from localspec.chat.template import Message
 from localspec.chat.turns import Turn
 from localspec.chat.workshop import PromptWorkshop
-from localspec.cli import launch
+from localspec.cli import launch_commands
 from localspec.cli.agents import ServerFound
-from localspec.cli.serve import _at_once
+from localspec.cli.serve_command import _at_once
 from localspec.cli.terminal.line_editor import _history
 from localspec.engine.base import BaseEngine
 from localspec.engine.cache_pool import CachePool
 from localspec.engine.engine import Engine
 from localspec.engine.lane import Lane
 from localspec.engine.loading import _open_models as open_models  # noqa: F401
-from localspec.engine.models import Models
+from localspec.engine.open_models import Models
 from localspec.engine.worker import Worker
 from localspec.isolated.child import ServedRecord
 from localspec.isolated.isolated_engine import IsolatedEngine
-from localspec.isolated.messages import StartAnswer
 from localspec.isolated.process import ChildProcess
+from localspec.isolated.process_messages import StartAnswer
 from localspec.keywords import _TABLE, _Row
 from localspec.llama.head import LlamaHead
 from localspec.llama.hidden_rows import HiddenRows
 from localspec.llama.model import LlamaModel
-from localspec.llama.vocabulary import LlamaVocabulary
+from localspec.llama.model_vocabulary import LlamaVocabulary
 from localspec.policy.profile import Profile
 from localspec.presets.local_models import _used, _used_file
 from localspec.sampling.constraint import Constraint
 from localspec.sampling.distribution import Logits
 from localspec.server.running import Runner
 from localspec.speculative.loop import SpeculativeDecoder
-from localspec.speculative.model import result_of
+from localspec.speculative.model_api import result_of
 from localspec.speculative.proposers import DraftModel
 from localspec.streaming.answer import Answer
+from localspec.streaming.answer_options import AnswerOptions
 from localspec.streaming.answer_text import Prompt
 from localspec.streaming.cancellation import CancelCheck, never
-from localspec.streaming.options import AnswerOptions
 from localspec.streaming.record import AnswerRecord, MadePrompt, PromptSource
 from localspec.tools.tool import ToolUse
 from waiting import wait_until
@@ -330,7 +330,7 @@ def say_ready(runner: Runner) -> None:
 
 def chosen_to_launch(found: list[dict[str, Any]], model: str | None = None) -> ServerFound:
     """The named one of a server's models, or the first, as a program is started with it."""
-    return launch._chosen(found, model, None, 1)
+    return launch_commands._chosen(found, model, None, 1)
 
 
 def answers_at_once(model: Any) -> str:

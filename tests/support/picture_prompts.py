@@ -5,8 +5,8 @@ from __future__ import annotations
 import inside
 import localspec
 from localspec.chat.prompt_source import ReadySource
+from localspec.streaming.answer_options import AnswerOptions
 from localspec.streaming.answer_text import Prompt
-from localspec.streaming.options import AnswerOptions
 from localspec.streaming.record import AnswerRecord
 
 GREEDY = localspec.SamplingParams(temperature=0)

@@ -9,9 +9,9 @@ from localspec.chat.chat import Chat, ChatRecord
 from localspec.chat.template import Message
 from localspec.chat.turns import Turn
 from localspec.chat.workshop import PromptWorkshop
+from localspec.streaming.answer_options import AnswerOptions
 from localspec.streaming.answer_text import Prompt
 from localspec.streaming.cancellation import never
-from localspec.streaming.options import AnswerOptions
 from localspec.streaming.record import MadePrompt, PromptSource
 from localspec.vocabulary import Vocabulary
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from localspec.engine.models import CacheDisk
+from localspec.engine.open_models import CacheDisk
 from localspec.server.app import Limits, Server
 from localspec.server.guard import AccessRules
 from localspec.server.own_server import announced

@@ -15,7 +15,7 @@ from localspec.sampling.chain import SamplerChain
 from localspec.sampling.distribution import CERTAIN, Distribution, Logits
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.loop import Request, SpeculativeDecoder
-from localspec.speculative.model import Decoding
+from localspec.speculative.model_api import Decoding
 from localspec.speculative.policy_api import (
     MAX_DRAFT_TOKENS,
     REPLAY_TOKENS,

@@ -21,11 +21,11 @@ import psutil
 import localspec
 from localspec.llama import library, native
 from localspec.llama.model import LlamaModel
-from localspec.llama.options import LlamaOptions
-from localspec.machine import peak_memory_bytes
+from localspec.llama.model_options import LlamaOptions
 from localspec.streaming.answer_text import Prompt
 from localspec.streaming.cancellation import Watch
 from localspec.streaming.record import MadePrompt
+from localspec.system.machine import peak_memory_bytes
 from waiting import wait_until
 
 # What is measured in the midst of an answer must not decide a near tie between two processes.

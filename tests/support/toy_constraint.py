@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from localspec.constraints.behind import Behind, Start
+from localspec.constraints.after_boundary import Behind, Start
 from localspec.constraints.spelling import Spelling
 from localspec.errors import ConstraintError
 

@@ -11,7 +11,7 @@ from localspec.chat.call_forms import tools_of
 from localspec.chat.prompt import kept_calls
 from localspec.chat.prompt_source import with_form
 from localspec.errors import ConstraintError
-from localspec.streaming.options import AnswerOptions, spec_of
+from localspec.streaming.answer_options import AnswerOptions, spec_of
 from localspec.tools.grammar import call_grammar
 from localspec.tools.tool import tool_use
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from localspec import machine
-from localspec.machine import (
+from localspec.system import machine
+from localspec.system.machine import (
     cores_here,
     count_cores,
     cpu_quota,

@@ -24,7 +24,7 @@ from localspec.cli.screen import in_flags
 from localspec.errors import LocalspecError, OptionError
 from localspec.presets.presets import read_presets
 from localspec.presets.user_presets import add_preset
-from localspec.streaming.options import AnswerOptions, answer_keywords
+from localspec.streaming.answer_options import AnswerOptions, answer_keywords
 from standin_hub import StandinHub
 
 

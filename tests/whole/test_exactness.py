@@ -21,19 +21,19 @@ from head_maker import write_head_model
 
 import localspec
 from engines import all_at_once
-from localspec.checks import selfcheck
-from localspec.cli.check_reports import report_text
-from localspec.cli.explain import explanation_text
+from localspec.cli.evaluation_reports import report_text
+from localspec.cli.explain_command import explanation_text
 from localspec.cli.screen import stats_lines, status_line
 from localspec.errors import OptionError
+from localspec.evaluation import lossless_check
 from localspec.exactness import Exactness
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.tensor_types import unevenly_repacked
 from localspec.llama import exact_probe
-from localspec.llama.options import LlamaOptions
-from localspec.preflight.free_memory import suited
+from localspec.llama.model_options import LlamaOptions
+from localspec.planning.free_memory import suited
+from localspec.streaming.answer_options import AnswerOptions
 from localspec.streaming.cancellation import Watch
-from localspec.streaming.options import AnswerOptions
 
 ASKED = {
     "greedy": {"temperature": 0},
@@ -260,7 +260,7 @@ def test_verify_counts_rows_that_are_equal(q8_target, demo_draft):
             engine.vocabulary.tokenize(text, parse_special=False)
             for text in ("Once there was a silver falcon", "Once upon a time")
         ]
-        report = selfcheck.check(
+        report = lossless_check.check(
             engine,
             prompts,
             seconds=600,

@@ -21,11 +21,11 @@ from hybrid_maker import CACHE_KINDS, write_cache_kind
 import inside
 import localspec
 from engines import all_at_once, resumed
-from localspec.checks.identity import IdentityCheck, Rounding
 from localspec.errors import OptionError
+from localspec.evaluation.identity import IdentityCheck, Rounding
 from localspec.llama.library import devices
 from localspec.llama.model import LlamaModel
-from localspec.llama.options import LlamaOptions
+from localspec.llama.model_options import LlamaOptions
 from localspec.llama.placement import unused_gpu, usable_gpus
 from localspec.sampling.chain import SamplerChain
 

@@ -26,7 +26,7 @@ from localspec.chat.template import BUILT_IN
 from localspec.cli import exit_codes
 from localspec.errors import PairError
 from localspec.gguf_file.check import check_model_file
-from localspec.gguf_file.projector import (
+from localspec.gguf_file.projector_facts import (
     cells_at_once,
     checked_projector,
     projector_beside,

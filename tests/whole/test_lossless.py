@@ -17,13 +17,13 @@ import pytest
 import inside
 import localspec
 from examples import num_examples
-from localspec.checks.identity import IdentityCheck, Rounding
-from localspec.checks.step_law import StepLawCheck
 from localspec.engine.engine import Engine
+from localspec.evaluation.identity import IdentityCheck, Rounding
+from localspec.evaluation.step_law import StepLawCheck
 from localspec.gguf_file.check import check_model_file
 from localspec.llama.model import LlamaModel
-from localspec.llama.options import LlamaOptions
-from localspec.preflight.free_memory import with_suited_attention
+from localspec.llama.model_options import LlamaOptions
+from localspec.planning.free_memory import with_suited_attention
 from localspec.sampling.chain import SamplerChain
 
 GREEDY = localspec.SamplingParams(temperature=0)

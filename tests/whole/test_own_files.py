@@ -13,21 +13,21 @@ from prompt_toolkit.history import FileHistory, InMemoryHistory
 
 import inside
 from localspec import Picture
-from localspec.atomic_write import open_regular, read_regular_text
 from localspec.chat.session import lock_session, read_session, save_session, session_file
 from localspec.chat.shown import Shown
-from localspec.cli.server_log import new_log
+from localspec.cli.launch_log import new_log
 from localspec.engine.cache_file import PooledCache, identities_in, read_head
 from localspec.engine.cache_store import CacheStore
-from localspec.engine.models import CacheDisk
+from localspec.engine.open_models import CacheDisk
 from localspec.errors import PresetError, SessionError
-from localspec.hub.cache import HubCache
 from localspec.hub.hub_file import HubFile
+from localspec.hub.model_stores import HubCache
 from localspec.llama.cache_state import CacheState
 from localspec.policy.profile import Profile
 from localspec.presets.local_models import note_used
 from localspec.presets.presets import Names, change_names, names_file, read_names
 from localspec.server.own_server import announced, read_key
+from localspec.system.atomic_write import open_regular, read_regular_text
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="modes and pipes of Unix")
 

@@ -15,13 +15,13 @@ from platformdirs.macos import MacOS
 from platformdirs.unix import Unix
 from platformdirs.windows import Windows
 
-from localspec.atomic_write import write_whole
 from localspec.chat.session import read_session, save_session
 from localspec.errors import OptionError, SessionError
 from localspec.hub.api import RemoteFile
-from localspec.hub.cache import find_elsewhere
 from localspec.hub.hub_file import HubFile
+from localspec.hub.model_stores import find_elsewhere
 from localspec.server import running
+from localspec.system.atomic_write import write_whole
 
 DEVICES = ("con", "NUL", "aux", "com1", "LPT9")
 

@@ -17,8 +17,8 @@ from test_exactness import is_known_to_be_exact
 
 import inside
 import localspec
-from localspec.checks.prompts import Task, built_in_tasks
 from localspec.errors import OptionError
+from localspec.evaluation.prompts import Task, built_in_tasks
 
 pytestmark = pytest.mark.slow
 

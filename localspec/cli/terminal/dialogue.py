@@ -14,23 +14,23 @@ from urllib.request import url2pathname
 
 import click
 
-from localspec.call_thread import CallThread
 from localspec.chat.attachment import read_attachment
 from localspec.chat.chat import Chat
-from localspec.cli.answer import PlainView, note_limits
+from localspec.cli.answer_output import PlainView, note_limits
 from localspec.cli.conversation import Conversation
+from localspec.cli.progress_line import cancel_on_interrupt, told_to_end, waiting
 from localspec.cli.quoted_text import unquoted
 from localspec.cli.screen import error_lines, note, status_line
 from localspec.cli.standard_streams import echo_off
-from localspec.cli.terminal.chat_commands import COMMANDS, Leave, attach, run_command
 from localspec.cli.terminal.line_editor import LineEditor, can_edit
 from localspec.cli.terminal.markdown import RenderedView
-from localspec.cli.waiting import cancel_on_interrupt, told_to_end, waiting
+from localspec.cli.terminal.slash_commands import COMMANDS, Leave, attach, run_command
 from localspec.engine.base import BaseEngine
 from localspec.errors import ContextError, LocalspecError
 from localspec.speculative.metrics import Provenance
 from localspec.streaming.answer import Answer
 from localspec.streaming.reply import Piece, Reply
+from localspec.system.call_thread import CallThread
 
 _RETRY_S = 0.01  # between attempts to end the idle work, which may not have started yet
 

@@ -19,9 +19,9 @@ from prompt_toolkit.output.vt100 import Vt100_Output
 from prompt_toolkit.shortcuts import CompleteStyle
 from prompt_toolkit.utils import is_dumb_terminal
 
-from localspec.atomic_write import make_private_folder, open_regular
 from localspec.cli.quoted_text import is_unclosed
 from localspec.cli.screen import printable
+from localspec.system.atomic_write import make_private_folder, open_regular
 
 # The completions of a command's argument; None for paths.
 Values = Callable[[], Iterable[str]] | None

@@ -13,7 +13,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 
-from localspec.call_thread import CallThread, Result
+from localspec.system.call_thread import CallThread, Result
 
 # libgomp keeps threads for each thread that has computed. If they outnumber the cores, they
 # spin 100 passes of the loop, too few to meet: beside a second engine a decode of a 135M on

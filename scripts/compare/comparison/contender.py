@@ -8,8 +8,8 @@ from types import TracebackType
 from typing import Protocol
 
 from localspec.gguf_file.check import check_model_file
-from localspec.llama.options import FlashAttention, LlamaOptions
-from localspec.preflight.free_memory import uses_gpu, with_suited_attention
+from localspec.llama.model_options import FlashAttention, LlamaOptions
+from localspec.planning.free_memory import uses_gpu, with_suited_attention
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS
 
 

@@ -15,7 +15,7 @@ from comparison.llama_tools import Tools
 from comparison.processes import Child, ServerProcess
 from localspec.errors import LocalspecError
 from localspec.gguf_file.check import check_model_file
-from localspec.gguf_file.head import head_facts
+from localspec.gguf_file.head_facts import head_facts
 
 _ATTEMPTS = 3
 

@@ -11,11 +11,11 @@ from comparison.contender import Setup
 from localspec.chat.template import ChatTemplate
 from localspec.errors import LocalspecError, OptionError
 from localspec.gguf_file.check import check_model_file
-from localspec.gguf_file.head import head_facts
+from localspec.gguf_file.head_facts import head_facts
 from localspec.gguf_file.header import read_header
-from localspec.machine import num_usable_cores
 from localspec.presets.located import locate
 from localspec.presets.presets import DEFAULT_PRESET, find_preset
+from localspec.system.machine import num_usable_cores
 
 # They end in different words, since a made pair answers to the last word only.
 OPENINGS = (

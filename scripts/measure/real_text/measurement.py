@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from localspec.checks.prompts import KindOfText, Task, built_in_tasks
 from localspec.errors import LocalspecError, OptionError
+from localspec.evaluation.prompts import KindOfText, Task, built_in_tasks
 from real_text.record import Figure, Record
 from real_text.servers import Files, LlamaServer
 from real_text.sides import PLAIN, Answered, Sides

@@ -8,8 +8,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 
-from localspec.atomic_write import write_whole
 from localspec.errors import OptionError
+from localspec.system.atomic_write import write_whole
 from real_text.servers import DRAFTING_SERVERS, LOOKUPS, SERVER, SERVERS
 from real_text.sides import WITH_DRAFT, WITHOUT_DRAFT
 

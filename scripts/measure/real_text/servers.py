@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from comparison.processes import ServerProcess
-from localspec.checks.prompts import Task
+from localspec.evaluation.prompts import Task
 from real_text.sides import Answered, num_drafted
 
 SERVER = "llama-server"

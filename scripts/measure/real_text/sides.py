@@ -8,31 +8,31 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from localspec.checks.prompts import Task, built_in_tasks
 from localspec.engine.base import question_messages
 from localspec.engine.engine import Engine
 from localspec.engine.loading import prepare_kernels
-from localspec.engine.models import CacheRoom, Models
+from localspec.engine.open_models import CacheRoom, Models
 from localspec.engine.proposer_choice import (
     choose_policies,
     choose_proposers,
     choose_threads,
 )
 from localspec.errors import OptionError
+from localspec.evaluation.prompts import Task, built_in_tasks
 from localspec.gguf_file.check import check_model_file
 from localspec.llama.cache_state import CacheState
 from localspec.llama.handle import Handle
 from localspec.llama.model import LlamaModel
+from localspec.llama.model_options import DEFAULT_SNAPSHOTS, LlamaOptions
 from localspec.llama.opening import context_params, new_context
-from localspec.llama.options import DEFAULT_SNAPSHOTS, LlamaOptions
+from localspec.planning.free_memory import suited
+from localspec.planning.plan import target_context_length
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.cost import LARGEST_STEP
-from localspec.preflight.free_memory import suited
-from localspec.preflight.plan import target_context_length
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, REPLAY_TOKENS, Drafting
+from localspec.streaming.answer_options import AnswerOptions
 from localspec.streaming.cancellation import never
-from localspec.streaming.options import AnswerOptions
 from localspec.streaming.reply import Reply
 
 PLAIN = "plain"

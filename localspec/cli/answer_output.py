@@ -1,0 +1,105 @@
+"""Writes an answer to stdout while it is generated."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import click
+
+from localspec.cli.progress_line import cancel_on_interrupt
+from localspec.cli.screen import counted, mark, note, printable
+from localspec.cli.standard_streams import is_terminal
+
+if TYPE_CHECKING:
+    from localspec.engine.base import BaseEngine
+    from localspec.streaming.answer import Answer
+    from localspec.streaming.reply import Piece, Reply
+
+
+class PlainView:
+    """Shows an answer as text; its thoughts go to stderr.
+
+    Control characters are made visible.
+
+    Args:
+        show_draft: Whether each token is marked by where it came from.
+    """
+
+    def __init__(self, *, show_draft: bool) -> None:
+        self._show_draft = show_draft
+        self._said = text_writer(err=False)
+        # One writer wraps all text on the same terminal.
+        self._are_one = is_terminal(sys.stdout) and is_terminal(sys.stderr)
+        self._thought = self._said if self._are_one else text_writer(err=True)
+        self._was_thought: bool | None = None
+
+    def push(self, piece: Piece) -> None:
+        """Show one more piece."""
+        if not piece.text:
+            return
+        is_other = self._was_thought is not None and self._was_thought != piece.is_thought
+        if is_other and (self._was_thought or self._are_one):
+            self._thought("\n", None)
+        self._was_thought = piece.is_thought
+        text = printable(piece.text)
+        colour = None
+        if self._show_draft:
+            text, colour = mark(text, piece.provenance)
+        write = self._thought if piece.is_thought else self._said
+        write(text, colour)
+
+    def finish(self) -> None:
+        """End the line."""
+        if self._was_thought and not self._are_one:
+            self._thought("\n", None)
+        self._said("\n", None)
+
+
+def write_answer(answer: Answer, *, show_draft: bool) -> Reply:
+    """Print an answer as it comes. Ctrl-C stops it and keeps the text so far."""
+    view = PlainView(show_draft=show_draft)
+    with cancel_on_interrupt(answer.cancel), answer:
+        for piece in answer:
+            view.push(piece)
+    view.finish()
+    return answer.reply()
+
+
+def note_limits(reply: Reply, max_tokens: int | None, engine: BaseEngine) -> None:
+    """Note that an answer was cut off, and which parts of its JSON schema were not enforced.
+
+    On a pipe there is no note at --max-tokens: the limit was asked for.
+    """
+    is_full = max_tokens is not None and len(reply.token_ids) >= max_tokens
+    if reply.finish_reason == "length" and not is_full:
+        trained = engine.trained_context_length
+        more = "This model's context cannot be larger."
+        if engine.context_length < trained:
+            more = f"For more: --ctx, up to {trained}."
+        note(f"Cut off: the context of {engine.context_length} tokens is full. {more}")
+    elif reply.finish_reason == "length" and is_terminal(sys.stderr):
+        more = "--max-tokens; in a chat /continue, or /set max_tokens"
+        note(f"Cut off after {counted(len(reply.token_ids), 'token')}. For more: {more}.")
+    if reply.not_kept:
+        parts = ", ".join(reply.not_kept)
+        note(
+            f"Parts of the JSON schema that are not enforced: {parts}. --strict makes this an "
+            "error."
+        )
+
+
+def text_writer(*, err: bool) -> Callable[[str, str | None], None]:
+    """A function that writes text in a colour to stdout or stderr.
+
+    On a terminal lines are wrapped between words, so a word is written once it is complete.
+    Elsewhere the text is written unchanged and without colour.
+    """
+    if not is_terminal(sys.stderr if err else sys.stdout):
+        return lambda text, _colour: click.echo(text, nl=False, err=err)
+    # Imported here: a pipe does not need the library that knows how wide characters are.
+    from localspec.cli.terminal.wrapping import Style, terminal_writer
+
+    out = terminal_writer(err=err)
+    return lambda text, colour: out.lines(text, Style(color=colour))

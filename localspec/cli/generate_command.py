@@ -1,0 +1,187 @@
+"""`localspec generate`"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from localspec.chat.attachment import Attachment, attached, pictures_in, read_attachment
+from localspec.cli.answer_output import note_limits, write_answer
+from localspec.cli.completion_command import complete_model
+from localspec.cli.flags import option
+from localspec.cli.help import Command
+from localspec.cli.json_output import json_option, to_json, write_json
+from localspec.cli.progress_line import cancel_on_interrupt
+from localspec.cli.screen import note, show_legend, stats_lines
+from localspec.cli.shared_options import (
+    MODEL_NAMES,
+    PairOptions,
+    constraint_options,
+    pair_options,
+)
+from localspec.cli.standard_streams import is_terminal, read_input
+from localspec.presets.model_names import VARIABLE
+from localspec.presets.presets import DEFAULT_PRESET
+
+if TYPE_CHECKING:
+    from localspec.engine.base import BaseEngine
+    from localspec.streaming.reply import Reply
+
+
+@click.command(cls=Command)
+@click.argument("prompt", required=False)
+@option(
+    "model",
+    flags=("-m", "--model"),
+    heading="Model",
+    metavar="MODEL",
+    shell_complete=complete_model,
+    help=f"A preset, an alias, {MODEL_NAMES}. "
+    f"[default: {VARIABLE}, 'localspec models default', or {DEFAULT_PRESET}]",
+)
+@click.option(
+    "--raw", is_flag=True, help="Continue the prompt as raw text, without a chat template."
+)
+@click.option(
+    "--stop", multiple=True, metavar="TEXT", help="End the answer before this text. Repeatable."
+)
+@json_option("object with the answer and its statistics")
+@option(
+    "logprobs",
+    heading="Output",
+    type=int,
+    metavar="N",
+    help="With --json: log-probabilities of every token and of the N best alternatives.",
+)
+@click.option(
+    "-f",
+    "--file",
+    "--image",
+    "files",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A text file or an image to put before the prompt; - is stdin. Repeatable. Without a "
+    "PROMPT the last file is the prompt.",
+)
+@option(
+    "stats", heading="Output", is_flag=True, help="Print statistics of the answer to stderr."
+)
+@constraint_options
+@pair_options
+def generate(  # noqa: PLR0913  each is an option of the command
+    options: PairOptions,
+    *,
+    prompt: str | None,
+    raw: bool,
+    stop: tuple[str, ...],
+    as_json: bool,
+    logprobs: int | None,
+    files: tuple[Path, ...],
+    stats: bool,
+    fits: dict[str, Any],
+) -> None:
+    """Answer PROMPT, or the text on stdin, through the chat template.
+
+    With both, the text on stdin goes before PROMPT, after the files of --file. The
+    answer goes to stdout. Control characters are made visible; --json has the exact text.
+    --raw continues the text without a template, as generate_raw does in Python.
+
+    \b
+        localspec generate "Tell me a story about an owl."
+        localspec generate -m qwen3-8b "Why is the sky blue?"
+        localspec generate --temperature 0 --json "What is 7 times 8?"
+        localspec generate -m qwen3-8b -f notes.txt "What have I forgotten?"
+        localspec generate -m gemma-3-4b --image cat.jpg "What is this?"
+        localspec generate --choice yes --choice no "Is a whale a fish?"
+        echo "Count to ten." | localspec generate
+        tail -n 40 server.log | localspec generate -m qwen3-8b "What went wrong?"
+    """
+    if raw and (options.system is not None or options.template_name is not None):
+        raise click.UsageError("--raw cannot be combined with --system or --chat-template.")
+    if logprobs is not None and not as_json:
+        raise click.UsageError("--logprobs needs --json.")
+    attachments, question = _asked(prompt, files)
+    if raw and attachments:
+        raise click.UsageError(
+            "--raw takes only the prompt, without files or piped input before it."
+        )
+    template = options.template()
+    with options.open_engine(shown=pictures_in(attachments)) as engine:
+        chosen = options.for_answer(engine, stop=stop, logprobs=logprobs, **fits)
+        text = attached(question, attachments)
+        if raw:
+            answer = engine.generate_raw(text, chosen)
+        else:
+            asked = _with_pictures(text, attachments)
+            answer = engine.generate(asked, chosen, system=options.system, template=template)
+        if as_json:
+            with cancel_on_interrupt(answer.cancel), answer:
+                reply = answer.reply()
+            write_json(_reply_json(reply, engine))
+        else:
+            if options.show_draft:
+                show_legend()
+            reply = write_answer(answer, show_draft=options.show_draft)
+        if reply.finish_reason == "cancelled":
+            raise click.Abort
+        note_limits(reply, options.max_tokens, engine)
+        if stats:
+            note("\n".join(stats_lines(reply.stats, engine.context_length)))
+
+
+def _with_pictures(text: str, attachments: Sequence[Attachment]) -> str | list[dict[str, Any]]:
+    """The question, and the pictures before it."""
+    images = [{"type": "image", "image": each} for each in pictures_in(attachments)]
+    parts = [*images, {"type": "text", "text": text}]
+    if images:
+        return [{"role": "user", "content": parts}]
+    return text
+
+
+def _asked(prompt: str | None, files: Sequence[Path]) -> tuple[list[Attachment], str]:
+    """The texts before the prompt, and the prompt: the last of files, stdin and PROMPT.
+
+    Raises click.UsageError if there is no prompt, OptionError for a file that is not text.
+    """
+    given = [
+        Attachment("stdin", read_input()) if str(path) == "-" else read_attachment(path)
+        for path in files
+    ]
+    if prompt is not None and prompt.endswith(".gguf") and os.path.isfile(prompt):
+        raise click.UsageError(f"PROMPT is a model file. The model is given by -m {prompt}.")
+    has_input = prompt == "-" or not is_terminal(sys.stdin)
+    if has_input and "-" not in map(str, files) and (piped := read_input()).strip():
+        given.append(Attachment("stdin", piped))
+    if prompt is not None and prompt != "-" and prompt.strip():
+        given.append(Attachment("PROMPT", prompt))
+    if not given or not given[-1].text.strip():
+        raise click.UsageError("Give a PROMPT, a file (--file), or pipe one in.")
+    return given[:-1], given[-1].text
+
+
+def _reply_json(reply: Reply, engine: BaseEngine) -> dict[str, Any]:
+    """The answer and what it cost, for --json.
+
+    logprob: by the model's own distribution; logprob_after: once the samplers changed it.
+    """
+    drafting = engine.drafting
+    written: dict[str, Any] = to_json(reply) | {
+        "prompt_tokens": reply.stats.prompt_tokens,
+        "completion_tokens": reply.stats.completion_tokens,
+        "draft_tokens": 0 if drafting.is_off else drafting.draft_tokens or "auto",
+    }
+    if reply.logprobs is None:
+        del written["logprobs"]
+        return written
+    names = {"before": "logprob", "after": "logprob_after", "top_before": "top"}
+    written["logprobs"] = [
+        {names.get(name, name): value for name, value in each.items() if name != "raw"}
+        for each in written["logprobs"]
+    ]
+    return written

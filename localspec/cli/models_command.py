@@ -1,0 +1,438 @@
+"""`localspec models`: presets, and names for models of one's own."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
+
+import click
+
+from localspec.advice.recommendation import (
+    ASSUMED_BYTES_PER_S,
+    ENOUGH_TOKENS_PER_S,
+    measured_bytes_per_s,
+    recommend,
+)
+from localspec.cli import exit_codes
+from localspec.cli.completion_command import complete_model, complete_preset
+from localspec.cli.flags import with_all
+from localspec.cli.help import Group
+from localspec.cli.json_output import json_option, to_json, write_json
+from localspec.cli.progress_line import waiting
+from localspec.cli.screen import counted, fitted, note, printable, readable_bytes, say
+from localspec.cli.shared_options import shared
+from localspec.cli.standard_streams import is_terminal
+from localspec.errors import DownloadError, LocalspecError, PresetError
+from localspec.hub.hub_file import HubModel
+from localspec.planning.free_memory import MemoryRoom, free_memory
+from localspec.planning.plan import fits_by_size
+from localspec.presets import located
+from localspec.presets.local_models import (
+    FolderContent,
+    ProposedPreset,
+    files_here,
+    search_folder,
+)
+from localspec.presets.located import (
+    PresetState,
+    damaged_files,
+    list_models,
+    locate,
+    preset_state,
+)
+from localspec.presets.model_names import drop_alias, set_alias, set_default, usual_model
+from localspec.presets.presets import (
+    DEFAULT_PRESET,
+    Adapter,
+    LocalModel,
+    PackagedModel,
+    Preset,
+    Role,
+    find_preset,
+    load_presets,
+    read_names,
+    user_presets,
+    user_presets_file,
+)
+from localspec.presets.user_presets import add_preset, drop_preset, extended_by
+
+if TYPE_CHECKING:
+    from localspec.engine.disk_usage import DiskUsage
+
+_KINDS = {HubModel: "hub", PackagedModel: "packaged", LocalModel: "local"}
+# In the order of the list
+_STATES = ("ready", "partial", "absent")
+_FITS = (True, None, False)
+
+
+_ELSEWHERE = {
+    "ls": "localspec models list",
+    **dict.fromkeys(("rm", "delete"), "localspec models remove PRESET"),
+    **dict.fromkeys(("pull", "get", "download"), "localspec download PRESET"),
+    **dict.fromkeys(("show", "info", "explain"), "localspec explain MODEL"),
+    **dict.fromkeys(("run", "chat"), "localspec chat MODEL"),
+    "cp": "localspec models alias SHORT MODEL",
+    "create": "localspec models add NAME --target MODEL",
+    "MODEL": "localspec explain MODEL",
+}
+
+
+# Of `localspec models`, and of `localspec models list`
+_LISTING = (
+    click.option("--fits", "only_fitting", is_flag=True, help="Only presets that fit."),
+    json_option("array with everything known"),
+)
+
+
+@click.group(cls=Group, invoke_without_command=True, elsewhere=_ELSEWHERE)
+@functools.partial(with_all, _LISTING)
+@click.pass_context
+def models(context: click.Context, /, **listing: bool) -> None:
+    """List presets, and say which one to use on this machine.
+
+    Presets that fit into the memory that is free now come first: those on this machine, then
+    the newest. A * marks presets of which some details are unconfirmed; --json says which. Then
+    come GGUF files that were used before or lie in the usual folders.
+
+    \b
+        localspec models
+        localspec models --fits
+        localspec models default qwen3.5-9b
+        localspec models path qwen3.5-9b
+        localspec models add mine --target T.gguf --draft D.gguf
+        localspec models import ~/.lmstudio/models
+    """
+    if context.invoked_subcommand is None:
+        context.invoke(list_presets, **listing)
+
+
+@models.command("list")
+@functools.partial(with_all, _LISTING)
+def list_presets(*, only_fitting: bool, as_json: bool) -> None:
+    """List presets, as 'localspec models' does."""
+    free = free_memory()
+    known = sorted(list_models(), key=lambda state: state.preset.released, reverse=True)
+    known.sort(key=lambda state: (_FITS.index(_fits(state, free)), _STATES.index(state.state)))
+    embedders = [state.name for state in known if state.preset.embeds]
+    states = [state for state in known if _fits(state, free)] if only_fitting else known
+    if as_json:
+        write_json([_state_json(state, free) for state in states])
+        return
+    width = max(len(state.name) for state in states) + 2
+    head = f"{'STATE':<8}{'SIZE':>9}  {'FITS':<6}{'RELEASED':<10}LICENCE"
+    click.echo(f"{'PRESET':<{width}}{head}")
+    for state in states:
+        name = state.name + ("*" if state.preset.unconfirmed else "")
+        size = readable_bytes(state.size_bytes)
+        fits = {None: "-", True: "yes", False: "no"}[_fits(state, free)]
+        facts = (
+            f"{fits:<6}{state.preset.released or '-':<10}{state.preset.target.license or '-'}"
+        )
+        click.echo(printable(f"{name:<{width}}{state.state:<8}{size:>9}  {facts}"))
+    here = files_here()
+    click.echo("\n" + fitted("\n".join(_advice(known, here, free))))
+    if here:
+        click.echo("\nFiles that no preset names, for 'localspec chat FILE':")
+    for path in here:
+        size = readable_bytes(located.size_of(LocalModel(path=path)))
+        click.echo(printable(f"{size:>9}  {path}"))
+    usual = usual_model()
+    note(
+        "FITS: whether it fits into the memory that is free now, judged by file sizes; "
+        "'localspec explain "
+        "PRESET' is more exact.\n"
+        "*: some details are unconfirmed; --json says which.\n"
+        f"For 'localspec serve --embeddings PRESET': {', '.join(embedders)}.\n"
+        f"Default: {DEFAULT_PRESET if usual is None else usual.name}."
+    )
+
+
+def _advice(known: list[PresetState], here: list[Path], free: MemoryRoom) -> list[str]:
+    """The preset to take on this machine, and why."""
+    targets = [located.path_of(state.preset.target) for state in known if state.is_installed]
+    best = recommend(known, free, measured_bytes_per_s([*targets, *here], free))
+    question = "Which should I take?"
+    if best is None:
+        return [f"{question} {DEFAULT_PRESET}: nothing else fits into the memory that is free."]
+    name = best.state.name
+    size = f"it takes {readable_bytes(best.state.size_bytes)}"
+    if best.is_on_gpus:
+        why = f"the newest of the largest models of {best.year} that fit onto the GPU; {size}"
+        return [f"{question} {name}: {why}.", f"    localspec chat {name}"]
+    enough = f"{ENOUGH_TOKENS_PER_S:.0f} tokens/s"
+    fitting = f"that fit into main memory and can write {enough} there"
+    why = f"the newest of the largest models of {best.year} {fitting}"
+    if not best.is_quick:
+        why = f"the fastest model of {best.year} that fits, though none can write {enough} here"
+    speed = best.bytes_per_s or ASSUMED_BYTES_PER_S
+    source = "measured here" if best.bytes_per_s else "assumed, since nothing was measured here"
+    most = (
+        f"up to {best.tokens_per_s:.0f} tokens/s" if best.tokens_per_s >= 1 else "less than one"
+    )
+    return [
+        f"{question} {name}: {why}; {size}.",
+        f"It reads {readable_bytes(best.token_bytes)} of memory for each token, at "
+        f"{speed / 1e9:.0f} GB/s ({source}): {most}, or more where drafts are accepted.",
+        f"    localspec chat {name}",
+    ]
+
+
+@models.command("path")
+@click.argument("preset", shell_complete=complete_preset)
+def print_paths(*, preset: str) -> None:
+    """Print the paths of target, draft and head, one per line."""
+    for found in locate(find_preset(preset)).values():
+        click.echo(found)
+
+
+@models.command("remove")
+@click.argument("preset", shell_complete=complete_preset)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def remove_preset(*, preset: str, yes: bool) -> None:
+    """Delete the downloaded files of a preset, and a preset of your own.
+
+    Saved caches of its conversations and its measured costs are deleted, too; sessions stay.
+    Files that another preset uses, that another program put into the cache, or that are in your
+    own folders stay, too. A preset that you added is asked about separately.
+    """
+    # Imported here, because every command imports this module, and NumPy takes its time.
+    from localspec.engine.disk_usage import disk_usage
+
+    chosen = find_preset(preset)
+    removal = located.removal_of(chosen)
+    kept = disk_usage(chosen)
+    for file, users in removal.shared.items():
+        say(f"{file.name} stays: {', '.join(users)} uses it")
+    for file in removal.foreign:
+        say(f"{file.name} stays: another program put it there")
+    for file, size in removal.owned.items():
+        say(f"{file.repo} {file.file}: {readable_bytes(size)}")
+    if kept.num_bytes:
+        _free(chosen, kept, yes=yes)
+    is_own = False
+    with contextlib.suppress(PresetError):  # `find_preset` has said so, and left the file out
+        is_own = chosen.name in user_presets()
+    if is_own:
+        _remove_preset(chosen.name, yes=yes)
+    elif not kept.num_bytes:
+        say("Nothing to remove.")
+
+
+def _free(preset: Preset, kept: DiskUsage, *, yes: bool) -> None:
+    """Delete all that is kept for a preset, unless the user does not want it."""
+    from localspec.engine.disk_usage import free_disk
+
+    by_kind = {"caches of conversations": kept.caches, "measured costs": kept.costs}
+    for what, sizes in by_kind.items():
+        if sizes:
+            say(f"{what}: {readable_bytes(sum(sizes.values()))}")
+    if not yes:
+        question = f"Remove and free {readable_bytes(kept.num_bytes)}?"
+        click.confirm(question, abort=True, err=True)
+    freed = free_disk(preset, "files", "caches", "costs")
+    say(f"{readable_bytes(freed)} freed")
+
+
+def _remove_preset(name: str, *, yes: bool) -> None:
+    """Remove a preset from the user's file, unless another extends it or the user says no."""
+    if users := extended_by(name):
+        say(f"The preset {name} stays: {', '.join(users)} extends it")
+        return
+    question = f"Remove the preset {name} from {user_presets_file()}?"
+    if not (yes or click.confirm(question, err=True)):
+        return
+    drop_preset(name)
+    say(f"{name} is removed from {user_presets_file()}")
+
+
+@models.command("verify")
+@click.argument("presets", nargs=-1, metavar="[PRESET]...", shell_complete=complete_preset)
+def verify_files(*, presets: tuple[str, ...]) -> None:
+    """Check files against their sha256; without names, all that are on this machine."""
+    chosen = (
+        [find_preset(name) for name in presets]
+        if presets
+        else [p for p in load_presets().values() if preset_state(p).state == "ready"]
+    )
+    damaged: dict[Path, str] = {}
+    for preset in chosen:
+        found = damaged_files(preset)
+        click.echo(f"{preset.name}: {'damaged' if found else 'ok'}")
+        damaged |= found
+    if damaged:
+        hints = dict.fromkeys(damaged.values())
+        raise DownloadError(f"damaged: {', '.join(map(str, damaged))}", " ".join(hints))
+
+
+def _fits(state: PresetState, free: MemoryRoom) -> bool | None:
+    """Whether the preset probably fits; None if its size is unknown."""
+    if state.size_bytes is None:
+        return None
+    return fits_by_size(state.size_bytes, free)
+
+
+def _state_json(state: PresetState, free: MemoryRoom) -> dict[str, Any]:
+    """All that is known of a preset, for --json. kind: where its file comes from."""
+    written: dict[str, Any] = to_json(state)
+    written |= written.pop("preset") | {"fits": _fits(state, free)}
+    del written["models"]  # target, draft and head again
+    for role in get_args(Role):
+        if written[role] is not None:
+            written[role]["kind"] = _KINDS[type(getattr(state.preset, role))]
+    return written
+
+
+@models.command
+@click.argument("name")
+@shared("target", required=True)
+@shared("draft", "head", "mmproj")
+@shared("adapters", help="A LoRA adapter for the target, and its scale. Repeatable. [SCALE: 1]")
+@click.option("--description", default="", help="A description for the list of models.")
+@shared(
+    "context_length",
+    help="Context in tokens. [default: what target and draft were trained for, up to 8192]",
+)
+def add(
+    *,
+    name: str,
+    adapters: tuple[Adapter, ...],
+    description: str,
+    context_length: int | None,
+    **models: Any,
+) -> None:
+    """Add a preset of your own.
+
+    MODEL is a GGUF file, hf:owner/repo/file.gguf, hf:owner/repo@revision/file.gguf,
+    owner/repo:QUANT, or a preset. Models on the hub are pinned to their current revision. A
+    draft with too few tokens in common with its target is refused.
+
+    \b
+        localspec models add mine --target T.gguf --draft D.gguf
+        localspec models add qwen --draft qwen2.5-7b \\
+            --target Qwen/Qwen2.5-7B-Instruct-GGUF:Q8_0
+    """
+    with waiting(lambda: "Looking at the models …"):
+        add_preset(
+            name,
+            models,
+            adapters=adapters,
+            description=description or name,
+            context_length=context_length,
+        )
+    say(f"{name} added to {user_presets_file()}")
+
+
+@models.command("import")
+@click.argument("folder", type=click.Path(path_type=Path), metavar="DIR")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def import_models(*, folder: Path, yes: bool) -> None:
+    """Add presets for the GGUF files in a folder and its subfolders.
+
+    Folders of LM Studio and Ollama work, too. The draft of a model is the smallest one with the
+    same tokenizer, if it has at most a third of its size. The presets are shown before they are
+    added; no file is copied or moved.
+
+    \b
+        localspec models import ~/models
+        localspec models import ~/.lmstudio/models --yes
+        localspec models import ~/.ollama/models
+    """
+    with waiting(lambda: "Looking at the models …"):
+        found = search_folder(folder)
+    for line in _found_lines(found):
+        say(line)
+    if not found.proposals:
+        say("Nothing to add.")
+        return
+    what = counted(len(found.proposals), "preset")
+    if not yes and not is_terminal(sys.stdin):
+        say(f"To add {what} to {user_presets_file()}: --yes")
+        return
+    if not yes:
+        click.confirm(f"Add {what} to {user_presets_file()}?", abort=True, err=True)
+    num_added = sum(map(_add_proposal, found.proposals))
+    if num_added < len(found.proposals):
+        raise click.exceptions.Exit(exit_codes.FAILED)
+
+
+def _add_proposal(one: ProposedPreset) -> bool:
+    """Add a preset. Returns whether that worked; an error does not stop the others."""
+    try:
+        files = {"target": one.target, "draft": one.draft, "mmproj": one.mmproj}
+        models = {role: str(path) for role, path in files.items() if path}
+        add_preset(
+            one.name,
+            models,
+            adapters=[Adapter(path) for path in one.adapters],
+            description=one.target.name,
+            context_length=None,
+        )
+    except LocalspecError as error:
+        say(f"{one.name} is not added: {error}")
+        return False
+    click.echo(one.name)
+    return True
+
+
+def _found_lines(found: FolderContent) -> list[str]:
+    lines = []
+    for one in found.proposals:
+        draft = f"no draft: {one.why_no_draft}" if one.draft is None else f"draft {one.draft}"
+        draft += f", sees images with {one.mmproj}" if one.mmproj else ""
+        draft += "".join(f", with the adapter {path}" for path in one.adapters)
+        lines.append(f"{one.name}: {one.target}, {readable_bytes(one.size_bytes)}, {draft}")
+    lines += [f"{path} is a preset already: {name}" for path, name in found.known.items()]
+    lines += [f"Skipped: {reason}" for reason in found.skipped.values()]
+    return lines
+
+
+@models.command
+@click.argument("name", required=False, shell_complete=complete_model)
+@click.option("--clear", is_flag=True, help="Use the demo pair again.")
+def default(*, name: str | None, clear: bool) -> None:
+    """Show or set the model that commands use when none is named.
+
+    NAME is a preset, an alias, a GGUF file, or a name on the hub. The environment variable
+    LOCALSPEC_MODEL takes precedence. Both are for commands only: localspec.load() in Python
+    still loads the demo pair.
+
+    \b
+        localspec models default
+        localspec models default qwen3-8b
+        localspec models default --clear
+    """
+    if clear and name is not None:
+        raise click.UsageError("Give a NAME or --clear.")
+    if clear or name is not None:
+        set_default(name)
+    usual = usual_model()
+    click.echo(printable(DEFAULT_PRESET if usual is None else usual.name))
+    if usual is not None:
+        say(f"That is {usual.origin}.")
+
+
+@models.command
+@click.argument("short", required=False)
+@click.argument("name", required=False, shell_complete=complete_model)
+@click.option("--clear", is_flag=True, help="Remove the alias SHORT.")
+def alias(*, short: str | None, name: str | None, clear: bool) -> None:
+    """Give a preset or a model a short name; without arguments, list all.
+
+    \b
+        localspec models alias
+        localspec models alias q qwen3-8b
+        localspec models alias big ~/models/big.gguf
+        localspec models alias q --clear
+    """
+    if short is None and not clear:
+        for known, meant in read_names().aliases.items():
+            click.echo(printable(f"{known}  {meant}"))
+    elif short is not None and clear and name is None:
+        drop_alias(short)
+    elif short is not None and name is not None and not clear:
+        say(f"{short} stands for {set_alias(short, name)}")
+    else:
+        raise click.UsageError("Give SHORT and NAME, or SHORT and --clear.")

@@ -1,0 +1,229 @@
+"""`localspec sessions`: lists, exports and removes saved conversations."""
+
+from __future__ import annotations
+
+import re
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from localspec.chat.attachment import without_files
+from localspec.chat.session import (
+    Session,
+    check_exists,
+    is_open,
+    known_name,
+    lock_session,
+    picture_name,
+    read_session,
+    remove_sessions,
+    session_bytes,
+    session_file,
+    session_names,
+)
+from localspec.cli.completion_command import complete_session
+from localspec.cli.help import Group
+from localspec.cli.json_output import json_option, write_json
+from localspec.cli.screen import counted, excerpt, note, printable, readable_bytes, say
+from localspec.cli.standard_streams import is_terminal
+from localspec.errors import OptionError, SessionError
+from localspec.system.atomic_write import write_whole
+
+if TYPE_CHECKING:
+    from localspec.chat.template import Message
+    from localspec.cli.conversation import Conversation
+
+_SHOWN = 240  # characters of a text of the last turn
+_SPEAKERS = {"system": "System message", "user": "You", "assistant": "Model"}  # by role
+_FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})")
+
+_ELSEWHERE = {
+    **dict.fromkeys(("show", "cat"), "localspec sessions export NAME"),
+    **dict.fromkeys(("rm", "delete"), "localspec sessions remove NAME"),
+    **dict.fromkeys(("open", "load", "resume"), "localspec chat --session NAME"),
+}
+
+
+@click.group(cls=Group, invoke_without_command=True, elsewhere=_ELSEWHERE)
+@click.pass_context
+def sessions(context: click.Context) -> None:
+    """List, export and remove saved conversations.
+
+    'localspec chat --session NAME' starts or continues a session, and /save NAME in a chat
+    saves the conversation as one.
+
+    \b
+        localspec sessions
+        localspec sessions export french
+        localspec sessions export french french.md
+        localspec sessions remove french
+        localspec sessions wipe
+    """
+    if context.invoked_subcommand is None:
+        context.invoke(list_sessions, as_json=False)
+
+
+@sessions.command("list")
+@json_option("array with everything known")
+def list_sessions(*, as_json: bool) -> None:
+    """List sessions with their turns, last use and size, and whether a chat has them open."""
+    if as_json:
+        write_json([_session_json(name) for name in session_names()])
+        return
+    for line in session_lines():
+        click.echo(line)
+
+
+@sessions.command("export")
+@click.argument("name", shell_complete=complete_session)
+@click.argument("file", required=False, type=click.Path(path_type=Path))
+@json_option("object, the format of saved sessions; so does a FILE that ends in .json")
+@click.option("--overwrite", is_flag=True, help="Replace FILE if it exists.")
+def export_session(*, name: str, file: Path | None, as_json: bool, overwrite: bool) -> None:
+    """Write a conversation to FILE, or to stdout."""
+    session = _session(name)
+    if as_json or (file is not None and file.suffix.lower() == ".json"):
+        data = session.as_json()
+    else:
+        data = _as_markdown(session).encode(errors="replace")
+    if file is None:
+        text = printable(data.decode()) if is_terminal(sys.stdout) else data
+        click.echo(text, nl=False)
+        return
+    if file.exists() and not (overwrite and file.is_file()):
+        hint = "Choose another name, or use --overwrite." if file.is_file() else "Give a file."
+        raise OptionError(f"{file} exists already", hint)
+    write_whole(file, data, durable=False)
+    say(f"{name} exported to {file}")
+
+
+@sessions.command("remove")
+@click.argument(
+    "names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_session
+)
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def remove_named(*, names: tuple[str, ...], yes: bool) -> None:
+    """Delete sessions. If one of them is open in a chat, none is deleted.
+
+    Caches that 'localspec chat --keep-caches' keeps are deleted by 'localspec sessions wipe'.
+    """
+    chosen = list(dict.fromkeys(map(known_name, names)))
+    for name in chosen:
+        check_exists(name)
+        lock_session(name).release()  # raises if it is open, before anybody is asked
+    for name in chosen:
+        say(f"{name}: {readable_bytes(session_bytes(name))}")
+    if not yes:
+        _confirm(f"Remove {counted(len(chosen), 'session')}?")
+    remove_sessions(chosen)
+    say(f"{counted(len(chosen), 'session')} removed")
+
+
+@sessions.command("wipe")
+@click.option("--yes", is_flag=True, help="Do not ask.")
+def wipe(*, yes: bool) -> None:
+    """Delete the caches of conversations that serve, and chat --keep-caches, keep on disk.
+
+    The next answer in each conversation reads it again. A running server is not stopped, and
+    saves the caches of later requests.
+    """
+    from localspec.engine.cache_store import kept_files, wipe_kept
+
+    count = counted(len(kept_files()), "conversation")
+    if not yes:
+        _confirm(f"Wipe the caches of {count}?")
+    say(f"{readable_bytes(wipe_kept())} freed")
+
+
+def _confirm(question: str) -> None:
+    if not is_terminal(sys.stdin):
+        raise click.UsageError(
+            "There is no terminal to ask for confirmation. Use --yes to remove without asking."
+        )
+    click.confirm(question, abort=True, err=True)
+
+
+def session_lines() -> list[str]:
+    """A line for every session: last use, turns, size, name, and whether it is open."""
+    lines = []
+    for each in map(_session_json, session_names()):
+        used = f"{datetime.fromisoformat(each['last_used']):%Y-%m-%d %H:%M}"
+        turns = each["num_turns"]
+        said = "unreadable" if turns is None else counted(turns, "turn")
+        mark = ", open" if each["is_open"] else ""
+        lines.append(
+            f"{used}  {said:>10}  {readable_bytes(each['size_bytes']):>9}  {each['name']}{mark}"
+        )
+    return lines or ["There are no sessions yet; 'localspec chat --session NAME' starts one."]
+
+
+def note_resumed(conversation: Conversation) -> None:
+    """Note which session is continued, and the beginning or end of its last turn."""
+    messages = conversation.chat.transcript
+    num_turns = sum(message["role"] == "user" for message in messages)
+    said = f"Continuing {conversation.session}: {counted(num_turns, 'turn')}."
+    if not num_turns:
+        note(said)
+        return
+    _, question = without_files(messages[-2]["content"])
+    answer = " ".join(messages[-1]["content"].split())
+    if len(answer) > _SHOWN:  # its end leads to the next question
+        answer = f"…{answer[-_SHOWN:]}"
+    note(f"{said} The last one:\n> {excerpt(question, _SHOWN)}\n{answer}")
+
+
+def _session(name: str) -> Session:
+    """Raises OptionError for an unknown name, SessionError if it cannot be read."""
+    check_exists(name)
+    session = read_session(name)
+    if session is None:
+        raise SessionError(f"the session {name!r} was removed in the meantime")
+    return session
+
+
+def _session_json(name: str) -> dict[str, Any]:
+    """Everything known about a session; num_turns is null if it cannot be read."""
+    try:
+        num_turns = _session(name).num_turns
+    except SessionError:
+        num_turns = None
+    path = session_file(name)
+    last_used = datetime.fromtimestamp(path.stat().st_mtime).astimezone()
+    return {
+        "name": name,
+        "num_turns": num_turns,
+        "last_used": last_used.isoformat(timespec="seconds"),
+        "size_bytes": session_bytes(name),
+        "is_open": is_open(name),
+        "path": str(path),
+    }
+
+
+def _as_markdown(session: Session) -> str:
+    parts = [f"# {session.name}"]
+    for message in session.messages:
+        role = str(message["role"])  # an edited file can have any
+        parts += [f"## {_SPEAKERS.get(role, role)}", _closed(_said(message).strip())]
+    return "\n\n".join(parts) + "\n"
+
+
+def _said(message: Message) -> str:
+    """The text of a message, and a note for each picture before it."""
+    notes = [f"[image {picture_name(each)}]" for each in message.get("pictures", ())]
+    return "\n".join([*notes, message["content"]])
+
+
+def _closed(text: str) -> str:
+    """The text, with a code fence closed that was left open by a cut-off answer."""
+    fence = ""
+    for line in text.split("\n"):
+        if not fence and (found := _FENCE.match(line)):
+            fence = found[1]
+        elif fence and len(line.strip()) >= len(fence) and set(line.strip()) == {fence[0]}:
+            fence = ""
+    if fence:
+        return f"{text}\n{fence}"
+    return text

@@ -1,0 +1,349 @@
+"""The commands of a chat: one function for each."""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, get_args
+
+import click
+
+from localspec.chat.attachment import Attachment, read_attachment
+from localspec.chat.session import session_names
+from localspec.cli.conversation import LEAVE, Conversation, ThoughtView
+from localspec.cli.screen import counted, excerpt, note, show_legend, stats_lines
+from localspec.cli.sessions_command import note_resumed, session_lines
+from localspec.cli.shared_options import SAMPLING_KEYWORDS
+from localspec.cli.terminal.line_editor import Values, can_edit
+from localspec.errors import OptionError, perhaps
+from localspec.keywords import ours_for
+from localspec.sampling.params import SamplingParams, check_has_distribution
+from localspec.speculative.randomness import Randomness
+from localspec.speculative.rules import rule_name
+
+# A path such as /etc/hosts is a message, and so is a line that begins with a space.
+_COMMAND = re.compile(r"(/(?:[a-z]+|\?))(?:\s+(.*))?", re.DOTALL)
+_ALIASES = {"/?": "/help", "/image": "/file", "/sessions": "/load"}
+_ALIASES |= dict.fromkeys((*LEAVE, "exit", "quit"), "/quit")
+_BETWEEN = re.compile(r"[\s=]+")  # a setting and its value
+_MAX_COPIED = 74_000  # bytes; many terminals ignore a longer sequence
+_SHOWN = 60  # characters of a text that is quoted
+# Of /set.
+_SWITCHES = {"on": True, "true": True, "off": False, "false": False}
+_NONE = "none"
+_DEFAULTS = SamplingParams()
+# Fields of SamplingParams that are one number or switch.
+_SAMPLING = [
+    name
+    for name in SamplingParams.__dataclass_fields__
+    if isinstance(getattr(_DEFAULTS, name), bool | int | float)
+]
+_OF_ANSWERS = {"seed": "random", "max_tokens": "no limit"}  # and what None means for each
+_SETTINGS = (*_SAMPLING, *_OF_ANSWERS, "think", "quiet")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatCommand:
+    """A command of the chat, which begins with a slash."""
+
+    run: Callable[[Conversation, str], None]
+    argument: str
+    """The argument as /help shows it."""
+
+    help: str
+    values: Values = tuple
+    """Completions of the argument."""
+
+
+class Leave(Exception):
+    """The person wants to end the conversation."""
+
+
+def run_command(conversation: Conversation, text: str) -> bool:
+    """Run the command in the text. Returns False if the text is a message.
+
+    Raises OptionError for an unknown command, Leave, and the command's own errors.
+    """
+    text = text.rstrip()
+    found = _COMMAND.fullmatch(_ALIASES.get(text, text))
+    if found is None:
+        return False
+    name = _ALIASES.get(found[1], found[1])
+    argument = (found[2] or "").strip()
+    command = COMMANDS.get(name)
+    if command is None:
+        raise OptionError(
+            f"there is no command {name}",
+            f"{perhaps(name, COMMANDS)}/help lists all commands; with a space before it, it "
+            "is sent as a message.",
+        )
+    conversation.is_editing = False
+    command.run(conversation, argument)
+    conversation.save()
+    return True
+
+
+def _help(_conversation: Conversation, _argument: str) -> None:
+    # In a narrow window the explanations keep a column of their own.
+    formatter = click.HelpFormatter(width=shutil.get_terminal_size().columns)
+    formatter.write_dl(
+        [(f"{name} {command.argument}", command.help) for name, command in COMMANDS.items()]
+    )
+    note(
+        f"{formatter.getvalue()}"
+        "Alt-Enter, or a backslash at the end of a line, continues the message on a new line.\n"
+        '""" begins a message of several lines, and """ ends it.\n'
+        "With a space before it, a command is sent as a message.\n"
+        "Ctrl-C stops an answer or clears the line; Ctrl-D leaves."
+    )
+
+
+def _stats(conversation: Conversation, _argument: str) -> None:
+    if conversation.last is None:
+        raise OptionError("there is no answer yet", "Ask something first.")
+    context_length = conversation.engine.context_length
+    note("\n".join(stats_lines(conversation.last.stats, context_length)))
+
+
+def _set(conversation: Conversation, argument: str) -> None:
+    name, *rest = _BETWEEN.split(argument, maxsplit=1)
+    if f"/{name}" in COMMANDS:
+        raise OptionError(f"{name} is not a setting", f"It is a command: /{name}.")
+    value = "".join(rest)
+    if value:
+        note(_change_setting(conversation, name, value))
+    else:
+        note("\n".join(_settings_lines(conversation, name)))
+
+
+def _settings_lines(conversation: Conversation, name: str) -> list[str]:
+    """A setting with its value, or all settings if the name is empty.
+
+    Raises OptionError for an unknown name.
+    """
+    options = conversation.options
+    values = {each: getattr(options.sampling, each) for each in _SAMPLING}
+    values |= {each: getattr(options, each) for each in _OF_ANSWERS}
+    values |= {"think": conversation.think, "quiet": conversation.is_quiet}
+    chosen = [_known_setting(name)] if name else list(values)
+    return [f"{each} {_shown_value(each, values[each])}" for each in chosen]
+
+
+def _change_setting(conversation: Conversation, name: str, text: str) -> str:
+    """Change a setting, and return a line that says so. Raises OptionError.
+
+    Args:
+        name: One of `_SETTINGS`, or an option of the command line.
+    """
+    name = _known_setting(name)
+    value = _setting_value(name, text)
+    options = conversation.options
+    sampling = conversation.options.sampling
+    assert sampling is not None
+    if name == "think":
+        conversation.think = value
+    elif name == "quiet":
+        conversation.is_quiet = value
+    elif name in _OF_ANSWERS:
+        options = replace(options, **{name: value})
+    else:
+        sampling = sampling.changed({name: value})
+    # These raise what the next answer would.
+    Randomness(options.seed or 0)
+    rule_name(options.rule, is_greedy=sampling.is_greedy, seed=options.seed)
+    conversation.options = replace(options, sampling=sampling)
+    return f"{name} {_shown_value(name, value)}"
+
+
+def _known_setting(name: str) -> str:
+    """The setting that a name means. Raises OptionError if there is none."""
+    written = name.removeprefix("--").replace("-", "_")
+    setting = SAMPLING_KEYWORDS.get(written, written)
+    if setting in _SETTINGS:
+        return setting
+    check_has_distribution(setting)
+    meant = perhaps(ours_for(setting), _SETTINGS)
+    hint = f"{meant}/set lists all settings; others are set when starting the chat."
+    raise OptionError(f"there is no setting {name!r}", hint)
+
+
+def _setting_value(name: str, text: str) -> Any:
+    """The value that a text means. A text that is no number is refused later, by the range."""
+    if name == "think":
+        views = get_args(ThoughtView)
+        if text not in views:
+            raise OptionError(f"think is {text!r}", f"Choose {', '.join(views)}.")
+        return text
+    kind: Any = bool if name == "quiet" else type(getattr(_DEFAULTS, name, 0))
+    if kind is bool:
+        if text not in _SWITCHES:
+            raise OptionError(f"{name} is {text!r}", "Choose on or off.")
+        return _SWITCHES[text]
+    if name in _OF_ANSWERS and text in (_NONE, _OF_ANSWERS[name]):
+        return None
+    try:
+        return kind(text)
+    except ValueError:
+        return text
+
+
+def _shown_value(name: str, value: object) -> str:
+    if isinstance(value, bool):
+        if value:
+            return "on"
+        return "off"
+    if value is None:
+        return _OF_ANSWERS[name]
+    return str(value)
+
+
+def _system(conversation: Conversation, argument: str) -> None:
+    if argument:
+        conversation.chat.system = None if argument == "none" else argument
+    note(f"System message: {conversation.chat.system or 'none'}")
+
+
+def _edit(conversation: Conversation, _argument: str) -> None:
+    if not can_edit():
+        raise OptionError("this terminal cannot edit text", "Use /undo, then ask again.")
+    conversation.edited_text()
+    conversation.is_editing = True
+
+
+def _quit(_conversation: Conversation, _argument: str) -> None:
+    raise Leave
+
+
+def _undo(conversation: Conversation, _argument: str) -> None:
+    note(f"Removed: {excerpt(conversation.chat.undo(), _SHOWN)}")
+
+
+def _save(conversation: Conversation, argument: str) -> None:
+    name = argument or conversation.session
+    if name is None:
+        raise OptionError("the session has no name yet", "Give one: /save NAME.")
+    question = f"There is another session {name}. Replace it?"
+    if conversation.keep_as(name, may_replace=lambda: _agrees(question)):
+        note(f"Saved as {conversation.session}, and saved again after every answer.")
+    else:
+        note("Nothing was saved. /load NAME continues that session.")
+
+
+def _load(conversation: Conversation, argument: str) -> None:
+    if not argument:
+        note("\n".join(session_lines()))
+        return
+    question = "This conversation is not saved and would be lost. Continue?"
+    if conversation.load(argument, may_drop=lambda: _agrees(question)):
+        note_resumed(conversation)
+    else:
+        note("Nothing was loaded. /save NAME saves this conversation.")
+
+
+def _agrees(question: str) -> bool:
+    """Whether the person says yes; anything else, also Ctrl-C and Ctrl-D, is a no."""
+    try:
+        return click.confirm(question, default=False, err=True)
+    except click.Abort:
+        click.echo(err=True)
+        return False
+
+
+def _draft(conversation: Conversation, argument: str) -> None:
+    if conversation.engine.drafting.is_off:
+        raise OptionError(
+            "drafting cannot be turned on in this chat", "Start it without --no-draft."
+        )
+    if argument not in ("", "on", "off"):
+        raise OptionError(f"the draft cannot be {argument!r}", "Choose on or off.")
+    if argument:
+        count = 0 if argument == "off" else None
+        conversation.options = replace(conversation.options, draft_tokens=count)
+    note(f"Draft {'on' if conversation.options.draft_tokens is None else 'off'}.")
+
+
+def _clear(conversation: Conversation, _argument: str) -> None:
+    conversation.chat.clear()
+    conversation.attachments.clear()
+    conversation.begin_anew()
+    note("The conversation starts over; the system message stays.")
+
+
+def _copy(conversation: Conversation, _argument: str) -> None:
+    if not conversation.chat.messages or conversation.chat.messages[-1]["role"] != "assistant":
+        raise OptionError("there is no answer to copy", "Ask something first.")
+    text = conversation.chat.messages[-1]["content"]
+    data = text.encode(errors="replace")
+    if len(data) > _MAX_COPIED:
+        raise OptionError(
+            f"the answer has {len(data)} bytes; a terminal accepts at most {_MAX_COPIED}",
+            "Select it with the mouse.",
+        )
+    # The base64 alphabet has no character that could end the sequence.
+    click.echo(f"\x1b]52;c;{base64.b64encode(data).decode()}\x07", nl=False, color=True)
+    size = counted(len(text), "character")
+    note(f"Sent {size} to the clipboard (if the terminal supports OSC 52).")
+
+
+def _show(conversation: Conversation, _argument: str) -> None:
+    conversation.show_draft = not conversation.show_draft
+    if conversation.show_draft:
+        show_legend()
+    else:
+        note("Answers are rendered as Markdown again.")
+
+
+def attach(conversation: Conversation, attachment: Attachment) -> None:
+    """Attach a text or a picture to the next message, and note its size."""
+    conversation.attach(attachment)
+    size = counted(len(attachment.text), "character")
+    picture = attachment.picture
+    vision = conversation.engine.vision
+    if picture is not None and vision is not None:
+        count = len(vision.cells(picture))
+        size = f"{picture.width} by {picture.height} pixels, {counted(count, 'token')}"
+    note(f"{attachment.name} ({size}) is attached to the next message.")
+
+
+def _file(conversation: Conversation, argument: str) -> None:
+    if argument == "none":
+        conversation.attachments.clear()
+    elif argument:
+        attach(conversation, read_attachment(Path(os.path.expanduser(argument))))
+        return
+    note("Files for the next message: " + (conversation.file_names() or "none"))
+
+
+COMMANDS = {
+    "/help": ChatCommand(_help, "", "list the commands"),
+    "/stats": ChatCommand(_stats, "", "statistics of the last answer"),
+    "/set": ChatCommand(
+        _set, "[NAME VALUE]", "sampling, seed, max_tokens, think, quiet", lambda: _SETTINGS
+    ),
+    "/system": ChatCommand(_system, "[TEXT|none]", "the system message"),
+    "/edit": ChatCommand(_edit, "", "change the last question and ask it again"),
+    "/continue": ChatCommand(
+        lambda conversation, _: conversation.continue_answer(),
+        "",
+        "continue an answer that was cut off or stopped",
+    ),
+    "/retry": ChatCommand(
+        lambda conversation, _: conversation.retry(), "", "answer the last question again"
+    ),
+    "/undo": ChatCommand(_undo, "", "remove the last turn"),
+    "/save": ChatCommand(_save, "[NAME]", "save the conversation as a session", session_names),
+    "/load": ChatCommand(_load, "[NAME]", "continue a session, or list all", session_names),
+    "/draft": ChatCommand(_draft, "[on|off]", "turn drafting on or off", lambda: ("on", "off")),
+    "/clear": ChatCommand(_clear, "", "remove all turns; the system message stays"),
+    "/copy": ChatCommand(_copy, "", "copy the last answer to the clipboard"),
+    "/show": ChatCommand(_show, "", "mark tokens by where they came from, on or off"),
+    "/file": ChatCommand(
+        _file, "[PATH|none]", "attach a text or an image to the next message", None
+    ),
+    "/quit": ChatCommand(_quit, "", "leave the chat; also /exit, /bye, exit and quit"),
+}

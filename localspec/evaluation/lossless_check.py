@@ -1,0 +1,284 @@
+"""The check of `localspec verify`: whether drafting is lossless on this machine.
+
+Greedy and seeded text must be the same with and without drafting, except at near ties, whose
+width is measured. The law of sampled steps is enumerated and must be the target's own.
+"""
+
+from __future__ import annotations
+
+import localspec.llama.loaded  # noqa: F401  libllama before NumPy
+
+# isort: split
+
+import enum
+import functools
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from localspec.engine.engine import Engine
+from localspec.errors import OptionError
+from localspec.evaluation.identity import (
+    ENOUGH_ACCEPTED,
+    GREEDY,
+    Identity,
+    IdentityCheck,
+    Reference,
+    Rounding,
+)
+from localspec.evaluation.prompts import check_lengths
+from localspec.evaluation.step_law import BOUND, ENOUGH_PLACES, StepLaw, StepLawCheck
+from localspec.evaluation.time_left import Pace
+from localspec.evaluation.time_limit import EndedBy, limited
+from localspec.sampling.chain import Resolver, SamplerChain
+from localspec.sampling.params import SamplingParams
+from localspec.speculative.loop import SpeculativeDecoder
+from localspec.streaming.answer_options import AnswerOptions
+from localspec.streaming.answer_text import Prompt
+from localspec.streaming.cancellation import Watch
+
+_SPARE = 1.2  # times the seconds that should be needed
+_PLACES = 50  # positions of one text, at most
+
+
+class Finding(enum.Enum):
+    """The result of a check."""
+
+    LOSSLESS = "lossless"
+    NOT_LOSSLESS = "NOT lossless"
+    NOT_ENOUGH = "not enough evidence"  # nothing is wrong, but too little was checked
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """The results of a check."""
+
+    rounding: Rounding
+    greedy: Identity
+    seeded: Identity
+    step_law: StepLaw
+    time_s: float
+    seconds_needed: float | None
+    """Probably enough for a finding; None if unknown or hopeless."""
+
+    is_hopeless: bool
+    """Whether no time would be enough with these prompts, because too few draft tokens are
+    proposed or accepted."""
+
+    ended_by: EndedBy | None
+    """The reason if the check ended early."""
+
+    @property
+    def identity_bugs(self) -> list[str]:
+        """Differences from the target's texts, one per line."""
+        bound = self.rounding.bound
+        return [
+            f"{name} text of prompt {found.prompt + 1} with {found.num_draft_tokens} draft "
+            f"tokens leaves the target's at token {found.position + 1}: {found.token} in place "
+            f"of {found.expected_token}, {found.gap:.3g} logits apart (rounding: {bound:.3g})"
+            for name, identity in (("greedy", self.greedy), ("seeded", self.seeded))
+            for found in identity.bugs(bound)
+        ]
+
+    @property
+    def bugs(self) -> list[str]:
+        """All that is wrong, one per line."""
+        return [*self.identity_bugs, *self.step_law.bugs]
+
+    @property
+    def law_bound(self) -> float:
+        """A probability that is off by more than this is a bug."""
+        return BOUND
+
+    @property
+    def partial(self) -> bool:
+        """Whether the check ended before it was complete."""
+        return self.ended_by is not None
+
+    @property
+    def smallest_fault(self) -> float:
+        """The smallest share of wrong draft tokens that would show 9 times in 10."""
+        num_accepted = self.greedy.num_accepted + self.seeded.num_accepted
+        if not num_accepted:
+            return 1.0
+        unseen: float = 0.1 ** (1 / num_accepted)
+        return 1.0 - unseen
+
+    @property
+    def identity(self) -> Finding:
+        """The finding on greedy and seeded text."""
+        is_enough = self.greedy.is_enough and self.seeded.is_enough
+        return _finding(self.identity_bugs, is_enough=is_enough)
+
+    @property
+    def distribution(self) -> Finding:
+        """The finding on sampled text."""
+        return _finding(self.step_law.bugs, is_enough=self.step_law.is_enough)
+
+    @property
+    def finding(self) -> Finding:
+        """The finding on all text: lossless only if both are."""
+        is_enough = Finding.NOT_ENOUGH not in (self.identity, self.distribution)
+        return _finding(self.bugs, is_enough=is_enough)
+
+
+def _finding(bugs: list[str], *, is_enough: bool) -> Finding:
+    if bugs:
+        return Finding.NOT_LOSSLESS
+    if is_enough:
+        return Finding.LOSSLESS
+    return Finding.NOT_ENOUGH
+
+
+def check(
+    engine: Engine,
+    prompts: Sequence[list[int]],
+    *,
+    seconds: float,
+    watch: Watch,
+    options: AnswerOptions,
+) -> Report:
+    """Check an engine on prompts of token ids, until there is enough evidence.
+
+    Raises ContextError for a prompt that leaves no context for an answer, OptionError if
+    nothing drafts, ConstraintError for a constraint that cannot be enforced.
+
+    Args:
+        seconds: The time limit. It and the watch's cancellation end the check even within a
+            decode; the results so far are returned.
+        options: Only their constraint is used. The engine's draft policy is restored
+            afterwards.
+    """
+    check_lengths(prompts, engine.context_length)
+
+    def work(loop: SpeculativeDecoder) -> Report:
+        if not loop.proposers:
+            raise OptionError(
+                "there is nothing to check: nothing drafts for this target",
+                "Use a --draft with a target whose cache can be rolled back.",
+            )
+        checking = _Check(engine, loop, prompts, options, watch)
+        with limited(engine, watch, seconds) as limit, limit.ended.obeyed(engine.cancel):
+            checking.run()
+        return checking.report(limit.by)
+
+    return engine.exclusively(work)
+
+
+class _Check:
+    """A check, and its results so far."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        loop: SpeculativeDecoder,
+        prompts: Sequence[list[int]],
+        options: AnswerOptions,
+        watch: Watch,
+    ) -> None:
+        self._prompts = prompts
+        self._watch = watch
+        self._rounding = Rounding()
+        sampled = SamplingParams() if engine.sampling.is_greedy else engine.sampling
+        resolver = Resolver(engine.vocabulary)
+
+        def chain(
+            params: SamplingParams, prompt: Sequence[int], said: Sequence[int] = ()
+        ) -> SamplerChain:
+            state = engine._constrainer.constraint(options, Prompt([*prompt]))
+            if state is not None:
+                state.commit(said)
+            return resolver.chain(params, len(prompt), state, len(said))
+
+        is_end = engine.vocabulary.is_end
+        self._greedy, self._seeded = (
+            IdentityCheck(loop, is_end, functools.partial(chain, params), self._rounding)
+            for params in (GREEDY, sampled)
+        )
+        self._law = StepLawCheck(loop, is_end, chain, sampled)
+        self._pace = Pace()
+        self._has_prompts = True  # whether any is left
+        self._started_s = time.monotonic()
+
+    def run(self) -> None:
+        """Check until there is enough evidence, or no prompt is left. Raises Interrupted."""
+        for number, prompt in enumerate(self._prompts):
+            for name, check, seed in (
+                ("greedy", self._greedy, None),
+                ("seeded", self._seeded, number),
+            ):
+                if self._is_decided:
+                    return
+                if not (check.result.is_enough and self._law.result.is_enough):
+                    self._check_text(name, check, number, prompt, seed)
+        self._has_prompts = self._is_decided
+
+    def report(self, ending: EndedBy | None) -> Report:
+        """The report on the results so far."""
+        spent_s = time.monotonic() - self._started_s
+        left_s = self._seconds_left() if self._has_prompts else None
+        return Report(
+            self._rounding,
+            self._greedy.result,
+            self._seeded.result,
+            self._law.result,
+            spent_s,
+            None if left_s is None else _SPARE * (spent_s + left_s),
+            not self._has_prompts,
+            ending,
+        )
+
+    @property
+    def _shares(self) -> tuple[float, float, float]:
+        """How much of the evidence there is: greedy and seeded text, positions."""
+        return (
+            min(1.0, self._greedy.result.num_accepted / ENOUGH_ACCEPTED),
+            min(1.0, self._seeded.result.num_accepted / ENOUGH_ACCEPTED),
+            min(1.0, self._law.result.num_places / ENOUGH_PLACES),
+        )
+
+    @property
+    def _is_decided(self) -> bool:
+        """Whether there is enough evidence, or a bug, of which one is enough."""
+        bound = self._rounding.bound
+        return (
+            min(self._shares) == 1.0
+            or bool(self._law.result.bugs)
+            or any(check.result.bugs(bound) for check in (self._greedy, self._seeded))
+        )
+
+    def _seconds_left(self) -> float | None:
+        return self._pace.seconds_left(
+            [self._greedy.result, self._seeded.result], self._law.result
+        )
+
+    def _tell(self, stage: str) -> None:
+        self._watch.progress(stage, self._seconds_left())
+
+    def _check_text(
+        self, name: str, check: IdentityCheck, number: int, prompt: list[int], seed: int | None
+    ) -> None:
+        """Let the target write a text, enumerate steps in it, and compare drafted ones."""
+        stage = f"Comparing {name} text {number + 1} of {len(self._prompts)}"
+        known = f"{check.result.num_accepted} of {ENOUGH_ACCEPTED} tokens"
+        self._tell(f"{stage}: {known}")
+        with self._pace.timed("writing"):
+            reference = check.reference(prompt, seed)
+        self._pace.num_texts += 1
+        self._pace.num_written += len(reference.plain)
+        with self._pace.timed("enumerating"):
+            self._enumerate(prompt, reference)
+        if not (self._law.result.bugs or check.result.is_enough):
+            self._tell(f"{stage}: {known}")
+            with self._pace.timed("comparing"):
+                check.compare(number, reference)
+
+    def _enumerate(self, prompt: list[int], reference: Reference) -> None:
+        """Enumerate steps at places of a text, until there are enough, or a bug."""
+        law = self._law.result
+        places = self._law.run(prompt, reference.plain, reference.rows)
+        for _ in itertools.islice(places, max(0, min(_PLACES, ENOUGH_PLACES - law.num_places))):
+            if law.bugs:
+                return
+            self._tell(f"Checking steps: {law.num_places} of {ENOUGH_PLACES} points")

@@ -1,0 +1,70 @@
+"""How long a check still takes, by what its parts have taken so far."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from localspec.evaluation.identity import ENOUGH_ACCEPTED, NUMS_DRAFT_TOKENS, Identity
+from localspec.evaluation.step_law import ENOUGH_PLACES, StepLaw
+
+CheckPart = Literal["writing", "comparing", "enumerating"]
+
+
+@dataclass(slots=True)
+class Pace:
+    """The seconds of each part of a check."""
+
+    seconds: dict[CheckPart, float] = field(
+        default_factory=lambda: {"writing": 0.0, "comparing": 0.0, "enumerating": 0.0}
+    )
+
+    num_written: int = 0
+    """Tokens of the target's own texts that are complete."""
+
+    num_texts: int = 0
+    """These texts."""
+
+    @contextlib.contextmanager
+    def timed(self, part: CheckPart) -> Iterator[None]:
+        """Add the time of the block to a part, also if it is interrupted."""
+        started_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self.seconds[part] += time.monotonic() - started_s
+
+    def seconds_left(self, identities: Sequence[Identity], law: StepLaw) -> float | None:
+        """Seconds until there is enough evidence; None before the first text is complete.
+
+        Where nothing of a part was seen yet, a token or a place of it is taken to cost what a
+        token of the target's texts costs.
+        """
+        if not self.num_texts:
+            return None
+        token_s = self.seconds["writing"] / self.num_written
+        num_accepted = sum(min(one.num_accepted, ENOUGH_ACCEPTED) for one in identities)
+        num_compared = sum(one.num_tokens for one in identities)
+        accepted_s = token_s
+        acceptance = 1.0
+        if num_accepted:
+            accepted_s = self.seconds["comparing"] / num_accepted
+            acceptance = num_accepted / num_compared
+        place_s = token_s
+        if law.num_places:
+            place_s = self.seconds["enumerating"] / law.num_places
+
+        lacking_accepted = len(identities) * ENOUGH_ACCEPTED - num_accepted
+        lacking_places = max(0, ENOUGH_PLACES - law.num_places)
+        text_tokens = self.num_written / self.num_texts
+        accepted_per_text = acceptance * len(NUMS_DRAFT_TOKENS) * text_tokens
+        lacking_texts = math.ceil(lacking_accepted / accepted_per_text)
+        return (
+            lacking_texts * text_tokens * token_s
+            + lacking_accepted * accepted_s
+            + lacking_places * place_s
+        )

@@ -1,0 +1,455 @@
+"""The messages between an `IsolatedEngine` and its process.
+
+Each says who sends it and when. A number names a request, and comes back with every message
+about it; 0 is the load.
+"""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from localspec.streaming.answer_options import AnswerOptions
+from localspec.streaming.record import PromptFacts, PromptSource, Reading
+from localspec.streaming.reply import Ending, Piece
+
+if TYPE_CHECKING:
+    from localspec.chat.prompt_source import MessagesSource
+    from localspec.engine.embedder import Embedder
+    from localspec.engine.engine import Engine
+    from localspec.pictures.picture import Picture
+
+
+# To the process, about answers. They are followed at once, in the order in which they come.
+
+
+@dataclass(frozen=True, slots=True)
+class StartAnswer:
+    """An answer is admitted: the process is to make its prompt, and to produce it."""
+
+    number: int
+    source: PromptSource
+    options: AnswerOptions
+    turn: int
+
+    conversation: int | None
+    """The number of its conversation."""
+
+    client: str
+    finds_its_text: bool
+    sends_prompt: bool
+
+    gone: Sequence[int]
+    """Numbers of conversations that are gone since the last answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOn:
+    """The reader of an answer has taken some more pieces."""
+
+    number: int
+    num_taken: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndAnswer:
+    """An answer is to end after what was read of it."""
+
+    number: int
+
+    num_read: int
+    """The tokens that were read."""
+
+    num_taken: int
+    """The pieces that were read."""
+
+
+# To the process, about other work.
+
+
+@dataclass(frozen=True, slots=True)
+class Prepare:
+    """Idle time may be used to read the beginning of a conversation's next prompt."""
+
+    number: int
+    source: PromptSource
+    conversation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A function is to be called with the engine, as commands that measure do."""
+
+    number: int
+    function: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    keywords: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class EndMeasure:
+    """A function that measures is to end."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class EndIdleWork:
+    """Idle work is to end, and what is asked for and has not begun."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeepOnDisk:
+    """Idle time may be used to write caches that the disk lacks."""
+
+
+@dataclass(frozen=True, slots=True)
+class SaveCaches:
+    """A conversation's caches are to be saved."""
+
+    number: int
+    conversation: int
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class LoadCaches:
+    """A conversation's caches are to be loaded."""
+
+    number: int
+    conversation: int
+    path: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A question is to be answered, beside whatever else is done."""
+
+    number: int
+    question: EngineQuestion | EmbedderQuestion
+
+
+class EngineQuestion(abc.ABC):
+    """Something that an engine knows, or does at once."""
+
+    @abc.abstractmethod
+    def answer(self, engine: Engine) -> Any:
+        """The answer. Raises what the engine raises."""
+
+
+class EmbedderQuestion(abc.ABC):
+    """Something that an embedder computes."""
+
+    @abc.abstractmethod
+    def answer(self, embedder: Embedder) -> Any:
+        """The answer. Raises what the embedder raises."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tokenize(EngineQuestion):
+    """The tokens of a text: see `Vocabulary.tokenize`."""
+
+    text: str
+    parse_special: bool
+    after: int | None
+
+    def answer(self, engine: Engine) -> list[int]:
+        """The tokens."""
+        return engine.vocabulary.tokenize(
+            self.text, parse_special=self.parse_special, after=self.after
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Detokenize(EngineQuestion):
+    """The text of tokens: see `Vocabulary.detokenize`."""
+
+    tokens: Sequence[int]
+    special: bool
+
+    def answer(self, engine: Engine) -> str:
+        """The text."""
+        return engine.vocabulary.detokenize(self.tokens, special=self.special)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenText(EngineQuestion):
+    """The vocabulary's entry for a token."""
+
+    token: int
+
+    def answer(self, engine: Engine) -> str:
+        """The entry."""
+        return engine.vocabulary.text(self.token)
+
+
+@dataclass(frozen=True, slots=True)
+class ControlTexts(EngineQuestion):
+    """Texts that name control tokens."""
+
+    def answer(self, engine: Engine) -> list[str]:
+        """The texts."""
+        return engine.vocabulary.control_texts()
+
+
+@dataclass(frozen=True, slots=True)
+class IsControl(EngineQuestion):
+    """Whether a token is a control token."""
+
+    token: int
+
+    def answer(self, engine: Engine) -> bool:
+        """Whether it is."""
+        return engine.vocabulary.is_control(self.token)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTaken(EngineQuestion):
+    """The memory that the engine takes."""
+
+    def answer(self, engine: Engine) -> Any:
+        """An `EngineMemory`."""
+        return engine.memory()
+
+
+@dataclass(frozen=True, slots=True)
+class Remember(EngineQuestion):
+    """A text is to draft answers that repeat it."""
+
+    text: str | Sequence[int]
+
+    def answer(self, engine: Engine) -> None:
+        """Remember it."""
+        engine.remember(self.text)
+
+
+@dataclass(frozen=True, slots=True)
+class FreeKept(EngineQuestion):
+    """The copies of waiting conversations' caches are to be freed."""
+
+    def answer(self, engine: Engine) -> None:
+        """Free them."""
+        engine.free_kept()
+
+
+@dataclass(frozen=True, slots=True)
+class SetScales(EngineQuestion):
+    """The target's adapters have other scales, by default, from now on."""
+
+    scales: tuple[float, ...]
+
+    def answer(self, engine: Engine) -> None:
+        """Set them."""
+        engine.adapter_scales = self.scales
+
+
+@dataclass(frozen=True, slots=True)
+class PictureCells(EngineQuestion):
+    """A picture's tokens: see `Vision.cells`."""
+
+    picture: Picture
+
+    def answer(self, engine: Engine) -> list[int]:
+        """The tokens."""
+        assert engine.vision is not None
+        return engine.vision.cells(self.picture)
+
+
+@dataclass(frozen=True, slots=True)
+class MakePrompt(EngineQuestion):
+    """A prompt, for a caller that wants no answer."""
+
+    source: PromptSource
+
+    def answer(self, engine: Engine) -> Any:
+        """A `MadePrompt`."""
+        return engine._made(self.source)
+
+
+@dataclass(frozen=True, slots=True)
+class PromptText(EngineQuestion):
+    """A prompt as the model's template writes it."""
+
+    source: MessagesSource
+
+    opens_answer: bool
+    """Whether it ends with what begins the next answer."""
+
+    def answer(self, engine: Engine) -> str:
+        """The text."""
+        return engine._prompt_text(self.source, opens_answer=self.opens_answer)
+
+
+@dataclass(frozen=True, slots=True)
+class Embed(EmbedderQuestion):
+    """The vectors of texts."""
+
+    texts: Sequence[Any]
+    dimensions: int | None = None
+    truncate: bool = False
+
+    def answer(self, embedder: Embedder) -> Any:
+        """An `Embedded`."""
+        return embedder.embed(self.texts, dimensions=self.dimensions, truncate=self.truncate)
+
+
+@dataclass(frozen=True, slots=True)
+class Rank(EmbedderQuestion):
+    """Scores of how well documents fit a query."""
+
+    query: str
+    documents: Sequence[str]
+    truncate: bool = False
+
+    def answer(self, embedder: Embedder) -> Any:
+        """An `Embedded`."""
+        return embedder.rank(self.query, self.documents, truncate=self.truncate)
+
+
+# From the process, about the load.
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """A share of the models is loaded, 0 to 1."""
+
+    share: float
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LastWords:
+    """libllama is about to end the process, and says why."""
+
+    text: str
+
+
+# From the process, about an answer.
+
+
+@dataclass(frozen=True, slots=True)
+class PromptSign:
+    """A prompt is being made, is still being made, or is made.
+
+    Args:
+        number: of the answer whose prompt it is; 0 for another.
+        is_done: whether its making has ended.
+    """
+
+    number: int
+    is_done: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PicturesMissing:
+    """A picture of the answer's prompt is not here any more: the answer is to be started again,
+    with all of its pictures."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """The answer has a lane. The prompt is sent only where it was asked for."""
+
+    number: int
+    facts: PromptFacts
+
+
+@dataclass(frozen=True, slots=True)
+class PromptProgress:
+    """More of the prompt is read."""
+
+    number: int
+    reading: Reading
+
+
+@dataclass(frozen=True, slots=True)
+class Pieces:
+    """Pieces of the answer, those of several steps where these are short."""
+
+    number: int
+    pieces: Sequence[Piece]
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """The answer was refused, has failed, or, with StopIteration, has come to its own end."""
+
+    number: int
+    error: BaseException
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The answer is over; the last message about it. None: the process does not know it."""
+
+    number: int
+    ending: Ending | None
+
+
+# From the process, about other requests.
+
+
+@dataclass(frozen=True, slots=True)
+class MeasureReport:
+    """How far a measurement is: what it does, and the seconds that remain, if that is known."""
+
+    number: int
+    stage: str
+    left_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The result of a request; the last message about it."""
+
+    number: int
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The error of a request; the last message about it."""
+
+    number: int
+    error: Exception
+
+
+# In the engine's own process.
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The process is lost, and nothing more comes."""
+
+
+ToChild = (
+    StartAnswer
+    | ReadOn
+    | EndAnswer
+    | Prepare
+    | Measure
+    | EndMeasure
+    | EndIdleWork
+    | KeepOnDisk
+    | SaveCaches
+    | LoadCaches
+    | Ask
+)
+Heard = (
+    LoadProgress
+    | PicturesMissing
+    | Begun
+    | PromptProgress
+    | Pieces
+    | Stopped
+    | Ended
+    | MeasureReport
+    | Result
+    | Failed
+    | Lost
+)

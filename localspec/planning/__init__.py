@@ -1,0 +1,1 @@
+"""Where a pair goes before it is loaded: its memory, its devices, and whether it fits."""

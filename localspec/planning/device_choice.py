@@ -1,0 +1,140 @@
+"""Which device a model is loaded on: what each costs, as it was measured, and which is best.
+
+A trial times a miniature of the model (`planning.device_trials`). The time of a model whose
+layers are on several devices follows from the share of its weights that each reads, and from
+what a copy between them costs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from localspec.llama.device_times import Times
+from localspec.llama.devices import Device
+from localspec.llama.placement import named_devices, place_layers
+from localspec.planning.plan import Plan
+
+_NOTHING = Times(0.0, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTimes:
+    """What the trials of a device found."""
+
+    whole: Times | None = None
+    """The times with every layer on the GPU; None if that was not tried."""
+
+    offload: Times | None = None
+    """The times with every layer in main memory, and large batches on the GPU."""
+
+    copies: Times | None = None
+    """What it costs in addition if a part of the layers is there; None where they were not
+    tried."""
+
+    fault: str = ""
+    """Why the device is not used, in words, or ""."""
+
+    is_lasting: bool = True
+    """Whether that is kept; memory that was short may be free the next time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What was measured of a model on this machine."""
+
+    gpus: tuple[Device, ...]
+    """What was found of each GPU that was tried, by its name, in libllama's order."""
+
+    cpu: Times | None = None
+    """None if its miniature cannot be timed."""
+
+    found: Mapping[str, DeviceTimes] = field(default_factory=dict)
+    fault: str = ""
+    """Why nothing could be measured, in words, or ""."""
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the processor and every GPU have been measured, or failed."""
+        return self.cpu is not None and all(gpu.name in self.found for gpu in self.gpus)
+
+    def times(self, names: Sequence[str], share: float, num_copies: float) -> Times | None:
+        """The times of a model of which GPUs read a share; None where one is not known.
+
+        Args:
+            names: of the GPUs that compute; the first one has the large batches of layers in
+                main memory.
+            share: of the weights that a token reads, 0 (none) … 1 (all).
+            num_copies: how often a decode changes to a GPU and back.
+        """
+        if not names:
+            return self.cpu
+        known = [self.found.get(name) for name in names]
+        wholes = [each.whole for each in known if each is not None and each.whole is not None]
+        if len(wholes) < len(names):
+            return None
+        on_gpus = _NOTHING
+        for whole in wholes:
+            on_gpus = on_gpus.plus(whole.scaled(1 / len(wholes)))
+        first = known[0]
+        assert first is not None
+        copy = first.copies or _NOTHING
+        in_main = first.offload or self.cpu
+        if share == 1:
+            return on_gpus.plus(copy.scaled(len(names) - 1))
+        if in_main is None or share == 0:
+            return in_main
+        mixed = on_gpus.scaled(share).plus(in_main.scaled(1 - share))
+        return mixed.plus(copy.scaled(num_copies))
+
+    def of_plan(self, plan: Plan) -> Times | None:
+        """The times of a plan's target."""
+        target = plan.models[0]
+        options = target.options
+        free_bytes = [gpu.free_bytes for gpu in plan.free.gpus]
+        placement = place_layers(target.header, options, plan.free.gpus, free_bytes)
+        counts = placement.gpu_layers()
+        names = [gpu.name for gpu, count in zip(plan.free.gpus, counts, strict=True) if count]
+        if not names and options.device is not None:
+            names = [options.device]
+        copies = max(1, placement.num_cpu_moe_layers)
+        return self.times(names, placement.read_share(target.header), copies)
+
+    def in_words(self, used: Sequence[Device], helping: Sequence[Device]) -> str:
+        """What was chosen and why: "CPU: Vulkan0 (Intel UHD) was measured at 0.62 of it …".
+
+        Args:
+            used: the GPUs that have layers; none for the processor.
+            helping: the GPU that computes large batches of layers in main memory, if any.
+        """
+        name = named_devices(used, helping)
+        if self.fault:
+            return f"{name}: no device was measured: {self.fault}"
+        if self.cpu is None:
+            return f"{name}: devices are measured when the model is loaded"
+        best = self.cpu
+        others = []
+        if used:
+            whole = self.found[used[0].name].whole
+            assert whole is not None
+            best = whole
+            others.append(_compared("the CPU", self.cpu, best))
+        for gpu in self.gpus:
+            one = self.found.get(gpu.name)
+            if gpu in used or one is None:
+                continue
+            what = f"{gpu.name} ({gpu.description})"
+            if one.fault:
+                others.append(f"{what} {one.fault} and is not used")
+            elif one.whole is not None:
+                others.append(_compared(what, one.whole, best))
+        if others:
+            return f"{name}: {'; '.join(others)}"
+        return name
+
+
+def _compared(what: str, other: Times, best: Times) -> str:
+    """Its speed as a multiple of the best one's."""
+    writing = best.write_s / other.write_s
+    reading = best.read_s / other.read_s
+    return f"{what} was measured at {writing:.2g} of it for writing, {reading:.2g} for reading"

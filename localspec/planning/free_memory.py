@@ -1,0 +1,296 @@
+"""The free memory of this machine, and the memory and settings of the models of a pair.
+
+Attention on a CPU is fused, or done product by product. ggml's fused kernel ("flash attention")
+takes the queries one at a time unless there are 64 or more of them, so the cost of decoding a
+few tokens grows quickly with the text: after 3000 cached tokens a 0.5B model takes 552 ms for 5
+tokens with it and 133 ms without, and 162 against 86 ms for one: the decodes of an answer with
+and without a draft. The fused kernel reads prompts of whole batches faster, by up to a fifth
+(see `model_options.graph_batch_size`), and in less memory.
+
+A model's file is mapped into memory, or read. ggml's CPU backend repacks many types of weights
+(see `repacked_types`). The weights of a mapped file are then in memory twice: as the file's
+pages, which the system may drop where memory is short, and as the copy. A file that is read is
+in memory once, but loads several times more slowly if it is large and the system has it cached
+(a 7B: 15 s instead of 5). So small files are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from localspec.gguf_file.header import Header
+from localspec.gguf_file.shape import ModelShape
+from localspec.gguf_file.tensor_types import repacked_types, type_name, unevenly_repacked
+from localspec.llama.devices import Device
+from localspec.llama.model_options import FlashAttention, LlamaOptions
+from localspec.llama.placement import chosen_gpus, is_in_main_memory, place_layers, usable_gpus
+from localspec.planning.memory import (
+    SMALL_BYTES,
+    MemoryEstimate,
+    compute_bytes,
+    estimate_memory,
+    projector_memory,
+    repacked_bytes,
+)
+from localspec.presets.presets import Role
+from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, REPLAY_TOKENS
+from localspec.system.machine import memory_here
+
+_PROCESS_BYTES = 14 << 20  # code that is paged in, modules that are imported: measured
+# Memory that attention without the fused kernel may take more: 32 heads need as much in
+# contexts of up to 32768 tokens.
+_MOST_BYTES = 128 << 20
+_PLAIN_TYPES = (None, "f32", "f16", "bf16")  # types of values that need no fused kernel
+_MOST_READ_BYTES = 1 << 30  # size of a file that is read, not mapped
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryRoom:
+    """Free memory for models: main memory, and that of each device that libllama uses."""
+
+    main_bytes: int
+    gpus: tuple[Device, ...]
+    """Devices of RPC servers first, then this machine's GPUs."""
+
+    repacked: Mapping[str, float]
+    """The tensor types that the processor repacks."""
+
+    uneven: Collection[str] = ()
+    """Those of them whose kernels make rows differ, see `tensor_types`."""
+
+    def shortages(self, memory: PairMemory) -> list[Shortage]:
+        """The devices with less memory than is needed there; none if all fits."""
+        main_bytes = memory.main_bytes
+        found = []
+        for gpu, needed in zip(self.gpus, memory.gpu_bytes, strict=True):
+            if is_in_main_memory(gpu):
+                main_bytes += needed
+            if needed > gpu.free_bytes and gpu.total_bytes > 0:  # else unknown
+                found.append(Shortage(gpu.name, needed, gpu.free_bytes))
+        if main_bytes > self.main_bytes:
+            found.insert(0, Shortage("", main_bytes, self.main_bytes))
+        return found
+
+
+def free_memory(rpc: Sequence[str] = ()) -> MemoryRoom:
+    """The free memory of this machine now, and of RPC servers at these addresses.
+
+    Raises RpcError for a server that cannot be used.
+    """
+    from localspec.llama.library import devices, system_info  # loads libllama
+    from localspec.llama.rpc_backend import usable_servers
+
+    remote = [device for server in usable_servers(rpc) for device in server.devices]
+    return MemoryRoom(
+        main_bytes=memory_here().available_bytes,
+        gpus=(*remote, *usable_gpus(devices())),
+        repacked=repacked_types(system_info()),
+        uneven=unevenly_repacked(system_info()),
+    )
+
+
+class Shortage(NamedTuple):
+    """A device with too little free memory."""
+
+    gpu: str
+    """Its name, or "" for main memory."""
+
+    needed_bytes: int
+    free_bytes: int
+
+
+class Planned(NamedTuple):
+    """A model to open, and its options without the context."""
+
+    header: Header
+    options: LlamaOptions = LlamaOptions()
+    role: Role = "target"
+
+    adapters: tuple[Header, ...] = ()
+    """Those of the model."""
+
+    def changed(self, **changes: Any) -> Planned:
+        """The model with other options."""
+        return self._replace(options=replace(self.options, **changes))
+
+
+@dataclass(frozen=True, slots=True)
+class PairMemory:
+    """The memory of a pair at a context, the target first."""
+
+    context_length: int
+    models: tuple[MemoryEstimate, ...]
+    roles: tuple[Role, ...]
+    """The roles of `models`."""
+
+    @property
+    def needed_bytes(self) -> int:
+        """Memory that must be free, on all devices together."""
+        return _PROCESS_BYTES + sum(SMALL_BYTES + m.needed_bytes for m in self.models)
+
+    @property
+    def gpu_bytes(self) -> tuple[int, ...]:
+        """Memory that must be free on each GPU."""
+        return tuple(map(sum, zip(*(model.gpu_bytes for model in self.models), strict=True)))
+
+    @property
+    def main_bytes(self) -> int:
+        """Main memory that must be free."""
+        return self.needed_bytes - sum(self.gpu_bytes)
+
+    @property
+    def gpu_layers_in_words(self) -> str:
+        """How many layers of each model are on GPUs."""
+        return ", ".join(
+            f"{sum(model.gpu_layers)} of {model.num_layers} of the {role}"
+            for role, model in zip(self.roles, self.models, strict=True)
+            if role != "mmproj"
+        )
+
+    @property
+    def peak_bytes(self) -> int:
+        """The largest size of the process, without the interpreter."""
+        return _PROCESS_BYTES + sum(SMALL_BYTES + m.peak_bytes for m in self.models)
+
+
+def pair_memory(models: Sequence[Planned], context_length: int, free: MemoryRoom) -> PairMemory:
+    """The memory that the models take, opened in this order: the target first."""
+    estimates: list[MemoryEstimate] = []
+    free_bytes = [gpu.free_bytes for gpu in free.gpus]
+    for header, options, role, adapters in models:
+        if role == "mmproj":
+            estimates.append(_of_projector(header, models[0].options, free, free_bytes))
+            continue
+        context = context_length
+        if role == "draft":
+            context = min(context_length, ModelShape(header).context_length)
+        is_target = role == "target"
+        options = replace(
+            options,
+            context_length=context,
+            max_outputs=MAX_DRAFT_TOKENS + 1 if is_target else REPLAY_TOKENS,
+            num_snapshots=options.num_snapshots if is_target else 0,
+        )
+        on_gpu = bool(chosen_gpus(free.gpus, options))
+        options, repacked = suited_options(options, header, free, uses_gpu=on_gpu)
+        placement = place_layers(header, options, free.gpus, free_bytes)
+        estimates.append(estimate_memory(header, options, repacked, placement, adapters))
+        free_bytes = [
+            max(0, left - taken)
+            for left, taken in zip(free_bytes, estimates[-1].gpu_bytes, strict=True)
+        ]
+    return PairMemory(context_length, tuple(estimates), tuple(model.role for model in models))
+
+
+def _of_projector(
+    header: Header, target: LlamaOptions, free: MemoryRoom, free_bytes: Sequence[int]
+) -> MemoryEstimate:
+    """The memory of a projector. free_bytes: of each GPU, once the models are loaded.
+
+    libmtmd takes the first GPU of this machine, if the target may use any and it fits there.
+    """
+    here = [index for index, gpu in enumerate(free.gpus) if not gpu.server]
+    if target.num_gpu_layers != 0 and here:
+        on_gpu = projector_memory(header, len(free.gpus), here[0])
+        is_known = free.gpus[here[0]].total_bytes > 0
+        if not is_known or free_bytes[here[0]] > sum(on_gpu.gpu_bytes):
+            return on_gpu
+    return projector_memory(header, len(free.gpus))
+
+
+def suited_options(
+    options: LlamaOptions, header: Header, free: MemoryRoom, *, uses_gpu: bool
+) -> tuple[LlamaOptions, Mapping[str, float]]:
+    """The options, with open choices made to suit the file; the types that are repacked.
+
+    Args:
+        options: The options, with a context length. No types are repacked where a GPU computes.
+    """
+    length = options.context_length or 0
+    options = with_exact_settings(options, header, free.uneven, uses_gpu=uses_gpu)
+    repacked = {} if uses_gpu or options.repack is False else free.repacked
+    options = with_suited_attention(options, header, length, uses_gpu=uses_gpu)
+    return with_suited_mapping(options, header, repacked), repacked
+
+
+def with_suited_attention(
+    options: LlamaOptions, header: Header, context_length: int, *, uses_gpu: bool
+) -> LlamaOptions:
+    """The options, with flash attention off if they leave it open and that is faster.
+
+    It is "auto", libllama's choice, on a GPU, and where it saves much memory.
+    """
+    shape = ModelShape(header)
+    is_open = options.flash_attention == "auto" and options.cache_type_v in _PLAIN_TYPES
+    if not is_open or uses_gpu or shape.architecture.has_state or shape.is_latent:
+        return options
+    settings: tuple[FlashAttention, ...] = ("auto", "off")
+    with_flash, without = (
+        compute_bytes(header, context_length, options.max_outputs, each) for each in settings
+    )
+    is_small = without - with_flash <= _MOST_BYTES
+    if is_small:
+        return replace(options, flash_attention="off")
+    return options
+
+
+def with_exact_settings(
+    options: LlamaOptions, header: Header, uneven: Collection[str], *, uses_gpu: bool
+) -> LlamaOptions:
+    """The options, with the settings that exact decodes need, if they ask for exactness.
+
+    On a processor flash attention has one kernel for decodes of any size where keys and values
+    have different types (else ggml-cpu splits the row of one token among threads, and rows of
+    many tokens into tiles). Keys in bf16 cost less time than values in bf16, and lose as
+    little. On a GPU its kernels change with every size, and those without it stay the same for
+    a few tokens.
+
+    Args:
+        uneven: Types whose repacked kernels add differently, see `tensor_types`.
+    """
+    if not options.exact:
+        return options
+    if options.flash_attention == "auto":
+        is_off = uses_gpu and options.cache_type_v in _PLAIN_TYPES
+        options = replace(options, flash_attention="off" if is_off else "on")
+    if uses_gpu:
+        return options
+    key = options.cache_type_k or ("f16" if options.cache_type_v not in (None, "f16") else None)
+    if key is None:
+        options = replace(options, cache_type_k="bf16", cache_type_v="f16")
+    elif options.cache_type_v is None:
+        options = replace(options, cache_type_v="bf16" if key == "f16" else "f16")
+    has_uneven = any(type_name(tensor.kind) in uneven for tensor in header.tensors)
+    return replace(options, repack=False if has_uneven else options.repack)
+
+
+def with_suited_mapping(
+    options: LlamaOptions, header: Header, repacked: Mapping[str, float]
+) -> LlamaOptions:
+    """The options, with a small file read if more than a quarter of it is repacked.
+
+    Args:
+        repacked: The types that are repacked, see `tensor_types`.
+    """
+    if options.use_mmap is not None:
+        return options
+    is_small = header.weights_bytes <= _MOST_READ_BYTES
+    if is_small and 4 * repacked_bytes(header, repacked) > header.weights_bytes:
+        return replace(options, use_mmap=False)
+    return options
+
+
+def uses_gpu(options: LlamaOptions) -> bool:
+    """Whether libllama will compute on a GPU or an RPC server with these options."""
+    from localspec.llama.library import devices  # loads libllama
+
+    return options.num_gpu_layers != 0 and bool(options.rpc or usable_gpus(devices()))
+
+
+def suited(options: LlamaOptions, header: Header, context_length: int) -> LlamaOptions:
+    """The options, with open choices made to suit the file on this machine."""
+    asked = replace(options, context_length=context_length)
+    chosen, _ = suited_options(asked, header, free_memory(), uses_gpu=uses_gpu(options))
+    return replace(chosen, context_length=options.context_length)

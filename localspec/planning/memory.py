@@ -1,0 +1,379 @@
+"""How much memory a model takes at a context, computed from its header.
+
+The sums follow libllama's allocations: the weights, the caches, and the largest buffer of its
+graph, which is for a feed-forward layer of a whole batch, or without flash attention for the
+scores of all heads. tests/preflight/test_memory.py compares them with the size of a process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from localspec.gguf_file.architectures import HeadGraph
+from localspec.gguf_file.head_facts import HeadFacts, head_facts
+from localspec.gguf_file.header import Header, Tensor
+from localspec.gguf_file.shape import ModelShape
+from localspec.gguf_file.tensor_types import bytes_per_value, type_name
+from localspec.llama.model_options import (
+    BATCH_SIZE,
+    NUM_KEPT_ROWS,
+    ROWS_BATCH_SIZE,
+    FlashAttention,
+    LlamaOptions,
+    embedding_batch_size,
+    graph_batch_size,
+    num_cells,
+)
+from localspec.llama.placement import MAIN_MEMORY, Placement
+from localspec.pictures.picture import KEPT_PICTURE_BYTES, KEPT_ROW_BYTES
+from localspec.speculative.policy_api import REPLAY_TOKENS
+
+DEFAULT_KEPT_BYTES = 2**30  # at most, for the caches of waiting conversations
+
+_FLOAT = 4
+_HALF = 2  # bytes
+SMALL_BYTES = 2 << 20  # a model's buffers that are too small to be listed: measured
+_ACTIVATION = "q8_0"  # the type of ggml's copies of activations for products
+# Numbers of a projector's header: side of its pictures and of a patch, and its layers.
+_OF_PICTURES = (
+    *("image_size", "patch_size", "embedding_length", "feed_forward_length"),
+    "attention.head_count",
+)
+# buffers of a layer's width; columns of scores at once
+_STREAMS = 8
+_MOST_SCORES = 4096
+_BYTES_PER_TOKEN = 310  # of libllama's vocabulary, its merges and texts: measured
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryEstimate:
+    """The memory of one model."""
+
+    with_head: bool = False
+    """Whether a head is included."""
+
+    weights_bytes: int
+    """All weights, repacked for the processor."""
+
+    adapter_bytes: int = 0
+    """The part that is LoRA adapters'."""
+
+    repacked_bytes: int = 0
+    """The repacked weights' pages of a mapped file, which are in memory a second time."""
+
+    cache_bytes: int = 0
+    """Keys, values and recurrent states."""
+
+    num_snapshots: int = 0
+    snapshot_bytes: int = 0
+    """The part for the states of num_snapshots tokens."""
+
+    compute_bytes: int
+    """Intermediate results and logits."""
+
+    vocabulary_bytes: int = 0
+    gpu_bytes: tuple[int, ...]
+    """The part of all that on each GPU."""
+
+    num_layers: int = 0
+    """The model's layers; the output counts as one."""
+
+    gpu_layers: tuple[int, ...]
+    """The model's layers on each GPU; the output counts as one."""
+
+    num_cpu_moe_layers: int = 0
+    """The number of first layers whose experts are in main memory."""
+
+    picture_bytes: int = 0
+    """The most that is kept of pictures."""
+
+    @property
+    def needed_bytes(self) -> int:
+        """Memory that must be free, on all devices together."""
+        return (
+            self.weights_bytes
+            + self.cache_bytes
+            + self.compute_bytes
+            + self.vocabulary_bytes
+            + self.picture_bytes
+        )
+
+    @property
+    def main_bytes(self) -> int:
+        """Main memory that must be free."""
+        return self.needed_bytes - sum(self.gpu_bytes)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The largest size of the process in main memory, with the mapped file."""
+        return self.main_bytes + self.repacked_bytes
+
+
+def estimate_memory(
+    header: Header,
+    options: LlamaOptions,
+    repacked: Mapping[str, float],
+    placement: Placement,
+    adapters: Sequence[Header] = (),
+) -> MemoryEstimate:
+    """The memory of a model with these options, at their context length.
+
+    A GPU's library takes more memory, which is not included.
+
+    Args:
+        repacked: The types that are repacked, and how much they grow, see `tensor_types`; none
+            where a GPU computes.
+        adapters: Those of the model; each matrix is where the weight is that it changes.
+    """
+    facts = head_facts(header)
+    if facts is not None and facts.graph is HeadGraph.OUTPUT:
+        # Medusa heads, which libllama does not know, are in main memory.
+        rows_bytes = _rows_bytes(header, facts, options.num_sequences)
+        return MemoryEstimate(
+            with_head=True,
+            weights_bytes=facts.num_bytes,
+            compute_bytes=rows_bytes + len(header.tokens) * _FLOAT,
+            gpu_bytes=(0,) * placement.num_gpus,
+            num_layers=len(placement.layers),
+            gpu_layers=(0,) * placement.num_gpus,
+        )
+    model_context, head_context = _contexts(header, options)
+    with_head = head_context is not None
+    weights = placement.weights_bytes(header, with_head=with_head)
+    weights[MAIN_MEMORY] += sum(  # repacked weights may be larger
+        int(tensor.size_bytes * (repacked.get(type_name(tensor.kind), 1.0) - 1))
+        for tensor in _products(header)
+    )
+    of_adapters = _sums(
+        placement.nowhere(),
+        *(placement.weights_bytes(each, with_head=True) for each in adapters),
+    )
+    weights = _sums(weights, of_adapters)
+    caches = placement.nowhere()
+    for layer, size in enumerate(_layer_cache_bytes(header, options)):
+        caches[placement.layers[layer]] += size
+    compute = placement.nowhere()
+    for context in (model_context, head_context):
+        if context is not None:
+            compute = _sums(compute, _compute_by_place(header, context, placement))
+    if facts is not None and with_head:
+        compute[MAIN_MEMORY] += _rows_bytes(header, facts, options.num_sequences)
+    num_snapshots = (options.num_snapshots or 0) * ModelShape(header).has_snapshots
+    one_state = cache_bytes(header, replace(options, num_snapshots=0))
+    places = _sums(weights, caches, compute)
+    return MemoryEstimate(
+        with_head=with_head,
+        weights_bytes=sum(weights),
+        adapter_bytes=sum(of_adapters),
+        repacked_bytes=0 if options.use_mmap is False else repacked_bytes(header, repacked),
+        cache_bytes=sum(caches),
+        num_snapshots=num_snapshots,
+        snapshot_bytes=sum(caches) - one_state,
+        compute_bytes=sum(compute),
+        vocabulary_bytes=len(header.tokens) * _BYTES_PER_TOKEN,
+        gpu_bytes=tuple(places[:MAIN_MEMORY]),
+        num_layers=len(placement.layers),
+        gpu_layers=placement.gpu_layers(),
+        num_cpu_moe_layers=placement.num_cpu_moe_layers,
+    )
+
+
+def projector_memory(header: Header, num_gpus: int, place: int = MAIN_MEMORY) -> MemoryEstimate:
+    """The memory of a projector: weights, encoding of a picture, and kept pictures.
+
+    Encoding is bounded for a picture of the projector's own size, without tiles: one layer's
+    scores of attention and its buffers.
+
+    Args:
+        place: The number of its GPU, or main memory.
+    """
+    stated = {key: header.number(f"clip.vision.{key}") for key in _OF_PICTURES}
+    size, patch, width, hidden, heads = stated.values()
+    patches = (size // max(patch, 1)) ** 2
+    compute = patches * (_STREAMS * width + 2 * hidden + min(patches, _MOST_SCORES) * heads)
+    places = [0] * (num_gpus + 1)
+    places[place] = header.weights_bytes + compute * _FLOAT
+    return MemoryEstimate(
+        weights_bytes=header.weights_bytes,
+        compute_bytes=compute * _FLOAT,
+        gpu_bytes=tuple(places[:MAIN_MEMORY]),
+        gpu_layers=(0,) * num_gpus,
+        picture_bytes=KEPT_PICTURE_BYTES + KEPT_ROW_BYTES,
+    )
+
+
+def _rows_bytes(header: Header, facts: HeadFacts, num_sequences: int) -> int:
+    """Bytes of the rows that a head reads: a decode's, and those of each text's last tokens."""
+    shape = ModelShape(header)
+    width = shape.row_width
+    if facts.layers_read:
+        width = header.number("eagle3.target_hidden_size") or shape.width  # of the target
+        width *= len(facts.layers_read)
+    return (BATCH_SIZE + NUM_KEPT_ROWS * num_sequences) * width * _FLOAT
+
+
+def _contexts(
+    header: Header, options: LlamaOptions
+) -> tuple[LlamaOptions | None, LlamaOptions | None]:
+    """The options of the contexts of a file's model and head; None for one that it lacks.
+
+    A head decodes one text at a time.
+    """
+    facts = head_facts(header)
+    if facts is None or not (facts.layers_read or facts.is_apart or options.with_head):
+        return options, None
+    max_outputs = options.max_outputs if facts.is_apart else REPLAY_TOKENS
+    if facts.layers_read:
+        max_outputs = ROWS_BATCH_SIZE
+    head = replace(options, max_outputs=max_outputs, num_sequences=1)
+    return None if facts.layers_read or facts.is_apart else options, head
+
+
+def _sums(*places: list[int]) -> list[int]:
+    """The sums of several lists, element by element."""
+    return [sum(sizes) for sizes in zip(*places, strict=True)]
+
+
+def _compute_by_place(header: Header, options: LlamaOptions, placement: Placement) -> list[int]:
+    """Intermediate results in each memory."""
+    context_length = options.context_length or 0
+    max_outputs = options.most_outputs
+    attention = options.flash_attention
+    graph = graph_bytes(header, context_length, max_outputs, attention)
+    shape = ModelShape(header)
+    # The inputs of the graph: embeddings of the tokens, and attention masks.
+    inputs = graph_batch_size(attention, context_length) * shape.width * _FLOAT
+    inputs += _mask_bytes(shape, context_length, attention)
+    logits = max_outputs * len(header.tokens) * _FLOAT
+    sizes = placement.nowhere()
+    sizes[placement.layers[-1]] = logits
+    for gpu in range(placement.num_gpus):
+        if placement.computes_on(gpu):
+            sizes[gpu] = graph + (placement.num_input_copies - 1) * inputs
+    sizes[MAIN_MEMORY] = placement.num_input_copies * inputs
+    if placement.computes_on(MAIN_MEMORY):
+        sizes[MAIN_MEMORY] = compute_bytes(header, context_length, max_outputs, attention)
+    sizes[MAIN_MEMORY] += logits  # which are copied out of the graph
+    return sizes
+
+
+def repacked_bytes(header: Header, repacked: Mapping[str, float]) -> int:
+    """The size of the weights in the file that ggml's CPU backend repacks."""
+    return sum(
+        tensor.size_bytes for tensor in _products(header) if type_name(tensor.kind) in repacked
+    )
+
+
+def cache_bytes(header: Header, options: LlamaOptions) -> int:
+    """Keys and values of the whole context in their types, and recurrent states.
+
+    A sliding window saves nothing: libllama keeps everything by default, and localspec needs
+    all of it to take tokens back.
+    """
+    return sum(_layer_cache_bytes(header, options))
+
+
+def _layer_cache_bytes(header: Header, options: LlamaOptions) -> list[int]:
+    """`cache_bytes` of each layer; the layers of a used head come last."""
+    shape = ModelShape(header)
+    width = shape.key_width * bytes_per_value(options.cache_type_k or "f16")
+    if not shape.is_latent:
+        width += shape.value_width * bytes_per_value(options.cache_type_v or "f16")
+    cells = num_cells(options.context_length or 0) * options.num_sequences
+    num_states = 1 + (options.num_snapshots or 0) * shape.has_snapshots
+    num_states *= options.num_sequences
+    state = shape.state_width() * _FLOAT * num_states
+    model_context, head_context = _contexts(header, options)
+    heads = shape.kv_heads()
+    heads += [0] * (shape.num_layers - len(heads))  # layers that share another's cache
+    sizes = [int(each * width * cells) if each > 0 else state for each in heads]
+    if model_context is None:
+        sizes = [0] * len(sizes)
+    facts = head_facts(header)
+    if head_context is not None and facts is not None and facts.graph is not HeadGraph.SHARED:
+        sizes += [int(each * width * cells) for each in shape.head_kv_heads()]
+    return sizes
+
+
+def compute_bytes(
+    header: Header, context_length: int, max_outputs: int, flash_attention: FlashAttention
+) -> int:
+    """Intermediate results: the graph's buffer, and ggml's copies for products."""
+    shape = ModelShape(header)
+    batch = graph_batch_size(flash_attention, context_length)
+    copied = batch * shape.widest * bytes_per_value(_ACTIVATION)
+    if flash_attention == "off":
+        # The scores again, in half precision, to be multiplied with the values.
+        copied = max(copied, batch * shape.num_heads * num_cells(context_length) * _HALF)
+    return graph_bytes(header, context_length, max_outputs, flash_attention) + int(copied)
+
+
+def graph_bytes(
+    header: Header, context_length: int, max_outputs: int, flash_attention: FlashAttention
+) -> int:
+    """The buffer of libllama's graph for one batch.
+
+    Exact for the layers of Llama and Qwen 2, within 5 % for those of Qwen 3, its experts, and
+    Gemma 3; for others it is a small part of the whole. Without flash attention, gaps between
+    buffers take a few MB more if the context is short.
+    """
+    shape = ModelShape(header)
+    batch = graph_batch_size(flash_attention, context_length)
+    cells = num_cells(context_length)
+    # At once: gate, up and their product; the tokens' embeddings, which llama.cpp keeps from
+    # October 2026 on; the layer's input, norm, residual and result. In a model of fewer layers
+    # they are fewer: its last one has max_outputs rows only.
+    streams = min(5, 2 * shape.num_layers - 1) * shape.width
+    feed_forward = 3 * shape.hidden + shape.num_experts_used * shape.width + streams
+    queries = shape.num_heads * shape.key_width
+    attention = 2 * queries + streams
+    if flash_attention == "off":
+        keys = max(shape.kv_heads(), default=0) * shape.key_width
+        scores = shape.num_heads * cells
+        attention = scores + 2 * (queries + keys) + 4 * shape.width
+    logits = max_outputs * len(header.tokens)
+    return max(max(feed_forward, attention) * batch, logits) * _FLOAT + _mask_bytes(
+        shape, context_length, flash_attention
+    )
+
+
+def _mask_bytes(shape: ModelShape, context_length: int, attention: FlashAttention) -> int:
+    batch = graph_batch_size(attention, context_length)
+    cells = num_cells(context_length)
+    masks = 0 if shape.architecture.is_recurrent else 1 + (shape.sliding_window > 0)
+    return masks * batch * cells * (_FLOAT if attention == "off" else _HALF)
+
+
+def _products(header: Header) -> list[Tensor]:
+    """The weights that ggml may repack: all matrices but the token embeddings.
+
+    If the embeddings are the output layer, too, libllama makes a second tensor of them.
+    """
+    names = {tensor.name for tensor in header.tensors}
+    shared_head = "output.weight" not in names
+    return [
+        tensor
+        for tensor in header.tensors
+        if tensor.name.endswith(".weight")
+        and len(tensor.shape) > 1
+        and tensor.shape[1] % 8 == 0
+        and (shared_head or tensor.name != "token_embd.weight")
+    ]
+
+
+def embedder_bytes(header: Header, context_length: int) -> int:
+    """Memory of a model for vectors, for texts of that length; at most a fifth too much."""
+    shape = ModelShape(header)
+    batch = embedding_batch_size(header, context_length)
+    streams = 4 * shape.width
+    queries = 2 * shape.num_heads * shape.key_width
+    logits = caches = 0
+    if "bert" not in header.architecture:  # BERT has neither logits nor a cache
+        logits = len(header.tokens)
+        caches = cache_bytes(header, LlamaOptions(context_length=context_length))
+    # The logits, which libllama computes, and hands out once more; and the attention's mask.
+    rows = max(3 * shape.hidden + streams, queries + streams, logits) + logits
+    compute = batch * (rows + context_length) * _FLOAT
+    vocabulary = len(header.tokens) * _BYTES_PER_TOKEN
+    return header.weights_bytes + caches + compute + vocabulary + SMALL_BYTES

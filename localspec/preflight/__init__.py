@@ -1,1 +1,0 @@
-"""Facts about a pair before it is loaded: its memory, whether it fits and pays."""

@@ -1,0 +1,1 @@
+"""This machine and its operating system: memory, cores, files, threads and forks."""
