@@ -145,6 +145,7 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
         progress: Called with the loaded share; raise to cancel.
         force: Load what seems too large.
     """
+    others = OtherPrograms()  # watched from here on: a small model is open in no time
     _check_kept(kept_bytes, memory=memory)
     drafting = Drafting(draft_tokens, proposer)
     found, chosen = named_sources(
@@ -179,6 +180,7 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
                 if sight is None or sight.is_named:
                     raise
                 warn_unused(sight.projector.path, error)
+        _note_free_cores(models.target, others)
         reserved_bytes = 0 if plan is None else plan.reserved_bytes
         room = CacheRoom(kept_bytes - reserved_bytes, CacheDisk.of(cache_disk))
         sampling = SamplingParams() if chosen is None else chosen.sampling
@@ -196,6 +198,14 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
         engine.device = device
         stack.pop_all()
         return engine
+
+
+def _note_free_cores(target: LlamaModel, others: OtherPrograms) -> None:
+    """Have the target begin with the cores that other programs left free so far."""
+    target.others = others
+    num_free = others.num_free_cores()
+    if num_free is not None:
+        target.num_free_cores = num_free
 
 
 def _adapters_in_words(target: Source) -> str:
@@ -384,10 +394,8 @@ def _open(source: Source, stack: contextlib.ExitStack) -> LlamaModel:
     of_adapters = [FileContent(adapter.header) for adapter in source.adapters]
     options = suited(options, header, context)
     prepare_kernels(options, header)
-    others = OtherPrograms()
     model = LlamaModel.open(header.path, options, source.report, source.adapters)
     stack.callback(model.close)
-    model.num_free_cores = others.num_free_cores()
     note_used(header.path)
     # Now that the system has the file at hand.
     model.content = content.digest()

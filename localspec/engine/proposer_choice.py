@@ -216,4 +216,5 @@ def _thread_policy(models: Models, was_alone: Callable[[], bool]) -> ThreadPolic
             head.num_threads = count
 
     counts = counts_to_try(most) if target.may_change_threads else [most]
-    return AdaptiveThreads(counts, target.num_free_cores, use, was_alone)
+    look_again = target.others.num_free_cores
+    return AdaptiveThreads(counts, target.num_free_cores, look_again, use, was_alone)

@@ -44,6 +44,7 @@ from localspec.llama.projector import PicturePart, Projector
 from localspec.llama.quirks.spinning import computed_apart
 from localspec.pictures.cells import LAST_CELL, cell_rows
 from localspec.sampling.distribution import Logits
+from localspec.system.machine import OtherPrograms
 
 _UNUSED = -1  # in place of the first token that the owner of an adopted `Llama` decodes
 
@@ -70,6 +71,7 @@ class LlamaModel(LlamaContext):
         self.exactness = Exactness()
         self.may_change_threads = False  # whether the user left their number to us
         self.most_threads = self.num_threads  # with which it was opened
+        self.others = OtherPrograms()
         self.num_free_cores = self.num_threads  # that other programs left while it was loaded
         self.gpus = ""  # how many layers are on which, in words
         # Called between the batches of a long decode with the number of tokens that are cached.

@@ -23,8 +23,9 @@ from localspec.speculative.policy_api import StepRecord, ThreadPolicy, ThreadUse
 TRIAL_STEPS = 16
 _SHARE = 1 / 20  # of the lost time, which trials may lose
 _NOISE = 1.05  # slowdown of steps on a machine that does nothing else
-# What trials may lose at first where other programs were seen: another number of threads is
-# tried after a trial's steps, even if none is slow
+# What trials may lose at first where other programs were seen. After a trial's number of steps
+# the other programs are looked at again: where they are gone, more threads are tried, even if no
+# step was slow
 _SOON = 1.0 - TRIAL_STEPS * _SHARE * (_NOISE - 1.0)
 
 # Class of lengths, tokens of the target, tokens of the draft, index of the proposer
@@ -38,6 +39,8 @@ class AdaptiveThreads(ThreadPolicy):
         counts: The numbers to choose from, as `counts_to_try` has them; a single one is kept.
         num_free: Cores that other programs left free a moment ago: it begins with so many
             threads.
+        look_again: Gives the cores that they left free since it was called last; None if that
+            is too short a time to say.
         use_threads: Sets the models' number of threads.
         was_alone: Whether the last step had decodes of its own; others say nothing about
             threads.
@@ -47,11 +50,13 @@ class AdaptiveThreads(ThreadPolicy):
         self,
         counts: Sequence[int],
         num_free: int,
+        look_again: Callable[[], int | None],
         use_threads: Callable[[int], None],
         was_alone: Callable[[], bool],
     ) -> None:
         begun = next((count for count in counts if count <= num_free), counts[-1])
         super().__init__(begun)
+        self._look_again = look_again
         self._fastest = FastestDecodes()
         self._use_threads = use_threads
         self._was_alone = was_alone
@@ -103,6 +108,9 @@ class AdaptiveThreads(ThreadPolicy):
             lost *= max(lost, 1.0)  # where steps are very slow, all the sooner
         self._saved += _SHARE * lost
         if self._saved >= 1.0 and self._others:
+            if self._was_busy and not self._has_tried and not self._are_free(self._others[0]):
+                self._saved = _SOON
+                return
             self._has_tried = True
             self._trial = []
             self._saved = 0.0
@@ -125,6 +133,11 @@ class AdaptiveThreads(ThreadPolicy):
             self._others.append(self._now)
             self._now, self._mean, self._least = self._num_threads, mean, min(self._trial)
             self._was_busy = False
+
+    def _are_free(self, num_cores: int) -> bool:
+        """Whether other programs are seen to leave this number of cores free."""
+        free = self._look_again()
+        return free is not None and free >= num_cores
 
     def _use(self, count: int) -> None:
         self._num_threads = count

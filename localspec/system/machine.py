@@ -164,23 +164,26 @@ def num_busy_cores() -> float:
 
 
 class OtherPrograms:
-    """Watches how much of the allowed cores other programs use, while something is done."""
+    """Watches how much of the allowed cores other programs use."""
 
     def __init__(self) -> None:
-        self._begun = time.monotonic()
-        self._used_before = _used_by_others_s()
+        self._begun_s = time.monotonic()
+        self._used_before_s = _used_by_others_s()
 
-    def num_free_cores(self) -> int:
-        """How many of the allowed cores they left since the beginning, in whole ones.
+    def num_free_cores(self) -> int | None:
+        """Whole cores of the allowed ones that were left free since this was asked last.
 
-        All of them where that is too short a time for the system's clock.
+        None if that was too short a time ago for the system's clock; watching continues.
         """
-        num_allowed = len(_allowed())
-        watched_s = time.monotonic() - self._begun
+        now_s = time.monotonic()
+        watched_s = now_s - self._begun_s
         if watched_s < _SHORTEST_WATCH_S:
-            return num_allowed
-        used_s = _used_by_others_s() - self._used_before
-        return max(num_allowed - round(used_s / watched_s), 0)
+            return None
+        used_before_s = self._used_before_s
+        self._begun_s = now_s
+        self._used_before_s = _used_by_others_s()
+        used_s = self._used_before_s - used_before_s
+        return max(len(_allowed()) - round(used_s / watched_s), 0)
 
 
 def _used_by_others_s() -> float:

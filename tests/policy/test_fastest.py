@@ -117,7 +117,7 @@ def test_a_size_that_is_new_is_compared_with_others():
 
 def test_it_is_known_where_the_number_of_threads_stays():
     """Whether all that are usable are in use, or somebody has fixed the number."""
-    policy = AdaptiveThreads([2], 2, lambda count: None, lambda: True)
+    policy = AdaptiveThreads([2], 2, lambda: 2, lambda count: None, lambda: True)
     for slowdown in (1.0, 3.0):
         policy.begin()
         for number in range(40):

@@ -35,11 +35,20 @@ class Run:
     """Steps on such a machine. spent: seconds; counts: threads of each step."""
 
     def __init__(
-        self, most: int, seconds: Seconds, seed: int = 0, num_free: int | None = None
+        self,
+        most: int,
+        seconds: Seconds,
+        seed: int = 0,
+        num_free: int | None = None,
+        free_later: int | None = None,
     ) -> None:
         self.used: list[int] = []
         self.policy = AdaptiveThreads(
-            counts_to_try(most), num_free or most, self.used.append, lambda: True
+            counts_to_try(most),
+            num_free or most,
+            lambda: free_later or most,
+            self.used.append,
+            lambda: True,
         )
         self.now = 0.0
         self.counts: list[int] = []
@@ -160,7 +169,7 @@ def test_a_load_that_comes_and_goes_is_followed(seed):
 
 def test_steps_of_another_shape_are_held_against_their_like():
     """A draft that is used in every second step does not look like a busy machine."""
-    policy = AdaptiveThreads([2, 1], 2, lambda count: None, lambda: True)
+    policy = AdaptiveThreads([2, 1], 2, lambda: 2, lambda count: None, lambda: True)
     counts = []
     for index in range(400):
         drafted = 3 if index % 2 else 0
@@ -174,7 +183,7 @@ def test_steps_of_another_shape_are_held_against_their_like():
 def test_shared_decodes_prompts_and_catching_up_say_nothing():
     is_alone = [True]
     used: list[int] = []
-    policy = AdaptiveThreads([2, 1], 2, used.append, lambda: is_alone[0])
+    policy = AdaptiveThreads([2, 1], 2, lambda: 2, used.append, lambda: is_alone[0])
     for _ in range(50):
         policy.learn(record(0.01, 2))
     for _ in range(50):
@@ -205,10 +214,11 @@ def test_it_begins_with_the_cores_that_others_left_free(stall):
     ratios = {1: [], 2: []}
     for num_free, found in ratios.items():
         for seed in range(12):
-            run = Run(2, beside(idle, 2, 1, stall * 0.002), seed, num_free)
+            busy = beside(idle, 2, 1, stall * 0.002)
+            run = Run(2, busy, seed, num_free, free_later=1)
             best = min(run.fixed(count, 300) for count in (1, 2))
             found.append(best / run.go(300))
-    assert np.mean(ratios[1]) > 0.93
+    assert np.mean(ratios[1]) > 0.98
     assert np.mean(ratios[1]) > np.mean(ratios[2])
 
 
@@ -220,3 +230,14 @@ def test_where_the_others_are_gone_all_cores_compute_soon():
     assert best / run.go(300) > 0.88
     assert run.counts[40:].count(2) > 240
     assert not run.policy.use().is_busy
+
+
+def test_more_threads_are_tried_when_others_are_seen_to_have_gone():
+    """How much of the machine others take is looked at, which loses nothing."""
+    looks = [None, 1, 1, 2]
+    used = []
+    policy = AdaptiveThreads([2, 1], 1, lambda: looks.pop(0), used.append, lambda: True)
+    while looks:
+        assert used == [1]
+        policy.learn(record(9.0, 1))
+    assert used == [1, 2]

@@ -235,6 +235,8 @@ def test_the_cores_of_others_are_seen_without_this_process(monkeypatch):
     monkeypatch.setattr(machine.psutil.Process, "cpu_times", lambda _: now[2])
     monkeypatch.setattr(machine.time, "monotonic", lambda: now[0])
     others = machine.OtherPrograms()
-    assert others.num_free_cores() == 3  # no time has passed
+    assert others.num_free_cores() is None  # no time has passed
     now[:] = [102.0, Times(51.5, 5.4, 0.0), Times(3.0, 0.0, 0.0)]
     assert others.num_free_cores() == 2
+    now[0] = 104.0
+    assert others.num_free_cores() == 3  # since then
