@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from localspec.chat.prompt_source import MessagesSource, RawSource
 from localspec.engine.base import question_messages
 from localspec.engine.engine import Engine
 from localspec.engine.loading import prepare_kernels
@@ -32,7 +33,7 @@ from localspec.policy.cost import LARGEST_STEP
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, REPLAY_TOKENS, Drafting
 from localspec.streaming.answer_options import AnswerOptions
-from localspec.streaming.cancellation import never
+from localspec.streaming.record import PromptSource
 from localspec.streaming.reply import Reply
 
 PLAIN = "plain"
@@ -168,12 +169,11 @@ class Sides:
     def prompt(self, task: Task) -> list[int]:
         """The token ids that the models read. Raises as `Engine.generate` does."""
         engine = self.engines[PLAIN]
-        if engine.chat_template is None:
-            return engine._raw_prompt(task.text).tokens
-        use = AnswerOptions.of(None, **task.keywords).tool_use(())
-        messages = question_messages(task.messages, None)
-        made = engine._make_prompt(messages, use, never, template=None, think=True)
-        return made.tokens
+        source: PromptSource = RawSource(task.text)
+        if engine.chat_template is not None:
+            use = AnswerOptions.of(None, **task.keywords).tool_use(())
+            source = MessagesSource(question_messages(task.messages, None), use)
+        return list(engine._made(source).prompt.tokens)
 
     def learn(self) -> None:
         """Let the sides that know something beforehand answer a few questions for that."""
