@@ -2,7 +2,7 @@
 
 The sums follow libllama's allocations: the weights, the caches, and the largest buffer of its
 graph, which is for a feed-forward layer of a whole batch, or without flash attention for the
-scores of all heads. tests/preflight/test_memory.py compares them with the size of a process.
+scores of all heads. tests/planning/test_memory.py compares them with the size of a process.
 """
 
 from __future__ import annotations
