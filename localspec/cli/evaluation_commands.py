@@ -92,11 +92,10 @@ def verify(
 ) -> None:
     """Check that drafting does not change the output.
 
-    On your machine, with your models. Identity: greedy and seeded text must be the same with
-    and without drafting, except at near ties that rounding decides. Distribution: sampled text
-    must follow the target's own distributions. The check ends when both have enough evidence.
-    Ctrl-C and the time limit print the results so far. Exit code 0: lossless, 1: not lossless,
-    3: not enough evidence. MODEL: as for chat.
+    On your machine, with your models: greedy and seeded text must be the same with and without
+    drafting, except at near ties that rounding decides. How much decodes round is measured. The
+    check ends when there is enough evidence. Ctrl-C and the time limit print the results so
+    far. Exit code 0: lossless, 1: not lossless, 3: not enough evidence. MODEL: as for chat.
 
     \b
         localspec verify

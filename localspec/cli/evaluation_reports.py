@@ -12,7 +12,6 @@ from localspec.evaluation.identity import ENOUGH_ACCEPTED
 from localspec.evaluation.lossless_check import Finding, Report
 from localspec.evaluation.prompts import KindOfText
 from localspec.evaluation.ratio_estimate import RatioEstimate
-from localspec.evaluation.step_law import ENOUGH_PLACES
 from localspec.evaluation.time_limit import EndedBy
 from localspec.speculative.metrics import WHY_OFF
 
@@ -152,7 +151,7 @@ def report_text(report: Report) -> str:
             f"Equal to the bit: {rounding.num_equal} of {rounding.num_rows} rows of logits, "
             f"whether tokens are decoded alone or 2 to {rounding.largest_size} at once."
         )
-    lines += [_identity_line(report), _distribution_line(report)]
+    lines.append(_identity_line(report))
     lines += [f"Bug: {line}" for line in report.bugs]
     if report.finding is Finding.NOT_ENOUGH:
         lines.append(_seconds_needed(report))
@@ -162,8 +161,8 @@ def report_text(report: Report) -> str:
 def _headline(report: Report) -> str:
     if report.finding is Finding.LOSSLESS:
         return (
-            f"Lossless: {_identical(report)}, and sampled steps have its distribution, as far "
-            f"as {report.time_s:.0f} s of checking can see."
+            f"Lossless: {_identical(report)}, as far as {report.time_s:.0f} s of checking can "
+            "see."
         )
     if report.finding is Finding.NOT_LOSSLESS:
         return "NOT lossless: please report this."
@@ -186,26 +185,14 @@ def _identity_line(report: Report) -> str:
     greedy = report.greedy
     seeded = report.seeded
     line = (
-        f"Identity: {report.identity.value}. {greedy.num_accepted} greedy and "
+        f"Identity: {report.finding.value}. {greedy.num_accepted} greedy and "
         f"{seeded.num_accepted} seeded tokens were drafted, kept and compared"
     )
-    if report.identity is Finding.NOT_LOSSLESS:
+    if report.finding is Finding.NOT_LOSSLESS:
         return f"{line}, and texts differ."
-    if report.identity is Finding.NOT_ENOUGH:
+    if report.finding is Finding.NOT_ENOUGH:
         return f"{line}; a verdict needs {ENOUGH_ACCEPTED} of each."
     return f"{line}; an error in {report.smallest_fault:.1%} of them would have been seen."
-
-
-def _distribution_line(report: Report) -> str:
-    law = report.step_law
-    line = f"Distribution: {report.distribution.value}. "
-    if report.distribution is Finding.NOT_LOSSLESS:
-        return f"{line}Sampled text does not follow the target's distribution."
-    line += f"All {law.num_outcomes} outcomes of a step were checked at "
-    line += f"{counted(law.num_places, 'point')} in the text"
-    if report.distribution is Finding.NOT_ENOUGH:
-        return f"{line}; a verdict needs {ENOUGH_PLACES} points."
-    return f"{line}: no probability is off by more than {law.largest_difference:.1g}."
 
 
 def _seconds_needed(report: Report) -> str:

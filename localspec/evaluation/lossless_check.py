@@ -1,7 +1,8 @@
 """The check of `localspec verify`: whether drafting is lossless on this machine.
 
 Greedy and seeded text must be the same with and without drafting, except at near ties, whose
-width is measured. The law of sampled steps is enumerated and must be the target's own.
+width is measured. The distribution of sampled steps is the same on every machine, so the tests
+check it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import localspec.llama.loaded  # noqa: F401  libllama before NumPy
 
 import enum
 import functools
-import itertools
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -24,11 +24,9 @@ from localspec.evaluation.identity import (
     GREEDY,
     Identity,
     IdentityCheck,
-    Reference,
     Rounding,
 )
 from localspec.evaluation.prompts import check_lengths
-from localspec.evaluation.step_law import BOUND, ENOUGH_PLACES, StepLaw, StepLawCheck
 from localspec.evaluation.time_left import Pace
 from localspec.evaluation.time_limit import EndedBy, limited
 from localspec.sampling.chain import Resolver, SamplerChain
@@ -39,7 +37,6 @@ from localspec.streaming.answer_text import Prompt
 from localspec.streaming.cancellation import Watch
 
 _SPARE = 1.2  # times the seconds that should be needed
-_PLACES = 50  # positions of one text, at most
 
 
 class Finding(enum.Enum):
@@ -57,7 +54,6 @@ class Report:
     rounding: Rounding
     greedy: Identity
     seeded: Identity
-    step_law: StepLaw
     time_s: float
     seconds_needed: float | None
     """Probably enough for a finding; None if unknown or hopeless."""
@@ -70,7 +66,7 @@ class Report:
     """The reason if the check ended early."""
 
     @property
-    def identity_bugs(self) -> list[str]:
+    def bugs(self) -> list[str]:
         """Differences from the target's texts, one per line."""
         bound = self.rounding.bound
         return [
@@ -80,16 +76,6 @@ class Report:
             for name, identity in (("greedy", self.greedy), ("seeded", self.seeded))
             for found in identity.bugs(bound)
         ]
-
-    @property
-    def bugs(self) -> list[str]:
-        """All that is wrong, one per line."""
-        return [*self.identity_bugs, *self.step_law.bugs]
-
-    @property
-    def law_bound(self) -> float:
-        """A probability that is off by more than this is a bug."""
-        return BOUND
 
     @property
     def partial(self) -> bool:
@@ -106,29 +92,13 @@ class Report:
         return 1.0 - unseen
 
     @property
-    def identity(self) -> Finding:
-        """The finding on greedy and seeded text."""
-        is_enough = self.greedy.is_enough and self.seeded.is_enough
-        return _finding(self.identity_bugs, is_enough=is_enough)
-
-    @property
-    def distribution(self) -> Finding:
-        """The finding on sampled text."""
-        return _finding(self.step_law.bugs, is_enough=self.step_law.is_enough)
-
-    @property
     def finding(self) -> Finding:
-        """The finding on all text: lossless only if both are."""
-        is_enough = Finding.NOT_ENOUGH not in (self.identity, self.distribution)
-        return _finding(self.bugs, is_enough=is_enough)
-
-
-def _finding(bugs: list[str], *, is_enough: bool) -> Finding:
-    if bugs:
-        return Finding.NOT_LOSSLESS
-    if is_enough:
-        return Finding.LOSSLESS
-    return Finding.NOT_ENOUGH
+        """The finding on greedy and seeded text."""
+        if self.bugs:
+            return Finding.NOT_LOSSLESS
+        if self.greedy.is_enough and self.seeded.is_enough:
+            return Finding.LOSSLESS
+        return Finding.NOT_ENOUGH
 
 
 def check(
@@ -196,7 +166,6 @@ class _Check:
             IdentityCheck(loop, is_end, functools.partial(chain, params), self._rounding)
             for params in (GREEDY, sampled)
         )
-        self._law = StepLawCheck(loop, is_end, chain, sampled)
         self._pace = Pace()
         self._has_prompts = True  # whether any is left
         self._started_s = time.monotonic()
@@ -210,7 +179,7 @@ class _Check:
             ):
                 if self._is_decided:
                     return
-                if not (check.result.is_enough and self._law.result.is_enough):
+                if not check.result.is_enough:
                     self._check_text(name, check, number, prompt, seed)
         self._has_prompts = self._is_decided
 
@@ -222,7 +191,6 @@ class _Check:
             self._rounding,
             self._greedy.result,
             self._seeded.result,
-            self._law.result,
             spent_s,
             None if left_s is None else _SPARE * (spent_s + left_s),
             not self._has_prompts,
@@ -230,55 +198,29 @@ class _Check:
         )
 
     @property
-    def _shares(self) -> tuple[float, float, float]:
-        """How much of the evidence there is: greedy and seeded text, positions."""
-        return (
-            min(1.0, self._greedy.result.num_accepted / ENOUGH_ACCEPTED),
-            min(1.0, self._seeded.result.num_accepted / ENOUGH_ACCEPTED),
-            min(1.0, self._law.result.num_places / ENOUGH_PLACES),
-        )
-
-    @property
     def _is_decided(self) -> bool:
         """Whether there is enough evidence, or a bug, of which one is enough."""
+        results = self._greedy.result, self._seeded.result
         bound = self._rounding.bound
-        return (
-            min(self._shares) == 1.0
-            or bool(self._law.result.bugs)
-            or any(check.result.bugs(bound) for check in (self._greedy, self._seeded))
-        )
+        is_enough = all(result.is_enough for result in results)
+        return is_enough or any(result.bugs(bound) for result in results)
 
     def _seconds_left(self) -> float | None:
-        return self._pace.seconds_left(
-            [self._greedy.result, self._seeded.result], self._law.result
-        )
-
-    def _tell(self, stage: str) -> None:
-        self._watch.progress(stage, self._seconds_left())
+        return self._pace.seconds_left([self._greedy.result, self._seeded.result])
 
     def _check_text(
         self, name: str, check: IdentityCheck, number: int, prompt: list[int], seed: int | None
     ) -> None:
-        """Let the target write a text, enumerate steps in it, and compare drafted ones."""
-        stage = f"Comparing {name} text {number + 1} of {len(self._prompts)}"
-        known = f"{check.result.num_accepted} of {ENOUGH_ACCEPTED} tokens"
-        self._tell(f"{stage}: {known}")
+        """Let the target write a text, and compare drafted ones with it."""
+        stage = (
+            f"Comparing {name} text {number + 1} of {len(self._prompts)}: "
+            f"{check.result.num_accepted} of {ENOUGH_ACCEPTED} tokens"
+        )
+        self._watch.progress(stage, self._seconds_left())
         with self._pace.timed("writing"):
             reference = check.reference(prompt, seed)
         self._pace.num_texts += 1
         self._pace.num_written += len(reference.plain)
-        with self._pace.timed("enumerating"):
-            self._enumerate(prompt, reference)
-        if not (self._law.result.bugs or check.result.is_enough):
-            self._tell(f"{stage}: {known}")
-            with self._pace.timed("comparing"):
-                check.compare(number, reference)
-
-    def _enumerate(self, prompt: list[int], reference: Reference) -> None:
-        """Enumerate steps at places of a text, until there are enough, or a bug."""
-        law = self._law.result
-        places = self._law.run(prompt, reference.plain, reference.rows)
-        for _ in itertools.islice(places, max(0, min(_PLACES, ENOUGH_PLACES - law.num_places))):
-            if law.bugs:
-                return
-            self._tell(f"Checking steps: {law.num_places} of {ENOUGH_PLACES} points")
+        self._watch.progress(stage, self._seconds_left())
+        with self._pace.timed("comparing"):
+            check.compare(number, reference)

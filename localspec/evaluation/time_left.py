@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from localspec.evaluation.identity import ENOUGH_ACCEPTED, NUMS_DRAFT_TOKENS, Identity
-from localspec.evaluation.step_law import ENOUGH_PLACES, StepLaw
 
-CheckPart = Literal["writing", "comparing", "enumerating"]
+CheckPart = Literal["writing", "comparing"]
 
 
 @dataclass(slots=True)
@@ -20,7 +19,7 @@ class Pace:
     """The seconds of each part of a check."""
 
     seconds: dict[CheckPart, float] = field(
-        default_factory=lambda: {"writing": 0.0, "comparing": 0.0, "enumerating": 0.0}
+        default_factory=lambda: {"writing": 0.0, "comparing": 0.0}
     )
 
     num_written: int = 0
@@ -38,11 +37,11 @@ class Pace:
         finally:
             self.seconds[part] += time.monotonic() - started_s
 
-    def seconds_left(self, identities: Sequence[Identity], law: StepLaw) -> float | None:
+    def seconds_left(self, identities: Sequence[Identity]) -> float | None:
         """Seconds until there is enough evidence; None before the first text is complete.
 
-        Where nothing of a part was seen yet, a token or a place of it is taken to cost what a
-        token of the target's texts costs.
+        Before the first drafted token was compared, it is taken to cost what a token of the
+        target's texts costs.
         """
         if not self.num_texts:
             return None
@@ -54,17 +53,9 @@ class Pace:
         if num_accepted:
             accepted_s = self.seconds["comparing"] / num_accepted
             acceptance = num_accepted / num_compared
-        place_s = token_s
-        if law.num_places:
-            place_s = self.seconds["enumerating"] / law.num_places
 
         lacking_accepted = len(identities) * ENOUGH_ACCEPTED - num_accepted
-        lacking_places = max(0, ENOUGH_PLACES - law.num_places)
         text_tokens = self.num_written / self.num_texts
         accepted_per_text = acceptance * len(NUMS_DRAFT_TOKENS) * text_tokens
         lacking_texts = math.ceil(lacking_accepted / accepted_per_text)
-        return (
-            lacking_texts * text_tokens * token_s
-            + lacking_accepted * accepted_s
-            + lacking_places * place_s
-        )
+        return lacking_texts * text_tokens * token_s + lacking_accepted * accepted_s

@@ -9,7 +9,6 @@ import pytest
 from localspec.cli.evaluation_reports import report_text
 from localspec.evaluation.identity import ENOUGH_ACCEPTED, Identity, Rounding
 from localspec.evaluation.lossless_check import Report
-from localspec.evaluation.step_law import ENOUGH_PLACES, StepLaw
 from localspec.evaluation.time_left import Pace
 from localspec.evaluation.time_limit import EndedBy
 
@@ -20,7 +19,6 @@ class Costs:
 
     text_tokens: int = 64
     token_s: float = 0.1
-    place_s: float = 0.02
     compared: int = 150
     accepted: int = 40
     comparing_s: float = 9.0
@@ -28,21 +26,18 @@ class Costs:
 
 def estimates(costs: Costs) -> tuple[list[tuple[float, float | None]], float]:
     """After each text the time so far and the time that is expected; and the whole time."""
-    pace, texts, law = Pace(), [Identity(), Identity()], StepLaw()
-    expected: list[tuple[float, float | None]] = [(0.0, pace.seconds_left(texts, law))]
+    pace, texts = Pace(), [Identity(), Identity()]
+    expected: list[tuple[float, float | None]] = [(0.0, pace.seconds_left(texts))]
     while min(one.num_accepted for one in texts) < ENOUGH_ACCEPTED:
         text = min(texts, key=lambda one: one.num_accepted)
         pace.seconds["writing"] += costs.text_tokens * costs.token_s
         pace.num_texts += 1
         pace.num_written += costs.text_tokens
-        num_places = min(50, ENOUGH_PLACES - law.num_places)
-        law.num_places += num_places
-        pace.seconds["enumerating"] += num_places * costs.place_s
         part = min(1.0, (ENOUGH_ACCEPTED - text.num_accepted) / costs.accepted)
         text.num_tokens += round(part * costs.compared)
         text.num_accepted += round(part * costs.accepted)
         pace.seconds["comparing"] += part * costs.comparing_s
-        expected.append((sum(pace.seconds.values()), pace.seconds_left(texts, law)))
+        expected.append((sum(pace.seconds.values()), pace.seconds_left(texts)))
     return expected, sum(pace.seconds.values())
 
 
@@ -64,7 +59,6 @@ def report(time_s: float, seconds_needed: float | None) -> Report:
         rounding=Rounding(),
         greedy=Identity(),
         seeded=Identity(),
-        step_law=StepLaw(),
         time_s=time_s,
         seconds_needed=seconds_needed,
         is_hopeless=False,
