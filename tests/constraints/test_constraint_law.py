@@ -11,10 +11,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from enumeration import Enumeration
 from localspec.constraints.after_boundary import Trigger
 from localspec.constraints.guidance import NumberBound
 from localspec.constraints.spelling import Spelling
-from localspec.evaluation.enumeration import Enumeration
 from localspec.sampling.chain import SamplerChain
 from localspec.speculative.loop import Request
 from localspec.speculative.policy_api import FixedDraftPolicy

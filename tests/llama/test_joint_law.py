@@ -17,7 +17,7 @@ import pytest
 
 import inside
 import localspec
-from localspec.evaluation.enumeration import Enumeration
+from enumeration import Enumeration
 from localspec.llama.joint_costs import RowTimes
 from localspec.llama.joint_decode import JointPart, decode_parts, joinable
 from localspec.sampling.chain import SamplerChain

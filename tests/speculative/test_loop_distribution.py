@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import pytest
 
-from localspec.evaluation.enumeration import Enumeration
+from enumeration import Enumeration
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pytest
 
-from localspec.evaluation.enumeration import Enumeration
+from enumeration import Enumeration
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.distribution import Distribution
 from localspec.sampling.params import SamplingParams

@@ -13,13 +13,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from step_law import StepLawCheck
 
 import inside
 import localspec
 from examples import num_examples
 from localspec.engine.engine import Engine
 from localspec.evaluation.identity import IdentityCheck, Rounding
-from localspec.evaluation.step_law import StepLawCheck
 from localspec.gguf_file.check import check_model_file
 from localspec.llama.model import LlamaModel
 from localspec.llama.model_options import LlamaOptions

@@ -7,12 +7,12 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
+from step_law import StepLaw, StepLawCheck
 
 import inside
 import localspec
 from localspec.engine.engine import Engine
 from localspec.evaluation.identity import IdentityCheck, Rounding
-from localspec.evaluation.step_law import StepLaw, StepLawCheck
 from localspec.sampling.chain import Resolver, SamplerChain
 from localspec.sampling.params import SamplingParams
 from localspec.speculative import verify

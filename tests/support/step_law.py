@@ -17,7 +17,7 @@ from itertools import islice
 
 import numpy as np
 
-from localspec.evaluation.enumeration import Enumeration
+from enumeration import Enumeration
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.distribution import Distribution, Logits
 from localspec.sampling.params import SamplingParams
