@@ -38,7 +38,6 @@ from localspec.speculative.proposers import Draw, Proposal, Proposer
 from localspec.speculative.rules import make_rule
 
 RULES: tuple[RuleName, ...] = ("token", "block")
-ENOUGH_PLACES = 100
 BOUND = 1e-11  # of a probability; sums of float64 stay below 1e-13
 _WIDEST = 6  # tokens of a row that are enumerated; rules treat any cut alike
 _EVERY_DEEP = 12  # positions from one deep enumeration to the next
@@ -71,11 +70,6 @@ class StepLaw:
     bugs: list[str] = field(default_factory=list)
     """The first few bugs, in words."""
 
-    @property
-    def is_enough(self) -> bool:
-        """Whether enough positions were looked at for a verdict."""
-        return self.num_places >= ENOUGH_PLACES
-
 
 @dataclass(slots=True)
 class StepLawCheck:
@@ -90,8 +84,7 @@ class StepLawCheck:
     def run(self, prompt: list[int], answer: list[int], rows: Logits) -> Iterator[None]:
         """Look at the positions of an answer from its end on: no row is decoded twice.
 
-        The caches of all proposers are filled and cut. Yields after every position. Raises
-        Interrupted.
+        The caches of all proposers are filled and cut. Yields after every position.
 
         Args:
             rows: The target's rows before each token of the answer. Its cache holds the text or
