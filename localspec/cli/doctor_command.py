@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import click
 
-from localspec.advice.installation import Installation, inspect_installation
 from localspec.cli.help import Command
+from localspec.cli.installation import Installation, inspect_installation
 from localspec.cli.json_output import json_option, write_json
 from localspec.cli.screen import counted, in_flags, readable_bytes, titled
 from localspec.cli.shared_options import shared

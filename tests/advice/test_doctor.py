@@ -12,7 +12,7 @@ import pytest
 from command_line import run
 
 import localspec
-from localspec.advice.installation import inspect_installation
+from localspec.cli.installation import inspect_installation
 from localspec.llama import placement
 from localspec.llama.devices import Device, gpus_of_drivers
 from localspec.llama.quirks.amx import AmxTrial
