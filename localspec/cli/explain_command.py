@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from localspec.cli import exit_codes
+from localspec.cli.fact_sheet import FactSheet
 from localspec.cli.flags import usual_flag
 from localspec.cli.help import Command
 from localspec.cli.json_output import json_option, write_json
 from localspec.cli.progress_line import waiting
-from localspec.cli.screen import counted, in_flags, note, pays_from, readable_bytes, titled
+from localspec.cli.screen import counted, in_flags, note, pays_from, readable_bytes
 from localspec.cli.shared_options import model_argument, shared
 from localspec.errors import DownloadError
 from localspec.hub.hub_file import HubModel
@@ -92,61 +92,61 @@ def explain(
         preset = None if first is None else resolve(first).preset
         if preset is None or is_target or as_json:
             raise
-        click.echo(titled(_known_blocks(preset)))
+        click.echo(_preset_sheet(preset).text())
         note(f"More would follow from the headers of the files, but {error}. {error.hint}")
         return
     if as_json:
         write_json(found)
     else:
-        click.echo(explanation_text(found, _commands(found, model, {"target": target} | asked)))
+        sheet = explanation_sheet(found)
+        _add_commands(sheet, found, model, {"target": target} | asked)
+        click.echo(sheet.text())
     if not found.is_pair:
         raise click.exceptions.Exit(exit_codes.FAILED)
 
 
-def _known_blocks(preset: Preset) -> list[tuple[str, list[str]]]:
+def _preset_sheet(preset: Preset) -> FactSheet:
     """The facts about a preset whose headers cannot be read."""
-    blocks = [("Pair", [preset.description])]
+    sheet = FactSheet()
+    sheet.add("Pair", preset.description)
     for role, model in preset.by_role().items():
         files = model.files if isinstance(model, HubModel) else [model.path]
         names = ", ".join(file.name for file in files)
         size = _size(size_of(model), is_here=not missing_files(model))
-        blocks.append((role.capitalize(), [f"{names}, {size}"]))
-    whole = preset_state(preset).size_bytes
-    free = memory_here().available_bytes
-    sizes = f"all files {readable_bytes(whole)}, free memory {readable_bytes(free)}"
-    return [*blocks, ("Memory", [sizes])]
+        sheet.add(role.capitalize(), f"{names}, {size}")
+    whole = readable_bytes(preset_state(preset).size_bytes)
+    free = readable_bytes(memory_here().available_bytes)
+    sheet.add("Memory", f"all files {whole}, free memory {free}")
+    return sheet
 
 
 def _size(num_bytes: int | None, *, is_here: bool) -> str:
     return f"{readable_bytes(num_bytes)} {'on this machine' if is_here else 'to download'}"
 
 
-def _commands(
-    found: Explanation, model: str | None, named: dict[str, Any]
-) -> list[tuple[str, str]]:
-    """The commands to type next, each with its title.
+def _add_commands(
+    sheet: FactSheet, found: Explanation, model: str | None, named: dict[str, Any]
+) -> None:
+    """Add the commands to type next.
 
     Args:
-        found: the explanation.
-        model: the argument MODEL, if one was given.
-        named: the other options of the models that were given, by their keywords.
+        model: The argument MODEL, if one was given.
+        named: The other options of the models that were given, by their keywords.
     """
     if not found.is_pair:
-        return []
+        return
     if not found.fits and not found.largest_context:
-        smaller = found.smaller
-        if smaller:
-            return [("To chat", f"localspec chat {smaller}")]
-        return []
+        if found.smaller:
+            sheet.add("To chat", f"localspec chat {found.smaller}")
+        return
     if not found.fits:
         named = {**named, "context_length": found.largest_context}
     if found.draft_here is not None and found.target.can_roll_back:
         named = {**named, "draft": found.draft_here}
-    commands = [("To chat", _command("chat", model, named))]
+    sheet.add("To chat", _command("chat", model, named))
     if found.draft_to_measure is not None and found.target.can_roll_back:
         named = {**named, "draft": found.draft_to_measure}
-        commands.append(("To measure", _command("bench", model, named)))
-    return commands
+        sheet.add("To measure", _command("bench", model, named))
 
 
 def _command(name: str, model: str | None, named: dict[str, Any]) -> str:
@@ -161,39 +161,44 @@ def _command(name: str, model: str | None, named: dict[str, Any]) -> str:
     return shlex.join(words)
 
 
-def explanation_text(found: Explanation, commands: Sequence[tuple[str, str]]) -> str:
-    """The explanation as text: titles, and the facts under each.
-
-    Args:
-        commands: What to type next, with a title for each. They come last.
-    """
-    facts = [("Pair", [found.description])] if found.description else []
-    facts += [("Target", _model_lines(found.target)), ("Exact", [_exact(found.target)])]
+def explanation_sheet(found: Explanation) -> FactSheet:
+    """The explanation in words."""
+    sheet = FactSheet()
+    if found.description:
+        sheet.add("Pair", found.description)
+    sheet.add("Target", *_model_lines(found.target))
+    sheet.add("Exact", _exact(found.target))
     if found.draft is not None:
-        facts.append(("Draft", _model_lines(found.draft)))
-        if found.vocabulary is not None:
-            facts.append(("Tokens", [str(found.vocabulary)]))
-        if found.size_warning:
-            facts.append(("Sizes", [found.size_warning]))
+        sheet.add("Draft", *_model_lines(found.draft))
+    if found.vocabulary is not None:
+        sheet.add("Tokens", str(found.vocabulary))
+    if found.size_warning:
+        sheet.add("Sizes", found.size_warning)
     if found.head is not None:
-        facts.append(("Head", [_head(found.head)]))
-    facts += _beside(found)
-    if not found.is_pair:
-        return titled([*facts, ("NO PAIR", _no_pair(found))])
-    if found.draft is None and found.head is None:
-        why = _rollback(found)
-        if found.target.can_roll_back:
-            why = "lookup drafts without a model wherever the text repeats an earlier passage"
-        facts.append(("Draft", [f"none: {why}", *_draft_here(found)]))
+        sheet.add("Head", _head(found.head))
+    if found.adapters:
+        sheet.add("Adapters", *_adapters(found))
+    if found.projector is not None:
+        sheet.add("Images", _projector(found.projector))
+    sheet.add("Tools", _tools(found.target))
+    if found.is_pair:
+        _add_plan(sheet, found)
     else:
-        facts.append(("Caches", [_rollback(found)]))
-    facts.append(("Device", [found.device]))
-    facts.append(("Memory", _memory_lines(found)))
+        sheet.add("NO PAIR", *_no_pair(found))
+    return sheet
+
+
+def _add_plan(sheet: FactSheet, found: Explanation) -> None:
+    """Add how a pair would run here: what drafts, where, and how fast."""
+    if found.draft is None and found.head is None:
+        sheet.add("Draft", *_no_draft(found))
+    else:
+        sheet.add("Caches", _rollback(found))
+    sheet.add("Device", found.device)
+    sheet.add("Memory", *_memory_lines(found))
     if found.can_draft:
-        facts.append(("Speed-up", _gain_lines(found)))
-    facts.append(("Variants", [f"{name}: {text}" for name, text in found.variants.items()]))
-    facts += [(title, [command]) for title, command in commands]
-    return titled(facts)
+        sheet.add("Speed-up", *_gain_lines(found))
+    sheet.add("Variants", *(f"{name}: {text}" for name, text in found.variants.items()))
 
 
 def _model_lines(model: ModelFacts) -> list[str]:
@@ -204,8 +209,11 @@ def _model_lines(model: ModelFacts) -> list[str]:
     heads = f"{model.num_heads} attention heads, {model.num_kv_heads} of keys and values"
     window = f", sliding window {model.sliding_window}" if model.sliding_window else ""
     total = sum(model.type_bytes.values())
-    shares = {name: size / total for name, size in model.type_bytes.items()}
-    types = [f"{name} {share:.0%}" for name, share in shares.items() if share >= 0.01]
+    types = [
+        f"{name} {num_bytes / total:.0%}"
+        for name, num_bytes in model.type_bytes.items()
+        if num_bytes >= 0.01 * total
+    ]
     return [
         f"{model.name}, {_size(model.size_bytes, is_here=model.is_here)}",
         f"{named}, {size}",
@@ -273,16 +281,6 @@ def _projector(projector: ProjectorReport) -> str:
     return f"{projector.name}, {projector.kind}, {size}"
 
 
-def _beside(found: Explanation) -> list[tuple[str, list[str]]]:
-    """Facts about what else belongs to a target."""
-    facts = []
-    if found.adapters:
-        facts.append(("Adapters", _adapters(found)))
-    if found.projector is not None:
-        facts.append(("Images", [_projector(found.projector)]))
-    return [*facts, ("Tools", [_tools(found.target)])]
-
-
 def _adapters(found: Explanation) -> list[str]:
     lines = [
         f"{one.name} times {one.scale:g}: it changes {counted(one.num_weights, 'tensor')}, "
@@ -292,15 +290,18 @@ def _adapters(found: Explanation) -> list[str]:
     return [*lines, "on the target alone: a draft or a head keeps its own weights"]
 
 
-def _draft_here(found: Explanation) -> list[str]:
-    """Which model on this machine could draft, or why none, if the target can roll back."""
+def _no_draft(found: Explanation) -> list[str]:
+    """What drafts without a draft model, and which model on this machine could."""
     if not found.target.can_roll_back:
-        return []
+        return [f"none: {_rollback(found)}"]
+    lookup = "none: lookup drafts without a model wherever the text repeats an earlier passage"
     if found.draft_here is not None:
-        return [f"{found.draft_here.name} could draft: its tokenizer and its size fit"]
-    if found.draft_to_measure is not None:
-        return [f"{found.why_no_draft}: a draft of that size hardly pays"]
-    return [f"{found.why_no_draft}: a draft is a small model of the same family"]
+        could = f"{found.draft_here.name} could draft: its tokenizer and its size fit"
+    elif found.draft_to_measure is not None:
+        could = f"{found.why_no_draft}: a draft of that size hardly pays"
+    else:
+        could = f"{found.why_no_draft}: a draft is a small model of the same family"
+    return [lookup, could]
 
 
 def _rollback(found: Explanation) -> str:

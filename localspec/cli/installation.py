@@ -1,4 +1,4 @@
-"""The facts of `localspec doctor`: the state of this machine, and what could be better."""
+"""What `localspec doctor` finds: the state of this machine, and what could be better."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import importlib.metadata
 import os
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from localspec._version import __version__
+from localspec.cli.fact_sheet import FactSheet
+from localspec.cli.screen import counted, readable_bytes
 from localspec.errors import PresetError, RpcError
 from localspec.hub.api import is_offline
 from localspec.hub.model_stores import HubCache, free_bytes
@@ -22,7 +24,7 @@ from localspec.llama.placement import unused_gpu, usable_gpus
 from localspec.llama.quirks.amx import AmxTrial
 from localspec.llama.rpc_servers import RpcServer, ask_servers
 from localspec.planning.device_trials import trials_in_words
-from localspec.planning.free_memory import MemoryRoom, free_memory
+from localspec.planning.free_memory import free_memory
 from localspec.planning.plan import MARGIN_BYTES
 from localspec.policy.profile import is_of_exactness, kept_profiles, profiles_folder
 from localspec.presets.presets import load_presets, user_presets, user_presets_file
@@ -43,14 +45,6 @@ _FEATURES = {
 _PACKAGES = ("llama-cpp-python", "numpy", "huggingface-hub")
 
 
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """A problem, and what to do about it."""
-
-    what: str
-    remedy: str
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubCacheState:
     """The hub's cache."""
@@ -63,73 +57,7 @@ class HubCacheState:
     """Files that a download left behind, with their bytes."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Installation:
-    """The state of this machine; `problems` judges it."""
-
-    version: str
-    python: str
-    system: str
-    packages: dict[str, str]
-    """Versions by name."""
-
-    library: str
-    """Where libllama is from."""
-
-    build: str
-    """libllama's own description."""
-
-    stale_builds: dict[Path, str]
-    """Why each libllama that was compiled here is not used, by its folder."""
-
-    amx_verdict: AmxTrial
-    """What a trial of its AMX kernels found."""
-
-    processor_flags: frozenset[str]
-    """The processor's features, as the system names them; empty if they are not known."""
-
-    unused_gpu: str
-    """A GPU that libllama cannot compute on, and why, or ""."""
-
-    driver_fault: str
-    """A driver or a device that should be there and is not, in words, or ""."""
-
-    trials: tuple[str, ...]
-    """What was measured of devices, a sentence for each."""
-
-    devices: tuple[Device, ...]
-    """The devices, those of RPC servers included."""
-
-    rpc_faults: tuple[tuple[str, str], ...]
-    """Message and hint for each fault of a server."""
-
-    cores: Cores
-    memory: Memory
-    room: MemoryRoom
-    """Free memory of this machine."""
-
-    cache: HubCacheState
-    num_profiles: int
-    """Pairs and settings whose costs are known."""
-
-    num_exact: int
-    """Models and settings that were found exact."""
-
-    profiles_folder: Path
-    presets_file: Path
-    presets_fault: tuple[str, str] | None
-    """Message and hint if the user's presets are malformed."""
-
-    is_offline: bool
-
-    @property
-    def problems(self) -> list[Problem]:
-        """All problems, the most serious first."""
-        finders = (_faults, _build, _limits)
-        return [problem for find in finders for problem in find(self)]
-
-
-def inspect_installation(rpc: Sequence[str]) -> Installation:
+def inspect_installation(rpc: Sequence[str]) -> FactSheet:
     """Look at everything once. Only RPC servers are contacted: these, and those of presets.
 
     Args:
@@ -139,57 +67,122 @@ def inspect_installation(rpc: Sequence[str]) -> Installation:
     from localspec.llama.loaded import library
 
     of_presets = [address for one in load_presets().values() for address in one.rpc]
-    servers, rpc_faults = _servers(tuple(dict.fromkeys((*rpc, *of_presets))))
-    kept = [is_of_exactness(identity) for _, identity, _ in kept_profiles()]
-    return Installation(
-        version=__version__,
-        python=platform.python_version(),
-        system=platform.platform(),
-        packages={name: importlib.metadata.version(name) for name in _PACKAGES},
-        library=library.origin,
-        build=system_info(),
-        stale_builds=_stale_builds(),
-        amx_verdict=amx_verdict,
-        processor_flags=_processor_flags(),
-        unused_gpu="" if usable_gpus(devices()) else unused_gpu((), None),
-        driver_fault=driver_fault(devices(), load_libraries=True),
-        trials=tuple(trials_in_words()),
-        devices=(*devices(), *(device for server in servers for device in server.devices)),
-        rpc_faults=rpc_faults,
-        cores=cores_here(),
-        memory=memory_here(),
-        room=free_memory(),
-        cache=_cache_state(HubCache()),
-        num_profiles=sum(not exact for exact in kept),
-        num_exact=sum(kept),
-        profiles_folder=profiles_folder(),
-        presets_file=user_presets_file(),
-        presets_fault=_presets_fault(),
-        is_offline=is_offline(),
+    servers, rpc_faults = _ask(tuple(dict.fromkeys((*rpc, *of_presets))))
+    all_devices = [*devices(), *(device for server in servers for device in server.devices)]
+    gpus = usable_gpus(all_devices)
+
+    sheet = FactSheet()
+    sheet.values["room"] = free_memory()
+    add_versions(sheet)
+    add_build(
+        sheet,
+        library.origin,
+        system_info(),
+        amx_verdict,
+        _processor_flags(),
+        has_gpus=bool(gpus),
     )
+    add_stale_builds(sheet, _stale_builds())
+    add_heads(sheet)
+    add_devices(sheet, all_devices, driver_fault(devices(), load_libraries=True))
+    reason = "" if usable_gpus(devices()) else unused_gpu((), None)
+    add_unused_gpu(sheet, reason, library.origin)
+    sheet.values["rpc_faults"] = rpc_faults
+    for fault in rpc_faults:
+        sheet.add_problem(*fault)
+    trials = list(trials_in_words())
+    sheet.add("Measured", *trials, trials=trials)
+    add_cores(sheet, cores_here())
+    add_memory(sheet, memory_here(), gpus)
+    add_cache(sheet, cache_state(HubCache()), is_offline=is_offline())
+    add_profiles(sheet)
+    add_conversations(sheet)
+    add_presets(sheet)
+    return sheet
 
 
-def _stale_builds() -> dict[Path, str]:
-    if "LLAMA_CPP_LIB_PATH" in os.environ:  # none is used, and none is stale for that
-        return {}
-    installed = installed_library().origin
-    reasons = {build.folder: build.staleness(installed) for build in all_builds()}
-    return {folder: reason for folder, reason in reasons.items() if reason}
+def add_versions(sheet: FactSheet) -> None:
+    """Add what runs, and where."""
+    python = platform.python_version()
+    system = platform.platform()
+    packages = {name: importlib.metadata.version(name) for name in _PACKAGES}
+    sheet.add(
+        "localspec",
+        f"{__version__}, Python {python}, {system}",
+        version=__version__,
+        python=python,
+        system=system,
+    )
+    names = [f"{name} {version}" for name, version in packages.items()]
+    sheet.add("Packages", ", ".join(names), packages=packages)
 
 
-def _servers(addresses: tuple[str, ...]) -> tuple[list[RpcServer], tuple[tuple[str, str], ...]]:
-    """The RPC servers that answer, and message and hint of every fault."""
-    from localspec.llama.rpc_backend import server_fault  # loads libllama
+def add_build(
+    sheet: FactSheet,
+    library: str,
+    build: str,
+    amx_verdict: AmxTrial,
+    processor_flags: frozenset[str],
+    *,
+    has_gpus: bool,
+) -> None:
+    """Add the libllama that is used, and the features of the processor that it does not use.
 
-    found = []
-    faults = []
-    for server in ask_servers(addresses):
-        fault = server if isinstance(server, RpcError) else server_fault(server)
-        if not isinstance(server, RpcError):
-            found.append(server)
-        if fault is not None:
-            faults.append((str(fault), fault.hint))
-    return found, tuple(dict.fromkeys(faults))
+    Args:
+        library: Where it is from.
+        build: Its own description.
+        amx_verdict: What a trial of its AMX kernels found.
+        processor_flags: The processor's features, as the system names them; empty if they are
+            not known.
+        has_gpus: Whether it can compute on a GPU.
+    """
+    sheet.add(
+        "llama.cpp",
+        f"{library}: {build}",
+        library=library,
+        build=build,
+        amx_verdict=amx_verdict,
+        processor_flags=processor_flags,
+    )
+    missing = [
+        name
+        for name, flag in _FEATURES.items()
+        if flag in processor_flags and f"{name} = 1" not in build
+    ]
+    if amx_verdict is not AmxTrial.ABSENT and "AMX_INT8" in missing:
+        missing.remove("AMX_INT8")  # it has them, and they are left out: see below
+    if missing:
+        remedy = "Compile libllama for this processor: localspec kernels"
+        if has_gpus:
+            remedy = f"Build it here, with a C++ compiler: {_reinstallation()}"
+        sheet.add_problem(
+            f"the processor has {', '.join(missing)}, and this build of llama.cpp does not "
+            "use it",
+            remedy,
+        )
+    if amx_verdict is AmxTrial.UNTRIED:
+        sheet.add_problem(
+            "this build's AMX kernels could not be tried in another process, and are left out: "
+            "quantised models could be twice as fast",
+            "Use localspec in a Python that is neither frozen nor embedded; if it is, report "
+            "this with the output of localspec doctor.",
+        )
+    if amx_verdict is AmxTrial.WRONG:
+        sheet.add_problem(
+            "this build's AMX kernels fail, as those that GCC 12 compiles do, and are left "
+            "out: quantised models could be twice as fast",
+            "Build it without the optimisation at fault: CXXFLAGS=-fno-dse "
+            + _reinstallation(),
+        )
+
+
+def _reinstallation() -> str:
+    """The command that compiles the installed llama-cpp-python here."""
+    version = importlib.metadata.version("llama-cpp-python")
+    return (
+        "python -m pip install --force-reinstall --no-deps --no-cache-dir --no-binary "
+        f"llama-cpp-python llama-cpp-python=={version}"
+    )
 
 
 def _processor_flags() -> frozenset[str]:
@@ -202,7 +195,174 @@ def _processor_flags() -> frozenset[str]:
     return frozenset()
 
 
-def _cache_state(cache: HubCache) -> HubCacheState:
+def add_stale_builds(sheet: FactSheet, stale_builds: dict[Path, str]) -> None:
+    """Add why each libllama that was compiled here is not used, by its folder."""
+    sheet.values["stale_builds"] = stale_builds
+    for folder, reason in stale_builds.items():
+        sheet.add_problem(
+            f"the libllama in {folder} is not used: {reason}",
+            "Remove it: localspec kernels --remove. Then compile it anew: localspec kernels",
+        )
+
+
+def _stale_builds() -> dict[Path, str]:
+    if "LLAMA_CPP_LIB_PATH" in os.environ:  # none is used, and none is stale for that
+        return {}
+    installed = installed_library().origin
+    stale = {}
+    for build in all_builds():
+        reason = build.staleness(installed)
+        if reason:
+            stale[build.folder] = reason
+    return stale
+
+
+def add_heads(sheet: FactSheet) -> None:
+    """Add the trained heads that libllama supports."""
+    from localspec.llama.quirks.nextn import missing_functions  # loads libllama
+
+    missing = missing_functions(reads_layers=False)
+    for_layers = missing_functions(reads_layers=True)
+    if missing:
+        words = f"off: this libllama lacks {', '.join(missing)}; another version may have them"
+    elif for_layers:
+        words = f"MTP; for EAGLE-3 and DFlash this libllama lacks {', '.join(for_layers)}"
+    else:
+        words = "trained heads can draft here (MTP, EAGLE-3, DFlash)"
+    sheet.add("Heads", words, missing_head_functions=for_layers)
+
+
+def add_devices(sheet: FactSheet, devices: Sequence[Device], driver_fault: str) -> None:
+    """Add the devices, those of RPC servers included.
+
+    Args:
+        driver_fault: A driver or a device that should be there and is not, in words, or "".
+    """
+    for device in devices:
+        words = f"{device.name}: {device.description}, {device.kind}"
+        if device.kind != "CPU":  # its memory has a line of its own
+            words += f", {_free_of(device.free_bytes, device.total_bytes)}"
+        sheet.add("Device", words)
+    sheet.values |= {"devices": devices, "driver_fault": driver_fault}
+    if driver_fault:
+        sheet.add_problem(
+            driver_fault,
+            "Install the driver again, or name its file or the device right; the processor "
+            "computes meanwhile.",
+        )
+
+
+def add_unused_gpu(sheet: FactSheet, reason: str, library: str) -> None:
+    """Add a GPU that libllama cannot compute on.
+
+    Args:
+        reason: Which GPU, and why not, or "".
+        library: Where libllama is from.
+    """
+    sheet.values["unused_gpu"] = reason
+    variable = hiding_variable()
+    remedy = f"Install a build of llama-cpp-python for it: {_BUILDS}"
+    if variable:
+        remedy = f"Unset {variable}."
+    elif library.startswith(OWN_ORIGIN):
+        remedy = f"If the installed libllama can: localspec kernels --remove. Else {remedy}"
+    if reason:
+        sheet.add_problem(reason, remedy)
+
+
+def _ask(addresses: tuple[str, ...]) -> tuple[list[RpcServer], list[tuple[str, str]]]:
+    """The RPC servers that answer, and message and hint of every fault."""
+    from localspec.llama.rpc_backend import server_fault  # loads libllama
+
+    found = []
+    faults = []
+    for server in ask_servers(addresses):
+        if isinstance(server, RpcError):
+            fault: RpcError | None = server
+        else:
+            found.append(server)
+            fault = server_fault(server)
+        if fault is not None:
+            faults.append((str(fault), fault.hint))
+    return found, list(dict.fromkeys(faults))
+
+
+def add_cores(sheet: FactSheet, cores: Cores) -> None:
+    """Add the number of cores that a model uses, and the reasons against the others."""
+    others = {
+        "excluded core": cores.logical - cores.allowed,  # not open to this process
+        "efficiency core": cores.efficiency,
+        "hyperthread": cores.hyperthreads,
+    }
+    reasons = [counted(number, what) for what, number in others.items() if number]
+    if cores.is_bound_by_quota:
+        reasons.append(f"the container's quota is {cores.quota:g}")
+    words = f"{cores.usable} of {counted(cores.logical, 'core')}"
+    if reasons:
+        words += f"; not used: {', '.join(reasons)}"
+    sheet.add("Cores", words, cores=cores)
+    if cores.allowed < cores.logical or cores.is_bound_by_quota:
+        given = cores.usable if cores.is_bound_by_quota else cores.allowed
+        sheet.add_problem(
+            f"this process may use {given} of {cores.logical} cores",
+            "If you did not intend that, check taskset or the limits of the container.",
+        )
+
+
+def add_memory(sheet: FactSheet, memory: Memory, gpus: Sequence[Device]) -> None:
+    """Add the memory of this machine, and GPUs whose memory is full."""
+    words = _free_of(memory.available_bytes, memory.total_bytes)
+    sheet.add("Memory", words, memory=memory)
+    if memory.available_bytes < _LITTLE_MEMORY_BYTES:
+        sheet.add_problem(
+            f"{memory.available_bytes / 1e9:.1f} GB of memory is free", "Close other programs."
+        )
+    for gpu in gpus:
+        if gpu.total_bytes > 0 and gpu.free_bytes <= MARGIN_BYTES:
+            sheet.add_problem(
+                f"{gpu.free_bytes / 1e9:.1f} GB of memory is free on {gpu.name}, and "
+                f"{MARGIN_BYTES / 1e9:.1f} GB is always left free: no layers go there by "
+                "default",
+                "Close the programs that use it, or set the number of layers: "
+                "num_gpu_layers=N.",
+            )
+
+
+def _free_of(free_bytes: int, total_bytes: int) -> str:
+    return f"{readable_bytes(free_bytes)} of {readable_bytes(total_bytes)} free"
+
+
+def add_cache(sheet: FactSheet, cache: HubCacheState, *, is_offline: bool) -> None:
+    """Add the hub's cache, and what keeps downloads from it."""
+    size = readable_bytes(cache.size_bytes)
+    disk = readable_bytes(cache.free_bytes)
+    words = f"{cache.path}: {size}, {disk} of disk free"
+    sheet.add("Cache", words, cache=cache, is_offline=is_offline)
+    if not cache.is_writable:
+        sheet.add_problem(
+            f"the cache at {cache.path} cannot be written",
+            "Change its owner, or choose another place: HF_HUB_CACHE=DIR.",
+        )
+    if is_offline:
+        sheet.add_problem(
+            "offline mode is on (HF_HUB_OFFLINE): nothing can be downloaded", "Unset it."
+        )
+    if cache.free_bytes < _LITTLE_DISK_BYTES:
+        sheet.add_problem(
+            f"{cache.free_bytes / 1e9:.1f} GB of disk space is free at {cache.path}",
+            "Free some space (localspec models remove PRESET), or choose another place: "
+            "HF_HUB_CACHE=DIR.",
+        )
+    for path, size_bytes in cache.unfinished.items():
+        sheet.add_problem(
+            f"a download stopped after {size_bytes / 1e6:.1f} MB: {path}",
+            "Repeat the download to continue it, or delete the file if no program is "
+            "downloading it.",
+        )
+
+
+def cache_state(cache: HubCache) -> HubCacheState:
+    """Look at the hub's cache."""
     root = cache.root
     existing = next(folder for folder in (root, *root.parents) if folder.exists())
     return HubCacheState(
@@ -214,117 +374,42 @@ def _cache_state(cache: HubCache) -> HubCacheState:
     )
 
 
-def _presets_fault() -> tuple[str, str] | None:
+def add_profiles(sheet: FactSheet) -> None:
+    """Add how many pairs and settings were measured, and how many were found exact."""
+    folder = profiles_folder()
+    kept = [is_of_exactness(identity) for _, identity, _ in kept_profiles()]
+    num_exact = sum(kept)
+    num_profiles = len(kept) - num_exact
+    sheet.add(
+        "Profiles",
+        f"{folder}: measured speeds of {counted(num_profiles, 'pair')}",
+        profiles_folder=folder,
+        num_profiles=num_profiles,
+        num_exact=num_exact,
+    )
+
+
+def add_conversations(sheet: FactSheet) -> None:
+    """Add the conversations whose caches servers keep on disk."""
+    # Imported here, after libllama, because it loads NumPy.
+    from localspec.engine.cache_store import kept_folder, kept_sizes
+
+    sizes = kept_sizes()
+    count = counted(len(sizes), "conversation")
+    size = readable_bytes(sum(sizes.values()))
+    words = f"{kept_folder()}: {count} kept by servers, {size}"
+    sheet.add("Conversations", words, kept_conversations=sizes)
+
+
+def add_presets(sheet: FactSheet) -> None:
+    """Add the file of the user's presets, and its fault if it is malformed."""
+    file = user_presets_file()
+    words = str(file)
+    if not file.exists():
+        words += " (none yet)"
+    sheet.add("Presets", words, presets_file=file, presets_fault=None)
     try:
         user_presets()
     except PresetError as error:
-        return str(error), error.hint
-    return None
-
-
-def _faults(found: Installation) -> Iterator[Problem]:
-    if found.presets_fault is not None:
-        yield Problem(*found.presets_fault)
-    if not found.cache.is_writable:
-        yield Problem(
-            f"the cache at {found.cache.path} cannot be written",
-            "Change its owner, or choose another place: HF_HUB_CACHE=DIR.",
-        )
-    for fault in found.rpc_faults:
-        yield Problem(*fault)
-    if found.is_offline:
-        yield Problem(
-            "offline mode is on (HF_HUB_OFFLINE): nothing can be downloaded", "Unset it."
-        )
-
-
-def _build(found: Installation) -> Iterator[Problem]:
-    """Features that the build of llama.cpp does not use."""
-    reinstall = (
-        "python -m pip install --force-reinstall --no-deps --no-cache-dir --no-binary "
-        f"llama-cpp-python llama-cpp-python=={found.packages['llama-cpp-python']}"
-    )
-    if found.driver_fault:
-        yield Problem(
-            found.driver_fault,
-            "Install the driver again, or name its file or the device right; the processor "
-            "computes meanwhile.",
-        )
-    if found.unused_gpu:
-        variable = hiding_variable()
-        build = f"Install a build of llama-cpp-python for it: {_BUILDS}"
-        if found.library.startswith(OWN_ORIGIN):
-            build = "If the installed libllama can: localspec kernels --remove. Else " + build
-        yield Problem(found.unused_gpu, f"Unset {variable}." if variable else build)
-    missing = [
-        name
-        for name, flag in _FEATURES.items()
-        if flag in found.processor_flags and f"{name} = 1" not in found.build
-    ]
-    if found.amx_verdict is not AmxTrial.ABSENT and "AMX_INT8" in missing:
-        missing.remove("AMX_INT8")  # it has them, and they are left out: see below
-    if missing:
-        compile_it = "Compile libllama for this processor: localspec kernels"
-        if usable_gpus(found.devices):
-            compile_it = f"Build it here, with a C++ compiler: {reinstall}"
-        yield Problem(
-            f"the processor has {', '.join(missing)}, and this build of llama.cpp does not "
-            "use it",
-            compile_it,
-        )
-    for folder, reason in found.stale_builds.items():
-        yield Problem(
-            f"the libllama in {folder} is not used: {reason}",
-            "Remove it: localspec kernels --remove. Then compile it anew: localspec kernels",
-        )
-    if found.amx_verdict is AmxTrial.UNTRIED:
-        yield Problem(
-            "this build's AMX kernels could not be tried in another process, and are left out: "
-            "quantised models could be twice as fast",
-            "Use localspec in a Python that is neither frozen nor embedded; if it is, report "
-            "this with the output of localspec doctor.",
-        )
-    if found.amx_verdict is AmxTrial.WRONG:
-        yield Problem(
-            "this build's AMX kernels fail, as those that GCC 12 compiles do, and are left "
-            "out: quantised models could be twice as fast",
-            f"Build it without the optimisation at fault: CXXFLAGS=-fno-dse {reinstall}",
-        )
-
-
-def _limits(found: Installation) -> Iterator[Problem]:
-    """Cores, memory and disk that are closed or full, and unfinished downloads."""
-    cores = found.cores
-    memory = found.memory
-    if cores.allowed < cores.logical or cores.is_bound_by_quota:
-        given = cores.usable if cores.is_bound_by_quota else cores.allowed
-        yield Problem(
-            f"this process may use {given} of {cores.logical} cores",
-            "If you did not intend that, check taskset or the limits of the container.",
-        )
-    if memory.available_bytes < _LITTLE_MEMORY_BYTES:
-        yield Problem(
-            f"{memory.available_bytes / 1e9:.1f} GB of memory is free", "Close other programs."
-        )
-    for gpu in usable_gpus(found.devices):
-        if gpu.total_bytes > 0 and gpu.free_bytes <= MARGIN_BYTES:
-            yield Problem(
-                f"{gpu.free_bytes / 1e9:.1f} GB of memory is free on {gpu.name}, and "
-                f"{MARGIN_BYTES / 1e9:.1f} GB is always left free: no layers go there by "
-                "default",
-                "Close the programs that use it, or set the number of layers: "
-                "num_gpu_layers=N.",
-            )
-    if found.cache.free_bytes < _LITTLE_DISK_BYTES:
-        yield Problem(
-            f"{found.cache.free_bytes / 1e9:.1f} GB of disk space is free at "
-            f"{found.cache.path}",
-            "Free some space (localspec models remove PRESET), or choose another place: "
-            "HF_HUB_CACHE=DIR.",
-        )
-    for path, size in found.cache.unfinished.items():
-        yield Problem(
-            f"a download stopped after {size / 1e6:.1f} MB: {path}",
-            "Repeat the download to continue it, or delete the file if no program is "
-            "downloading it.",
-        )
+        sheet.values["presets_fault"] = str(error), error.hint
+        sheet.add_problem(str(error), error.hint)

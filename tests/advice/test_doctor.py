@@ -12,11 +12,24 @@ import pytest
 from command_line import run
 
 import localspec
-from localspec.cli.installation import inspect_installation
+from localspec.cli import installation
+from localspec.cli.fact_sheet import FactSheet
+from localspec.cli.installation import (
+    HubCacheState,
+    add_build,
+    add_cache,
+    add_cores,
+    add_devices,
+    add_memory,
+    add_presets,
+    add_stale_builds,
+    add_unused_gpu,
+    inspect_installation,
+)
 from localspec.llama import placement
 from localspec.llama.devices import Device, gpus_of_drivers
 from localspec.llama.quirks.amx import AmxTrial
-from localspec.presets.presets import find_preset, hub_files
+from localspec.presets.presets import find_preset, hub_files, user_presets_file
 from localspec.system.machine import Cores, Memory
 from standin_hub import StandinHub
 
@@ -26,65 +39,103 @@ CORES = Cores(
 )
 
 
-@pytest.fixture(scope="module")
-def sound():
-    """This installation, as if nothing were wrong with it."""
-    found = inspect_installation(())
-    return replace(
-        found,
-        stale_builds={},
-        amx_verdict=AmxTrial.ABSENT,
-        processor_flags=frozenset(),
-        unused_gpu="",
-        driver_fault="",
-        trials=(),
-        cores=CORES,
-        memory=Memory(16_000_000_000, 8_000_000_000),
-        cache=replace(found.cache, free_bytes=10**12, is_writable=True, unfinished={}),
-        presets_fault=None,
-        is_offline=False,
-    )
+MEMORY = Memory(16_000_000_000, 8_000_000_000)
+CACHE = HubCacheState(
+    path=Path("hub"), size_bytes=0, free_bytes=10**12, is_writable=True, unfinished={}
+)
+BUILD = {
+    "library": "llama-cpp-python",
+    "build": "CPU : AVX2 = 1",
+    "amx_verdict": AmxTrial.ABSENT,
+    "processor_flags": frozenset({"avx2"}),
+    "has_gpus": False,
+}
 
 
-def test_nothing_is_found_where_nothing_is_wrong(sound):
-    assert sound.problems == []
+def problems(add, *arguments, **named):
+    """What is wrong with a part of the installation."""
+    sheet = FactSheet()
+    add(sheet, *arguments, **named)
+    return sheet.problems
+
+
+def test_nothing_is_found_where_nothing_is_wrong():
+    assert problems(add_build, **BUILD) == []
+    assert problems(add_stale_builds, {}) == []
+    assert problems(add_devices, [], "") == []
+    assert problems(add_unused_gpu, "", "llama-cpp-python") == []
+    assert problems(add_cores, CORES) == []
+    assert problems(add_memory, MEMORY, []) == []
+    assert problems(add_cache, CACHE, is_offline=False) == []
 
 
 @pytest.mark.parametrize(
     ("change", "what", "remedy"),
     [
-        ({"presets_fault": ("models.toml: bad key", "Correct it.")}, "bad key", "Correct"),
-        ({"is_offline": True}, "offline mode", "Unset"),
         (
-            {"cores": replace(CORES, allowed=2, hyperthreads=0, usable=2)},
-            "2 of 8 cores",
-            "taskset",
-        ),
-        ({"cores": replace(CORES, quota=1.5, usable=1)}, "1 of 8 cores", "container"),
-        ({"memory": Memory(16 * 10**9, 5 * 10**8)}, "0.5 GB of memory", "Close"),
-        (
-            {"processor_flags": frozenset({"avx2", "avx512f"}), "build": "CPU : AVX2 = 1"},
+            {"processor_flags": frozenset({"avx2", "avx512f"})},
             "has AVX512, and",
             "localspec kernels",
         ),
         (
-            {"processor_flags": frozenset({"amx_int8"}), "build": "CPU : AVX2 = 1"},
+            {"processor_flags": frozenset({"amx_int8"})},
             "has AMX_INT8, and",
             "localspec kernels",
         ),
         (
-            {"stale_builds": {Path("old"): "it is of llama-cpp-python 0.3.35"}},
-            "old is not used: it is of",
-            "localspec kernels --remove",
+            {"processor_flags": frozenset({"avx512f"}), "has_gpus": True},
+            "has AVX512, and",
+            "Build it here",
         ),
         ({"amx_verdict": AmxTrial.WRONG}, "AMX kernels fail", "CXXFLAGS=-fno-dse"),
         ({"amx_verdict": AmxTrial.UNTRIED}, "could not be tried", "neither frozen"),
     ],
 )
-def test_each_problem_has_its_remedy(sound, change, what, remedy):
-    [problem] = replace(sound, devices=sound.devices[:1], **change).problems
+def test_each_fault_of_a_build_has_its_remedy(change, what, remedy):
+    [problem] = problems(add_build, **BUILD | change)
     assert what in problem.what
     assert remedy in problem.remedy
+
+
+@pytest.mark.parametrize(
+    ("add", "arguments", "what", "remedy"),
+    [
+        (
+            add_stale_builds,
+            [{Path("old"): "it is of llama-cpp-python 0.3.35"}],
+            "old is not used: it is of",
+            "localspec kernels --remove",
+        ),
+        (add_devices, [[], "a driver is not there"], "a driver", "Install the driver"),
+        (
+            add_cores,
+            [replace(CORES, allowed=2, hyperthreads=0, usable=2)],
+            "2 of 8 cores",
+            "taskset",
+        ),
+        (add_cores, [replace(CORES, quota=1.5, usable=1)], "1 of 8 cores", "container"),
+        (add_memory, [Memory(16 * 10**9, 5 * 10**8), []], "0.5 GB of memory", "Close"),
+    ],
+)
+def test_each_problem_has_its_remedy(add, arguments, what, remedy):
+    [problem] = problems(add, *arguments)
+    assert what in problem.what
+    assert remedy in problem.remedy
+
+
+def test_downloads_that_are_off_are_a_problem():
+    [problem] = problems(add_cache, CACHE, is_offline=True)
+    assert "offline mode" in problem.what
+    assert "Unset" in problem.remedy
+
+
+def test_malformed_presets_are_a_problem(own_folders):
+    file = user_presets_file()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("[mine]\nmodel = 3\n")
+    [problem] = problems(add_presets)
+    assert str(file) in problem.what
+    assert problem.remedy
 
 
 CARD = Device(name="CUDA0", description="A card", kind="GPU", free_bytes=1, total_bytes=1)
@@ -102,7 +153,7 @@ CARD = Device(name="CUDA0", description="A card", kind="GPU", free_bytes=1, tota
 )
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_gpu_that_is_not_used_is_named_with_the_reason(
-    sound, tmp_path, monkeypatch, gpus, num_gpu_layers, hidden, reason
+    tmp_path, monkeypatch, gpus, num_gpu_layers, hidden, reason
 ):
     for name in ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
@@ -115,23 +166,23 @@ def test_a_gpu_that_is_not_used_is_named_with_the_reason(
     monkeypatch.setattr(placement, "gpus_of_drivers", lambda: names)
     assert placement.unused_gpu(gpus, num_gpu_layers) == reason
     if not gpus and num_gpu_layers is None:
-        [problem] = replace(sound, unused_gpu=reason).problems
+        [problem] = problems(add_unused_gpu, reason, "llama-cpp-python")
         assert problem.remedy.startswith("Unset CUDA" if hidden else "Install a build")
     if num_gpu_layers == 0 and not gpus:
         with localspec.load(draft_tokens=0, num_gpu_layers=0) as engine:
             assert engine.description.endswith(f"({reason})")
 
 
-def test_a_full_gpu_and_a_full_or_closed_disk_are_problems(sound):
+def test_a_full_gpu_and_a_full_or_closed_disk_are_problems():
     """No layers go onto a full GPU by default."""
     full = replace(CARD, free_bytes=300_000_000, total_bytes=8 << 30)
     gpus = [full, replace(full, name="CUDA1", free_bytes=4 << 30)]
-    cache = replace(sound.cache, free_bytes=10**9, is_writable=False)
-    found = replace(sound, devices=(*sound.devices[:1], *gpus), cache=cache)
-    closed, on_gpu, disk = found.problems
-    assert "cannot be written" in closed.what
+    [on_gpu] = problems(add_memory, MEMORY, gpus)
     assert "0.3 GB of memory is free on CUDA0" in on_gpu.what
     assert "num_gpu_layers=N" in on_gpu.remedy
+    cache = replace(CACHE, free_bytes=10**9, is_writable=False)
+    closed, disk = problems(add_cache, cache, is_offline=False)
+    assert "cannot be written" in closed.what
     assert "1.0 GB of disk space is free" in disk.what
 
 
@@ -144,8 +195,9 @@ def test_unfinished_downloads_are_found_with_the_way_on(hub: StandinHub, tmp_pat
     (blobs / "0123.89abcdef.incomplete").write_bytes(b"half")
     (blobs / "4567").write_bytes(b"whole")
     found = inspect_installation(())
-    assert found.cache.path == tmp_path / "cache"
-    assert found.cache.size_bytes == 3_000_000 + 4 + 4 + 5
+    cache = found.values["cache"]
+    assert cache.path == tmp_path / "cache"
+    assert cache.size_bytes == 3_000_000 + 4 + 4 + 5
     problems = [one for one in found.problems if "a download stopped" in one.what]
     assert len(problems) == 3
     assert all("Repeat the download" in problem.remedy for problem in problems)
@@ -170,11 +222,10 @@ def test_json_has_all_of_it():
         ),
     ],
 )
-def test_a_stranger_understands_it(sound, monkeypatch, change, words):
+def test_a_stranger_understands_it(monkeypatch, change, words):
     """Cores that are left out have a reason, and there is one number for the free memory."""
-    command = sys.modules["localspec.cli.doctor_command"]
-    found = replace(sound, cores=replace(CORES, **change))
-    monkeypatch.setattr(command, "inspect_installation", lambda _rpc: found)
+    monkeypatch.setattr(installation, "cores_here", lambda: replace(CORES, **change))
+    monkeypatch.setattr(installation, "memory_here", lambda: MEMORY)
     output = run("doctor").output
     assert f"Cores {words} " in " ".join(output.split()) + " "
     assert re.search(r"^Conversations /", output, re.M)

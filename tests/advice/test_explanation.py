@@ -16,7 +16,7 @@ import inside
 from gguf_maker import with_template, write_random_model
 from localspec.advice.explanation import explain
 from localspec.cli import main
-from localspec.cli.explain_command import explanation_text
+from localspec.cli.explain_command import explanation_sheet
 from localspec.engine.loading import load
 from localspec.errors import ModelFileError, OptionError
 from localspec.policy.adaptive import AdaptiveDraftPolicy
@@ -187,7 +187,7 @@ def test_measured_costs_give_the_gain(own_folders, demo_target, demo_draft):
     assert speedups == sorted(speedups)
     assert found.gains[-1].num_draft_tokens == 3
     assert 0.3 < found.break_even < 0.7
-    text = explanation_text(found, [])
+    text = explanation_sheet(found).text()
     assert f"pays if at least {found.break_even:.0%} of its tokens are accepted" in text
     assert f"if 90% are: {speedups[-1]:.2f} times as fast, with 3 draft tokens" in text
 

@@ -22,7 +22,7 @@ from head_maker import write_head_model
 import localspec
 from engines import all_at_once
 from localspec.cli.evaluation_reports import report_text
-from localspec.cli.explain_command import explanation_text
+from localspec.cli.explain_command import explanation_sheet
 from localspec.cli.screen import stats_lines, status_line
 from localspec.errors import OptionError
 from localspec.evaluation import lossless_check
@@ -277,7 +277,9 @@ def test_verify_counts_rows_that_are_equal(q8_target, demo_draft):
 def test_explain_says_what_it_takes_and_whether_it_was_enough(q8_target):
     def exact():
         found = localspec.explain(target=q8_target)
-        [line] = [one for one in explanation_text(found, []).splitlines() if "--exact" in one]
+        [line] = [
+            one for one in explanation_sheet(found).text().splitlines() if "--exact" in one
+        ]
         return found.target.exactness, line
 
     known, line = exact()
