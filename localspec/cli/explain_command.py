@@ -152,10 +152,10 @@ def _add_commands(
 def _command(name: str, model: str | None, named: dict[str, Any]) -> str:
     """A command of localspec as it is typed, with a model and options by their keywords."""
     words = ["localspec", name, *([] if model is None else [model])]
-    for adapter in named.pop("adapters", None) or ():
+    for adapter in named["adapters"] or ():
         words += ["--lora", f"{adapter.file}={adapter.scale:g}"]
     for keyword, value in named.items():
-        if value not in (None, ()):
+        if keyword != "adapters" and value not in (None, ()):
             is_list = isinstance(value, tuple | list)
             words += [usual_flag(keyword), ",".join(map(str, value)) if is_list else str(value)]
     return shlex.join(words)

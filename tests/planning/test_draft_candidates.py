@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 
 import pytest
+from adapter_maker import write_adapter
 from command_line import run
 from head_maker import write_head_model
 
@@ -56,6 +57,12 @@ def test_the_last_line_is_the_pair_to_type(tmp_path, demo_target):
     assert commands == [
         f"To chat localspec chat {large} --ctx 512",
         f"To measure localspec bench {large} --ctx 512 --draft {middle}",
+    ]
+    adapter = write_adapter(tmp_path / "adapter.gguf", large)
+    _, commands = explained(large, "--lora", adapter)
+    assert commands == [
+        f"To chat localspec chat {large} --lora {adapter}=1",
+        f"To measure localspec bench {large} --lora {adapter}=1 --draft {middle}",
     ]
 
     small = write_random_model(tmp_path / "small one.gguf", demo_target, width=64)
