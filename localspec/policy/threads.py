@@ -24,8 +24,7 @@ TRIAL_STEPS = 16
 _SHARE = 1 / 20  # of the lost time, which trials may lose
 _NOISE = 1.05  # slowdown of steps on a machine that does nothing else
 # What trials may lose at first where other programs were seen. After a trial's number of steps
-# the other programs are looked at again: where they are gone, more threads are tried, even if no
-# step was slow
+# they are looked at again: where they are gone, more threads are tried even if no step was slow
 _SOON = 1.0 - TRIAL_STEPS * _SHARE * (_NOISE - 1.0)
 
 # Class of lengths, tokens of the target, tokens of the draft, index of the proposer

@@ -240,9 +240,10 @@ class Sides:
     def policy(self, name: str) -> AdaptiveDraftPolicy:
         """A policy that knows nothing, or what the learning gave."""
         engine = self.engines[name]
-        (policy, _), _ = choose_policies(
+        learning, _ = choose_policies(
             self._models[name], engine.drafting, engine._decoder.proposers, lambda: True
         )
+        policy = learning.policy
         assert isinstance(policy, AdaptiveDraftPolicy)
         if name in self._learned:
             policy.restore(self._learned[name])
