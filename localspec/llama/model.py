@@ -50,7 +50,7 @@ _UNUSED = -1  # in place of the first token that the owner of an adopted `Llama`
 
 
 class LlamaModel(LlamaContext):
-    """A sequence of a llama_cpp context: an implementation of `model.Model`.
+    """A sequence of a llama_cpp context: an implementation of `model_api.Model`.
 
     Not thread-safe, except for `interrupt`. Open one with `open` or `adopt`.
     """

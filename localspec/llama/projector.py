@@ -76,7 +76,7 @@ class _Known(NamedTuple):
 
 
 class Projector:
-    """A projector in a file, open for a model. Implements `vision.Vision`.
+    """A projector in a file, open for a model. Implements `picture.Vision`.
 
     `cells` and `show` from any thread; `rows` in one at a time. content: what the file holds,
     in words, to be set before the first picture. is_causal: whether no cell attends to those
