@@ -92,15 +92,19 @@ class ArgumentReader(abc.ABC):
                 continue
             quote = next(filter(text.startswith, quotes), "")
             begun = text[0]
+            is_before_key = False
             if quote == QUOTE:
                 self._at += len(quote)
                 yield from self._string(_QUOTE_END, quotes)
             elif quote:
                 self._at += len(quote)
                 yield from self._escaped(quote)
+            elif is_key and begun != "}":  # the name may begin with any other sign
+                yield from self._bare(is_key=True)
             elif begun in "[{":
                 brackets += begun
                 self._at += 1
+                is_before_key = True
                 yield begun
             elif begun in "]},:)":
                 if not brackets:  # there is no value
@@ -108,12 +112,13 @@ class ArgumentReader(abc.ABC):
                 if begun in "]}":
                     brackets = brackets[:-1]
                 self._at += 1
+                is_before_key = begun == ","
                 yield f"{begun} " if begun in ",:" else begun
             else:
-                yield from self._bare(is_key=is_key)
+                yield from self._bare(is_key=False)
             if not brackets:
                 return
-            is_key = begun in "{," and brackets[-1] == "{"
+            is_key = is_before_key and brackets[-1] == "{"
 
     def _bare(self, *, is_key: bool) -> Iterator[str | None]:
         """A key or a value without quotes."""

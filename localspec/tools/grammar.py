@@ -553,7 +553,7 @@ class _GemmaWriter:
 
 
 _COMMA = ' "," '
-_BARE_KEY = re.compile(r"""[^\s:,()[\]{}<"'][^:]*(?<!\s)""")
+_BARE_KEY = re.compile(rf"""(?!{re.escape(QUOTE)})[^\s:}}"'][^:]*(?<!\s)""")
 _Item = TypeVar("_Item")
 
 

@@ -117,10 +117,20 @@ def texts_of(value):
     return []
 
 
+def names_of(value):
+    if isinstance(value, list):
+        return [name for each in value for name in names_of(each)]
+    if isinstance(value, dict):
+        return [*value, *(name for each in value.values() for name in names_of(each))]
+    return []
+
+
 def is_carried(name, schema, arguments):
     """Whether the notation has a way to say it."""
     if name == "Gemma 4":
-        return not any('<|"|>' in text for text in texts_of(arguments))
+        # The template writes names bare. A quote at their beginning is read as one.
+        is_quote = any(each.startswith(('"', "'")) for each in names_of(arguments))
+        return not is_quote and not any('<|"|>' in text for text in texts_of(arguments))
     if name != "Qwen3-Coder":
         return True
     free = [v for key, v in arguments.items() if is_free(schema["properties"][key])]
