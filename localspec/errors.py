@@ -163,7 +163,7 @@ class ForkedError(EngineError):
     """The engine belongs to the process that this one was forked from."""
 
 
-def perhaps(name: str, names: Iterable[str]) -> str:
+def did_you_mean(name: str, names: Iterable[str]) -> str:
     """The start of a hint about an unknown name: names that may be meant, or nothing."""
     import difflib
 

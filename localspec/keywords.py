@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, ParamSpec, TypeVar
 
-from localspec.errors import UnknownKeywordError, perhaps
+from localspec.errors import UnknownKeywordError, did_you_mean
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -296,7 +296,7 @@ def _instead_of(name: str, known: Sequence[str]) -> str:
         return f"It is {ours} here. {words}"
     if ours in _taken_by:
         return f"Write {_taken_by[ours]}…, {ours}=…). {words}"
-    return words or perhaps(name, known)
+    return words or did_you_mean(name, known)
 
 
 def _listed(names: Sequence[str]) -> str:

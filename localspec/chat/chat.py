@@ -253,7 +253,7 @@ class Chat(ForeignNames):
         The tokens of a picture are negative numbers.
         """
         asked = (question_message(text, images),)
-        return self._engine._made(self._source(self._turns, asked)).prompt.tokens
+        return self._engine._make_prompt(self._source(self._turns, asked)).prompt.tokens
 
     def _source(
         self, turns: Sequence[Turn], asked: Turn, options: AnswerOptions | None = None
@@ -402,7 +402,7 @@ class ChatRecord(AnswerRecord):
         chat._tools = self._chat_source.use.tools
         # Both at once: an exception of a signal handler may come between two lines.
         forgotten = chat._forgotten + self._turns[: made.num_leaving]
-        vars(chat).update(_forgotten=forgotten, _turns=self._kept(made) + self._replaced)
+        vars(chat).update(_forgotten=forgotten, _turns=self._kept_turns(made) + self._replaced)
 
     def on_end(self, reply: Reply, said: Said | None) -> None:
         """Add the answer to the conversation."""
@@ -423,7 +423,7 @@ class ChatRecord(AnswerRecord):
             return
         # A new revision: a question that was asked meanwhile does not know this answer, and
         # would replace it.
-        turns = [*self._kept(made), (*self._asked, answer)]
+        turns = [*self._kept_turns(made), (*self._asked, answer)]
         revision = chat._revision + 1
         vars(chat).update(_turns=turns, _revision=revision)
         if reply.finish_reason in ("length", "cancelled"):
@@ -433,6 +433,6 @@ class ChatRecord(AnswerRecord):
             )
             chat._unfinished = Unfinished(longer, self.turn, revision)
 
-    def _kept(self, made: MadePrompt) -> list[Turn]:
+    def _kept_turns(self, made: MadePrompt) -> list[Turn]:
         """The earlier turns that are not forgotten."""
         return self._turns[made.num_leaving :]

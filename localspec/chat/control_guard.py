@@ -132,7 +132,7 @@ class ControlGuard:
         """Whether `hide_words` would hide more."""
         return not all(map(self._ends.isdisjoint, hidden.shown))
 
-    def found(self, prompt: str) -> list[str]:
+    def control_texts_in(self, prompt: str) -> list[str]:
         """The control texts in a prompt whose messages are hidden, in order."""
         return [match.group() for match in sorted(self._matches(prompt), key=re.Match.start)]
 
@@ -212,7 +212,7 @@ def _hidden(
 ) -> Hidden:
     hidden = Hidden(_new_mark(repr(exposed)), exposed.opens_answer)
 
-    def shown(text: str, found: Iterable[Span]) -> str:
+    def hide_spans(text: str, found: Iterable[Span]) -> str:
         left = ""
         at = 0
         for begin, end in found:
@@ -222,14 +222,16 @@ def _hidden(
         return hidden.shown[-1]
 
     def data(value: Any) -> Any:
-        return _with_texts(value, lambda text: shown(text, _unescaped(text, data_spans(text))))
+        return _with_texts(
+            value, lambda text: hide_spans(text, _unescaped(text, data_spans(text)))
+        )
 
     for number, message in enumerate(exposed.messages):
         rest = {name: each for name, each in message.items() if name not in _HANDLED}
         is_data = number in exposed.data
         said = ""
         for piece, picture in zip_longest(pieces_of(message), shown_in(message)):
-            said += data(piece) if is_data else shown(piece, _merged(spans(piece)))
+            said += data(piece) if is_data else hide_spans(piece, _merged(spans(piece)))
             if picture is not None:
                 assert isinstance(picture, ShownTokens)
                 said += hidden.hide(picture.tokens)

@@ -60,7 +60,7 @@ def fitting_text(engine: ChatBackend, text: str) -> tuple[str, str]:
 def _num_prompt_tokens(engine: ChatBackend, tools: Sequence[Tool]) -> int:
     messages = checked_messages([{"role": "user", "content": "?"}])
     source = MessagesSource(messages, ToolUse(tuple(tools)))
-    return len(engine._made(source).prompt.tokens)
+    return len(engine._make_prompt(source).prompt.tokens)
 
 
 def _length(tool: Tool) -> int:

@@ -27,7 +27,7 @@ from localspec.errors import ConstraintError, TemplateError
 from localspec.pictures.picture import KnownCells, Picture, Vision
 from localspec.streaming.answer_text import Prompt
 from localspec.streaming.cancellation import CancelCheck, never
-from localspec.streaming.thinking import Thoughts, said
+from localspec.streaming.thinking import Thoughts, without_thoughts
 from localspec.streaming.thought_families import families_of
 from localspec.tools.call_form import CallForm
 from localspec.tools.grammar import CallGrammar, Calls, call_grammar
@@ -204,7 +204,9 @@ class PromptMaker:
         def rendered(given: Sequence[Message]) -> _Rendered:
             exposed = self._exposed(given, use, variables, is_cancelled)
             exposed = exposed._replace(opens_answer=opens_answer)
-            return _Rendered(*self._shown(exposed, is_cancelled), tuple(pictures))
+            return _Rendered(
+                *self._render_with_pictures(exposed, is_cancelled), tuple(pictures)
+            )
 
         try:
             return rendered(messages)
@@ -214,7 +216,9 @@ class PromptMaker:
                 raise
             return rendered(merged)
 
-    def _shown(self, exposed: Exposed, is_cancelled: CancelCheck) -> tuple[str, Hidden]:
+    def _render_with_pictures(
+        self, exposed: Exposed, is_cancelled: CancelCheck
+    ) -> tuple[str, Hidden]:
         """The template's text, with each picture in it, and what is hidden."""
         self._check_roles(exposed, is_cancelled)
         text, hidden = self._guarded(exposed, is_cancelled)
@@ -282,7 +286,7 @@ class PromptMaker:
                 data.add(number)
             if role == "assistant":
                 message = self._with_thoughts(message)
-                content = said(content, self._thoughts.families)
+                content = without_thoughts(content, self._thoughts.families)
             read.append({**message, "role": role, "content": content})
         return Exposed(read, tools, frozenset(data), variables)
 
@@ -327,17 +331,19 @@ class PromptMaker:
         """The template's text, whose control texts are its own, and what is hidden in it."""
         hidden = self._guard.hide(exposed)
         text = self._rendered(hidden, is_cancelled)
-        if not self._guard.shows_ends(hidden) and self._are_written(self._guard.found(text)):
+        if not self._guard.shows_ends(hidden) and self._are_written(
+            self._guard.control_texts_in(text)
+        ):
             return text, hidden
         safest = self._guard.hide_all(exposed)
         safe_text = self._rendered(safest, is_cancelled)
-        own = self._guard.found(safe_text)
-        if self._guard.found(text) == own:
+        own = self._guard.control_texts_in(safe_text)
+        if self._guard.control_texts_in(text) == own:
             return text, hidden
         hidden = self._guard.hide_words(exposed)
         text = self._rendered(hidden, is_cancelled)
         # A switch in a message can bring others.
-        others = [each for each in self._guard.found(text) if each not in own]
+        others = [each for each in self._guard.control_texts_in(text) if each not in own]
         if self._are_written(others):
             return (text, hidden)
         return (safe_text, safest)

@@ -434,7 +434,7 @@ class _Code(CodeGenerator):
 
 
 @pass_context  # so that no constant is written while the template is compiled
-def _written(_: Context, value: Any) -> Any:
+def _check_size_of(_: Context, value: Any) -> Any:
     """A value that is about to become part of the prompt."""
     written_size(value)
     return value
@@ -454,7 +454,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             trim_blocks=True,
             lstrip_blocks=True,
             extensions=["jinja2.ext.loopcontrols", _Generation],
-            finalize=_written,
+            finalize=_check_size_of,
             optimized=False,  # constants are not computed while the template is compiled
         )
         for name, check in _FILTERS.items():

@@ -20,7 +20,7 @@ import platformdirs
 from filelock import FileLock, Timeout
 
 from localspec.chat.shown import Shown, shown_in, with_shown
-from localspec.errors import DAMAGES, OptionError, SessionError, perhaps
+from localspec.errors import DAMAGES, OptionError, SessionError, did_you_mean
 from localspec.pictures.picture import MAX_PICTURE_PIXELS, Picture
 from localspec.system.atomic_write import (
     make_private_folder,
@@ -110,10 +110,10 @@ def session_names() -> list[str]:
 def check_exists(name: str) -> None:
     """Raise OptionError if there is no session of that name."""
     if not session_file(name).exists():
+        guess = did_you_mean(name, session_names())
         raise OptionError(
             f"there is no session {name!r}",
-            f"{perhaps(name, session_names())}'localspec sessions' lists them, and so does "
-            "/load in a chat.",
+            f"{guess}'localspec sessions' lists them, and so does /load in a chat.",
         )
 
 

@@ -26,7 +26,7 @@ def with_tools_in_words(
         f"You may call these tools, each given with the JSON schema of its arguments:\n"
         f"{declared}\n\n"
         f"To call a tool, write exactly this, with the tool's name and its arguments:\n"
-        f"{form.written([_EXAMPLE])}\n"
+        f"{form.render([_EXAMPLE])}\n"
         "The result is in the next message. Call a tool only if the answer needs it."
     )
     described: Message = {"role": "system", "content": text}
@@ -45,7 +45,7 @@ def with_calls_in_words(messages: Iterable[Message], form: CallForm) -> Iterator
         if "tool_calls" in message:
             calls = [_named(call["function"]) for call in message["tool_calls"]]
             parts = [message] if message["content"] else []
-            written = {"content": form.written(calls)}
+            written = {"content": form.render(calls)}
             bare = {key: each for key, each in message.items() if key != "tool_calls"}
             yield {**bare, **joined([*parts, written], "\n")}
         elif message["role"] == "tool" and form is IN_WORDS:

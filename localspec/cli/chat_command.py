@@ -135,7 +135,7 @@ def chat(  # noqa: PLR0913  each is an option of the command
             is_quiet=quiet,
             toolbox=toolbox,
         )
-        is_resumed = session is not None and conversation.begin(session)
+        is_resumed = session is not None and conversation.open_session(session)
         if options.system is not None:
             conversation.chat.system = options.system
         if options.show_draft:

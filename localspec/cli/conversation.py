@@ -233,8 +233,8 @@ class Conversation:
             self.begin_anew()
         return True
 
-    def begin(self, name: str) -> bool:
-        """Save as a session from now on, and continue it if it exists. Returns whether it does.
+    def open_session(self, name: str) -> bool:
+        """Save to a session from now on, and resume it if it exists. Returns whether it does.
 
         Raises SessionError if it cannot be read or is in use, OptionError for a bad name.
         """

@@ -106,7 +106,7 @@ def generate(  # noqa: PLR0913  each is an option of the command
         raise click.UsageError("--raw cannot be combined with --system or --chat-template.")
     if logprobs is not None and not as_json:
         raise click.UsageError("--logprobs needs --json.")
-    attachments, question = _asked(prompt, files)
+    attachments, question = _read_prompt(prompt, files)
     if raw and attachments:
         raise click.UsageError(
             "--raw takes only the prompt, without files or piped input before it."
@@ -144,7 +144,7 @@ def _with_pictures(text: str, attachments: Sequence[Attachment]) -> str | list[d
     return text
 
 
-def _asked(prompt: str | None, files: Sequence[Path]) -> tuple[list[Attachment], str]:
+def _read_prompt(prompt: str | None, files: Sequence[Path]) -> tuple[list[Attachment], str]:
     """The texts before the prompt, and the prompt: the last of files, stdin and PROMPT.
 
     Raises click.UsageError if there is no prompt, OptionError for a file that is not text.

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from localspec.cli.flags import usual_flag
-from localspec.errors import LocalspecError, perhaps
+from localspec.errors import LocalspecError, did_you_mean
 from localspec.keywords import flags_for
 from localspec.presets.model_names import resolve
 from localspec.presets.presets import LocalModel
@@ -123,7 +123,7 @@ class Group(_Grouped, click.Group):
             here = self._elsewhere.get(name)
             if here is None and _is_model(name):
                 here = self._elsewhere.get("MODEL", "").replace("MODEL", name)
-            hint = f"Use: {here}." if here else perhaps(name, self.list_commands(ctx))
+            hint = f"Use: {here}." if here else did_you_mean(name, self.list_commands(ctx))
             ctx.fail(f"No such command {name!r}. {hint}".strip())
         return super().resolve_command(ctx, args)
 

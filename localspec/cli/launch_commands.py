@@ -225,9 +225,9 @@ def _models_at(port: int) -> list[dict[str, Any]] | None:
 
 
 def _answering_models(connection: http.client.HTTPConnection) -> list[dict[str, Any]] | None:
-    """A server's models that answer; None without any. Raises what `_asked` does."""
+    """A server's models that answer; None without any. Raises what `_request_json` does."""
     # A model without a length gives vectors.
-    listed = _asked(connection, "/v1/models")["data"]
+    listed = _request_json(connection, "/v1/models")["data"]
     return [each for each in listed if "max_model_len" in each] or None
 
 
@@ -236,8 +236,8 @@ def _of_own_server(
 ) -> _Found | None:
     """What this user's server at that port is asked; None without such a server.
 
-    What cannot show that it is this user's is asked nothing else. ask may raise what `_asked`
-    does; None comes of that, too.
+    What cannot show that it is this user's is asked nothing else. `ask` may raise what
+    `_request_json` does; None comes of that, too.
     """
     key = read_key(port)
     if key is None:
@@ -256,13 +256,13 @@ def _of_own_server(
 
 
 def _is_of_this_user(connection: http.client.HTTPConnection, key: ServerKey) -> bool:
-    """Whether what listens there knows the key. Raises what `_asked` does."""
+    """Whether what listens there knows the key. Raises what `_request_json` does."""
     nonce = new_nonce()
-    given = str(_asked(connection, f"{PROOF_PATH}?nonce={nonce}")["proof"])
+    given = str(_request_json(connection, f"{PROOF_PATH}?nonce={nonce}")["proof"])
     return hmac.compare_digest(given.encode(), key.proof(nonce).encode())
 
 
-def _asked(
+def _request_json(
     connection: http.client.HTTPConnection, path: str, body: dict[str, Any] | None = None
 ) -> dict[str, Any]:
     """The JSON at that path, of a POST where there is a body.
@@ -396,9 +396,9 @@ def _tokens_per_s(model: str, connection: http.client.HTTPConnection) -> float |
     """How many tokens of a prompt the model reads per second; None if that is not known.
 
     The server knows how fast it read the last long prompt. Where it has read none, the time of
-    a short one is measured. Raises what `_asked` does.
+    a short one is measured. Raises what `_request_json` does.
     """
-    props = _asked(connection, f"/props?{urllib.parse.urlencode({'model': model})}")
+    props = _request_json(connection, f"/props?{urllib.parse.urlencode({'model': model})}")
     if props["prompt_per_second"] is not None:
         return float(props["prompt_per_second"])
     connection.sock.settimeout(_MEASURE_S)
@@ -409,10 +409,13 @@ def _tokens_per_s(model: str, connection: http.client.HTTPConnection) -> float |
 
 
 def _timed_prompt(model: str, connection: http.client.HTTPConnection) -> dict[str, Any]:
-    """Have the model read a short prompt; llama-server's timings. Raises what `_asked` does."""
+    """Have the model read a short prompt; llama-server's timings.
+
+    Raises what `_request_json` does.
+    """
     text = secrets.token_hex(_MEASURED_BYTES)  # random: none of it is cached
     body = {"model": model, "prompt": text, "n_predict": 0}
-    timings: dict[str, Any] = _asked(connection, "/completion", body)["timings"]
+    timings: dict[str, Any] = _request_json(connection, "/completion", body)["timings"]
     return timings
 
 

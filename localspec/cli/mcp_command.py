@@ -14,7 +14,7 @@ from localspec.cli.json_output import json_option, write_json
 from localspec.cli.progress_line import waiting
 from localspec.cli.screen import counted, error_lines, excerpt, note, say
 from localspec.cli.tool_calls import OWN_FILE, opened_servers
-from localspec.errors import OptionError, perhaps
+from localspec.errors import OptionError, did_you_mean
 from localspec.tool_servers.configuration import (
     add_server,
     files_of_others,
@@ -212,7 +212,7 @@ def _state_of(servers: McpServers, name: str) -> ServerState:
     with waiting(lambda: f"Starting {name} …"):
         states = {state.name: state for state in servers.states(only=name)}
     if name not in states:
-        raise OptionError(f"there is no MCP server {name!r:.80}", perhaps(name, states))
+        raise OptionError(f"there is no MCP server {name!r:.80}", did_you_mean(name, states))
     return states[name]
 
 

@@ -206,11 +206,11 @@ def _as_markdown(session: Session) -> str:
     parts = [f"# {session.name}"]
     for message in session.messages:
         role = str(message["role"])  # an edited file can have any
-        parts += [f"## {_SPEAKERS.get(role, role)}", _closed(_said(message).strip())]
+        parts += [f"## {_SPEAKERS.get(role, role)}", _closed(_message_text(message).strip())]
     return "\n\n".join(parts) + "\n"
 
 
-def _said(message: Message) -> str:
+def _message_text(message: Message) -> str:
     """The text of a message, and a note for each picture before it."""
     notes = [f"[image {picture_name(each)}]" for each in message.get("pictures", ())]
     return "\n".join([*notes, message["content"]])

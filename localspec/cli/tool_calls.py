@@ -92,7 +92,7 @@ class Toolbox:
                 "autoApprove in the file of servers."
             )
             return False
-        answer = _asked(function)
+        answer = _ask_approval(function)
         if answer == "c":
             self._allowed_here.add(key)
         elif answer == "t":
@@ -127,7 +127,7 @@ def tool_title(function: ForeignFunction) -> str:
     return printable(f"{function.server}.{function.tool}")
 
 
-def _asked(function: ForeignFunction) -> str:
+def _ask_approval(function: ForeignFunction) -> str:
     """The letter that a person answers with. Ctrl-C and Ctrl-D end the answer instead."""
     choices = _LEFT if function.is_destructive else tuple(_ANSWERS)
     words = ", ".join(f"[{letter}] {_ANSWERS[letter]}" for letter in choices)

@@ -236,7 +236,7 @@ class Behind:
                 return index + state._inner.validate(tokens[index:])
             if not state._may_come(token):
                 return index
-            state._go_on(token)
+            state._advance(token)
         return len(tokens)
 
     def _may_come(self, token: int) -> bool:
@@ -250,7 +250,7 @@ class Behind:
         whole, ends = self._crossing
         return token in whole or (bool(self._boundary.held) and token in ends)
 
-    def _go_on(self, token: int) -> None:
+    def _advance(self, token: int) -> None:
         if self._stage is _Stage.START:
             is_opening = token in self._others
             self._stage = _Stage.FREE if is_opening else _Stage.BEHIND
@@ -275,7 +275,7 @@ class Behind:
                 return
             if not self._may_come(token):
                 raise gone_wrong(f"token {token} is not allowed at this point of the answer")
-            self._go_on(token)
+            self._advance(token)
 
     def forced(self) -> list[int]:
         if self._stage is _Stage.BEHIND:

@@ -31,8 +31,8 @@ class AnsweredText:
         self.num_stable = 0
         """The first tokens, which a prompt repeats that continues the text."""
 
-    def begin(self, prompt: Sequence[int], num_stable: int | None) -> None:
-        """Have an answer to the prompt. num_stable: None where all of it stays."""
+    def mark_in_use(self, prompt: Sequence[int], num_stable: int | None) -> None:
+        """Start an answer to the prompt. num_stable: None where all of it stays."""
         self.is_in_use = True
         # Now, for an answer that ends early: if the client asks again, this much is cached.
         self.tokens = list(prompt)
@@ -66,7 +66,7 @@ class AnsweredTexts:
         else:
             self._texts.remove(found)
         self._texts.append(found)
-        found.begin(prompt, num_stable)
+        found.mark_in_use(prompt, num_stable)
         return found
 
     def _continued_by(self, prompt: Sequence[int], scope: Hashable) -> AnsweredText | None:

@@ -277,8 +277,8 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
         """Have an answer produced whose turn has come. From any thread; it must not wait."""
 
     @abc.abstractmethod
-    def _made(self, source: PromptSource) -> MadePrompt:
-        """The prompt of a source, for callers that want no answer.
+    def _make_prompt(self, source: PromptSource) -> MadePrompt:
+        """Make the prompt of a source, for callers that want no answer.
 
         Raises what making it does.
         """

@@ -95,13 +95,13 @@ class CachePool:
         own = None
         if owner is not previous:
             if previous is not None:
-                copied = self._copied_out(lane)
+                copied = self._park(lane)
                 if copied is not None:
                     self._kept[previous] = copied
             lane.owner = nobody if owner is None else weakref.ref(owner)
             own = None if owner is None else self._kept.pop(owner, None)
         if own is not None and own.scope != scope:  # the owner asks under other scales
-            self._put_aside(own)
+            self._save(own)
             own = None
         num_there = lane.common_with(tokens, scope) if own is None else self._reach(own, tokens)
         others = [other for other in self._lanes if other is not lane]
@@ -189,18 +189,18 @@ class CachePool:
             if self.num_bytes + num_bytes <= self.budget_bytes:
                 break
             self._kept.pop(owner, None)
-            self._put_aside(kept)
+            self._save(kept)
 
-    def put_all_aside(self, is_cancelled: CancelCheck = never) -> None:
-        """Have all texts on disk that are worth it, the latest first, until it is cancelled."""
+    def save_all(self, is_cancelled: CancelCheck = never) -> None:
+        """Save all texts to disk that are worth it, the latest first, until it is cancelled."""
         with contextlib.suppress(Interrupted):
             for lane in sorted(self._lanes, key=lambda lane: -lane.last_used):
-                self._put_lane_aside(lane, is_cancelled)
+                self._save_lane(lane, is_cancelled)
             for kept in reversed(list(self._kept.values())):
-                self._put_aside(kept, is_cancelled)
+                self._save(kept, is_cancelled)
 
-    def _put_lane_aside(self, lane: Lane, is_cancelled: CancelCheck = never) -> None:
-        """As `_put_aside`, the text of a lane."""
+    def _save_lane(self, lane: Lane, is_cancelled: CancelCheck = never) -> None:
+        """As `_save`, with the text of a lane."""
         outline = lane.models.target.cache.outline()
         size = sum(lane.sizes())
         store = self._store
@@ -209,10 +209,10 @@ class CachePool:
         if store.wants(lane.decoder.tokens, outline, lane.scope.scales):
             copied = lane.copied()
             if copied is not None:
-                self._put_aside(copied, is_cancelled)
+                self._save(copied, is_cancelled)
 
-    def _put_aside(self, text: PooledCache, is_cancelled: CancelCheck = never) -> None:
-        """Have a text on disk if it is worth it. Raises Interrupted once it is cancelled."""
+    def _save(self, text: PooledCache, is_cancelled: CancelCheck = never) -> None:
+        """Save a text to disk if it is worth it. Raises Interrupted once it is cancelled."""
 
         def check() -> None:
             if is_cancelled():
@@ -232,11 +232,11 @@ class CachePool:
                 "Allow more: load(kept_bytes=…).",
             )
 
-    def _copied_out(self, lane: Lane) -> PooledCache | None:
-        """A copy, for which older ones leave; None if there is nothing, or no room for it."""
+    def _park(self, lane: Lane) -> PooledCache | None:
+        """Copy a lane's text to memory; older copies make room. None without a text or room."""
         num_bytes = sum(lane.sizes())
         if num_bytes > self.budget_bytes:
-            self._put_lane_aside(lane)
+            self._save_lane(lane)
         if not 0 < num_bytes <= self.budget_bytes:
             return None
         self.make_room(num_bytes)

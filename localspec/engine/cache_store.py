@@ -98,7 +98,7 @@ class CacheStore:
                     most = num_spared
             if found is None or sum(found[1].sizes) > _spare_memory():
                 return None
-            if (kept := self._read(*found, identities)) is not None:
+            if (kept := self._read_text(*found, identities)) is not None:
                 return kept
         return None
 
@@ -192,7 +192,7 @@ class CacheStore:
             return head
         return None
 
-    def _read(
+    def _read_text(
         self, path: Path, head: CacheHead, identities: Sequence[str]
     ) -> PooledCache | None:
         """The text, with the states of those of its models that are these."""

@@ -43,7 +43,7 @@ class Constrainer:
         raises Interrupted once `is_cancelled` says so. Raises ConstraintError for what cannot
         be kept to, or a beginning that does not fit.
         """
-        spec, triggers = _asked(options, prompt)
+        spec, triggers = _requested_spec(options, prompt)
         if spec is None:
             return None
         has_frame = prompt.calls is not None and prompt.calls.have_frame
@@ -112,7 +112,7 @@ def _are_json(calls: Calls) -> bool:
     return form.notation is JsonArguments and not calls.have_frame and not is_free
 
 
-def _asked(
+def _requested_spec(
     options: AnswerOptions, prompt: Prompt
 ) -> tuple[ConstraintSpec | None, Sequence[str]]:
     """The constraint that is asked for, and the texts behind which it starts."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING
 
-from localspec.llama.joint_costs import PieceTimes, RowTimes
+from localspec.llama.joint_costs import ChunkTimes, RowTimes
 
 if TYPE_CHECKING:
     from localspec.llama.handle import Handle
@@ -20,7 +20,7 @@ class ContextTimes:
 
     def __init__(self) -> None:
         self.rows = RowTimes()
-        self.pieces = PieceTimes()
+        self.chunks = ChunkTimes()
         self.step_s = 0.0
         """Seconds of the last step."""
 

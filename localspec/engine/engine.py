@@ -210,7 +210,7 @@ class Engine(BaseEngine):
                     return function(self._decoder)
                 finally:
                     self._decoder.truncate(0)
-                    lane.use_usual()
+                    lane.reset()
 
         try:
             return self._alone(work)
@@ -244,7 +244,7 @@ class Engine(BaseEngine):
         except Exception as error:
             record.outbox.put(closed() if self._is_ending else error)
         else:
-            self._worker.put(functools.partial(self._begin, work))
+            self._worker.put(functools.partial(self._start_producing, work))
 
     def _work(self, record: AnswerRecord, source: PromptSource) -> _Work:
         """Make prompt and grammar. Raises what refuses them, and Interrupted."""
@@ -260,13 +260,13 @@ class Engine(BaseEngine):
         facts = PromptFacts(made, len(prompt.tokens), passed_over, prompt.has_tool_words)
         return _Work(record, facts, request, self._reference(prompt, record.options), parts)
 
-    def _begin(self, work: _Work) -> None:
-        """Begin with an answer. In the worker."""
+    def _start_producing(self, work: _Work) -> None:
+        """Give the answer a lane, and start it. In the worker."""
         record = work.record
         if record.state is not State.ADMITTED:
             return
         try:
-            record.begin(work.facts)
+            record.start_producing(work.facts)
             self._take_lane(work)
         except Exception as error:
             record.outbox.put(error)
@@ -297,14 +297,14 @@ class Engine(BaseEngine):
             record.outbox.put(Reading(num_decoded, num_tokens))
 
         try:
-            lane.begin()
+            lane.make_ready()
             tokens = work.facts.made.prompt.tokens
             self._cache_pool.switch_to(lane, owner, tokens, _scope_of(record))
-            lane.use(report, record.plan.policy, work.reference)
+            lane.configure(report, record.plan.policy, work.reference)
             yield Reading(run.start(), num_tokens, is_first=True)
             yield from run.pieces()
         finally:
-            lane.use_usual()
+            lane.reset()
             self._save_profile(lane)
             work.parts.clear()
 
@@ -405,7 +405,7 @@ class Engine(BaseEngine):
     def _alone(self, function: Callable[[], Found]) -> Found:
         """A function's result, called in the worker. Raises BusyError, and ClosedError."""
         self._require_open()
-        return self._worker.alone(function)
+        return self._worker.when_idle(function)
 
     def _save_caches_of(self, owner: object, path: Path) -> bool:
         def save() -> bool:
@@ -455,9 +455,9 @@ class Engine(BaseEngine):
 
         self._alone(free)
 
-    def _made(self, source: PromptSource) -> MadePrompt:
+    def _make_prompt(self, source: PromptSource) -> MadePrompt:
         self._require_open()
-        return self._prompts.call(lambda: self._made_of(source, never))
+        return self._prompts.call(lambda: self._make_prompt_here(source, never))
 
     def _prompt_text(self, source: MessagesSource, *, opens_answer: bool) -> str:
         self._require_open()
@@ -468,7 +468,7 @@ class Engine(BaseEngine):
 
         return self._prompts.call(text)
 
-    def _made_of(self, source: PromptSource, is_cancelled: CancelCheck) -> MadePrompt:
+    def _make_prompt_here(self, source: PromptSource, is_cancelled: CancelCheck) -> MadePrompt:
         """The prompt of a source. In the thread of prompts."""
         with self._prompt_work.making(None):
             return source.make(self._workshop, is_cancelled)
@@ -482,7 +482,7 @@ class Engine(BaseEngine):
             return self._worker.num_asked != before
 
         with contextlib.suppress(Interrupted):
-            made = self._prompts.call(lambda: self._made_of(source, is_cancelled))
+            made = self._prompts.call(lambda: self._make_prompt_here(source, is_cancelled))
             self._read_ahead(made.prompt.tokens, owner, before)
 
     def _read_ahead(self, whole: list[int], owner: object, num_asked: int) -> None:
@@ -504,7 +504,7 @@ class Engine(BaseEngine):
     def _keep_on_disk(self) -> None:
         """Write the caches of conversations that the disk lacks, until an answer begins."""
         self._while_idle(
-            lambda: self._cache_pool.put_all_aside(lambda: self._target.is_interrupted),
+            lambda: self._cache_pool.save_all(lambda: self._target.is_interrupted),
             self._worker.num_asked,
         )
 
@@ -542,7 +542,7 @@ class Engine(BaseEngine):
         def free() -> None:
             with contextlib.suppress(EngineError, MemoryError):  # of one that is closed
                 self._begin_lanes()
-                self._cache_pool.put_all_aside()
+                self._cache_pool.save_all()
             self._free()
 
         if not self._own_process.is_this():
@@ -575,7 +575,7 @@ class Engine(BaseEngine):
 
     def _begin_lanes(self) -> None:
         for lane in self._lanes:
-            lane.begin()
+            lane.make_ready()
 
     def _require_open(self) -> None:
         self._require_not_ending()

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from queue import Empty, SimpleQueue
 from typing import TypeVar
 
-from localspec.streaming.outbox import taken
+from localspec.streaming.outbox import take_from
 
 Result = TypeVar("Result")
 Inbox = SimpleQueue[Callable[[], object] | None]  # None ends the thread
@@ -70,7 +70,7 @@ class InboxThread:
             del outcome  # an error has this frame
 
         self.put(work)
-        return taken(results).result()
+        return take_from(results).result()
 
     def end(self) -> threading.Thread | None:
         """Have the thread end, once what it was given is done. More to do starts another."""

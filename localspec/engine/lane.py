@@ -169,20 +169,20 @@ class Lane:
         if is_own:
             self.decoder.draft_policy = self.own_policy
 
-    def begin(self) -> None:
-        """Make models and loop ready for work."""
+    def make_ready(self) -> None:
+        """Prepare models and loop for an answer."""
         for model in self.models.all:
-            model.begin()
+            model.make_ready()
         self._num_shared = self.clock.num_shared
-        self.use_usual()
+        self.reset()
 
-    def use(
+    def configure(
         self,
         on_batch: Callable[[int], None],
         policy: FixedDraftPolicy | None,
         reference: Sequence[int],
     ) -> None:
-        """Set what an answer has of its own: its on_prompt, policy and prediction."""
+        """Set what is of one answer: on_batch, policy and prediction."""
         self.models.target.on_batch = on_batch
         if policy is not None:
             self._usual_policy = self.decoder.draft_policy
@@ -196,8 +196,8 @@ class Lane:
         for lookup in self._lookups:
             lookup.memory = None
 
-    def use_usual(self) -> None:
-        """Undo `use` and `use_no_memory`. Idempotent."""
+    def reset(self) -> None:
+        """Undo `configure` and `use_no_memory`. Idempotent."""
         self.models.target.on_batch = None
         if self._usual_policy is not None:
             self.decoder.draft_policy = self._usual_policy

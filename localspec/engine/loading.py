@@ -382,7 +382,7 @@ def _open(source: Source, stack: contextlib.ExitStack) -> LlamaModel:
     options = source.options
     if source.header is None:
         assert source.llama is not None
-        tiled_kernels.use()
+        tiled_kernels.allow()
         adopted = LlamaModel.adopt(source.llama, options.max_outputs)
         stack.callback(adopted.close)
         adopted.content = _content_of_adopted(adopted, source.llama.model_path)
@@ -422,7 +422,7 @@ def prepare_kernels(options: LlamaOptions, header: Header) -> None:
     Raises OptionError if exact decodes are asked for, and it is too late for that.
     """
     if not (options.exact and tiled_kernels.are_tiled(header)):
-        tiled_kernels.use()
+        tiled_kernels.allow()
     elif not tiled_kernels.leave_out():
         raise OptionError(
             f"{header.path.name} cannot be exact in this process, whose kernels for several "

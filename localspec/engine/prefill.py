@@ -69,7 +69,7 @@ def measure_fast(decoder: SpeculativeDecoder, chain: SamplerChain) -> None:
             decoder.truncate(0)
             started = decoder.clock()
             decoder.start([0])
-            _read(decoder.target, decoder.tokens)
+            _prefill(decoder.target, decoder.tokens)
             if decoder.clock() - started > most_s:
                 return
         for _ in range(2):
@@ -87,7 +87,7 @@ def time_decodes(
 
 
 def _judge_drafts(decoder: SpeculativeDecoder, policy: AdaptiveDraftPolicy) -> None:
-    """Ask a draft that rested what it would have proposed in the answer.
+    """Ask a draft that was paused what it would have proposed in the answer.
 
     So the next one begins with that knowledge, and need not pay for it. Later, when enough of
     a draft's tokens were judged, nothing is done any more.
@@ -101,7 +101,7 @@ def _judge_drafts(decoder: SpeculativeDecoder, policy: AdaptiveDraftPolicy) -> N
         is_known = prospect.learned.num_seen >= _ENOUGH_JUDGED
         if num_tokens == 0 or is_known or state.num_missing > _MOST_READ:
             continue
-        _read(proposer.model, tokens[proposer.begins_at : len(tokens) - num_tokens - 1])
+        _prefill(proposer.model, tokens[proposer.begins_at : len(tokens) - num_tokens - 1])
         for replay_scores in decoder.replay_scores(proposer, num_tokens):
             for confidence, chance in replay_scores.chances:
                 prospect.learned.learn(confidence, chance)
@@ -110,7 +110,7 @@ def _judge_drafts(decoder: SpeculativeDecoder, policy: AdaptiveDraftPolicy) -> N
 def _read_ahead(decoder: SpeculativeDecoder, tokens: list[int]) -> None:
     """Make `tokens` the text, and decode what is missing.
 
-    A draft that has kept up reads it, too; one that rests costs no time, idle or not.
+    A draft that has kept up reads it, too; one that is paused costs no time, idle or not.
     """
     following = [
         draft
@@ -120,12 +120,12 @@ def _read_ahead(decoder: SpeculativeDecoder, tokens: list[int]) -> None:
     ]
     if decoder.tokens != tokens:
         decoder.start(tokens)
-    _read(decoder.target, tokens)
+    _prefill(decoder.target, tokens)
     for draft in following:
         has_cache = draft.model.num_cached > 0
         # A head that lacks too much of it goes on further behind.
         if has_cache and draft.state(tokens).max_tokens > 0:
-            _read(draft.model, tokens[draft.begins_at :])
+            _prefill(draft.model, tokens[draft.begins_at :])
 
 
 def _measure_costs(decoder: SpeculativeDecoder, costs: Costs, chain: SamplerChain) -> None:
@@ -145,7 +145,7 @@ def _measure_costs(decoder: SpeculativeDecoder, costs: Costs, chain: SamplerChai
         decoder.truncate(len(decoder.tokens))
 
 
-def _read(model: Model, tokens: list[int]) -> None:
+def _prefill(model: Model, tokens: list[int]) -> None:
     """Decode what the cache lacks of `tokens`, the text from its first token on."""
     begin = model.num_cached
     while begin < len(tokens):

@@ -208,7 +208,7 @@ def _thread_policy(models: Models, was_alone: Callable[[], bool]) -> ThreadPolic
     most = target.most_threads
     most_of_draft = 0 if draft is None else draft.num_threads
 
-    def use(count: int) -> None:
+    def set_num_threads(count: int) -> None:
         target.num_threads = count
         if draft is not None and draft.may_change_threads:
             draft.num_threads = min(count, most_of_draft)
@@ -217,4 +217,4 @@ def _thread_policy(models: Models, was_alone: Callable[[], bool]) -> ThreadPolic
 
     counts = counts_to_try(most) if target.may_change_threads else [most]
     look_again = target.others.num_free_cores
-    return AdaptiveThreads(counts, target.num_free_cores, look_again, use, was_alone)
+    return AdaptiveThreads(counts, target.num_free_cores, look_again, set_num_threads, was_alone)

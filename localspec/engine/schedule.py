@@ -89,16 +89,16 @@ class Schedule:
         prompts = [each for each in wanted if _is_of_prompt(each[1])]
         steps = [each for each in wanted if not _is_of_prompt(each[1])]
         if prompts and (not steps or self._times.may_read):
-            self._read(*prompts[0], is_alone=not steps)
+            self._prefill_chunk(*prompts[0], is_alone=not steps)
             return
         # Drafts go before the target, where the texts meet again.
         decodes = [decode for _, decode in steps]
         first = min(decodes, key=lambda d: (_model(d).num_weight_bytes, len(d.tokens)))
         handle = _model(first).handle
-        self._write([each for each in steps if _model(each[1]).handle is handle])
+        self._decode_steps([each for each in steps if _model(each[1]).handle is handle])
 
-    def _write(self, wanted: Sequence[tuple[Lane, Decode]]) -> None:
-        """Make the first of these decodes of one context, with all that can be joined to it."""
+    def _decode_steps(self, wanted: Sequence[tuple[Lane, Decode]]) -> None:
+        """Compute the first of these decodes of one context, with all that can join it."""
         # These load libllama.
         from localspec.llama.joint_decode import JointPart, decode_parts, joinable
 
@@ -123,13 +123,13 @@ class Schedule:
                 self._deliver(lane, part.rows, error, is_joint=len(chosen) > 1)
                 del error
 
-    def _read(self, lane: Lane, decode: Decode, *, is_alone: bool) -> None:
-        """Decode a piece of a prompt; all of it where no smaller piece can be made."""
+    def _prefill_chunk(self, lane: Lane, decode: Decode, *, is_alone: bool) -> None:
+        """Decode a chunk of a prompt; all of it where no smaller chunk can be made."""
         model = _model(decode)
         tokens = decode.tokens
         num_logits = decode.num_logits
         times = self._times.of(model.handle)
-        size = self._piece_size(decode, times.pieces.size(is_alone=is_alone))
+        size = self._chunk_size(decode, times.chunks.size(is_alone=is_alone))
         is_whole = size > len(tokens) - max(num_logits, 1)
         rows = None
         error: BaseException | None = None
@@ -139,12 +139,12 @@ class Schedule:
                 size = len(tokens)
                 rows = model.decode(tokens, num_logits)
             else:
-                model.read_piece(tokens[:size], len(tokens) - size)
+                model.prefill_chunk(tokens[:size], len(tokens) - size)
         except BaseException as raised:
             error = raised
         took_s = time.perf_counter() - started_s
         if error is None and not has_cells(tokens[:size]):
-            times.pieces.learn(size, took_s, times.step_s)
+            times.chunks.learn(size, took_s, times.step_s)
         lane.reading_s += took_s
         lane.clock.charge(took_s)
         self._times.read(model.handle, took_s, lane.reading_s)
@@ -156,8 +156,8 @@ class Schedule:
             lane.decode = decode._replace(tokens=tokens[size:])
         del error  # which has this frame
 
-    def _piece_size(self, decode: Decode, wanted: int) -> int:
-        """Tokens of the next piece of a prompt; wanted: where others may want to write."""
+    def _chunk_size(self, decode: Decode, wanted: int) -> int:
+        """Tokens of the next chunk of a prompt. wanted: the size while others write."""
         from localspec.llama.model import LlamaModel  # loads libllama
 
         model = _model(decode)

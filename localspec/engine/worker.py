@@ -45,7 +45,7 @@ class Worker(InboxThread):
             if self._make_way is not None:
                 self._make_way()
 
-    def alone(self, function: Callable[[], Found]) -> Found:
+    def when_idle(self, function: Callable[[], Found]) -> Found:
         """The function's result, called while no answer runs. Raises BusyError if one does."""
 
         def work() -> Found:

@@ -277,25 +277,25 @@ def run_bench(
         run.measure_costs(tasks[0].text)
         run.compare(tasks)
     engine._save_profile()
-    return run.found(limit.by)
+    return run.result(limit.by)
 
 
 @dataclass(slots=True)
 class _Kind:
     """The tasks of a kind, and what was found with them."""
 
-    found: KindSpeed
+    speed: KindSpeed
     tasks: list[Task] = field(default_factory=list)
 
     @property
     def needs_more(self) -> bool:
-        is_narrow = self.reach <= NARROW and len(self.found.stretches) >= NOT_FEW
-        return bool(self.tasks) and not (is_narrow or self.found.is_too_short)
+        is_narrow = self.reach <= NARROW and len(self.speed.stretches) >= NOT_FEW
+        return bool(self.tasks) and not (is_narrow or self.speed.is_too_short)
 
     @property
     def reach(self) -> float:
         """The interval's factor; infinite without an interval."""
-        estimate = self.found.estimate
+        estimate = self.speed.estimate
         if estimate is None:
             return math.inf
         return estimate.reach
@@ -319,9 +319,9 @@ class _BenchRun:
     too_long: Counter[KindOfText] = field(default_factory=Counter)
     started_s: float = field(default_factory=time.perf_counter)
 
-    def found(self, ending: EndedBy | None) -> Bench:
+    def result(self, ending: EndedBy | None) -> Bench:
         return Bench(
-            tuple(kind.found for kind in self.kinds.values() if kind.tasks),
+            tuple(kind.speed for kind in self.kinds.values() if kind.tasks),
             dict(self.left_out),
             dict(self.too_long),
             self.costs,
@@ -362,11 +362,11 @@ class _BenchRun:
 
     def _ask(self, kind: _Kind, until_s: float) -> None:
         """Write one more answer. From until_s on it ends once it allows an estimate."""
-        estimates = ((name, each.found.estimate) for name, each in self.kinds.items())
+        estimates = ((name, each.speed.estimate) for name, each in self.kinds.items())
         known = [f"{name} {estimate.value:.2f}" for name, estimate in estimates if estimate]
-        self.watch.progress("; ".join((f"writing {kind.found.kind}", *known)), None)
+        self.watch.progress("; ".join((f"writing {kind.speed.kind}", *known)), None)
         self.engine._draft_policy = rounds = Rounds(self.policy)
-        task = kind.tasks[len(kind.found.answers) % len(kind.tasks)]
+        task = kind.tasks[len(kind.speed.answers) % len(kind.tasks)]
         answer = task.ask(self.engine, **self.asked)
         try:
             with self.ended.obeyed(answer.cancel):
@@ -381,10 +381,10 @@ class _BenchRun:
             if not any(each.tasks for each in self.kinds.values()):
                 raise
             return
-        kind.found.stretches += rounds.stretches
-        kind.found.answers.append(reply.stats)
-        has_all_answers = len(kind.found.answers) >= len(kind.tasks)
-        kind.found.is_too_short = has_all_answers and not kind.found.stretches
+        kind.speed.stretches += rounds.stretches
+        kind.speed.answers.append(reply.stats)
+        has_all_answers = len(kind.speed.answers) >= len(kind.tasks)
+        kind.speed.is_too_short = has_all_answers and not kind.speed.stretches
         if self.ended.is_requested:
             raise Interrupted("the measurement was ended")
 
@@ -421,6 +421,6 @@ def measure_costs(
     if costs.plain_s is None:
         return None
     largest = max(costs.measured_sizes(), default=1)
-    timed = {kind: costs.ledger[kind].kept() for kind in by_token}
+    timed = {kind: costs.ledger[kind].value_to_keep() for kind in by_token}
     shares = {kind: share for kind, share in timed.items() if share is not None}
     return DecodeCosts(costs.plain_s, tuple(costs.ratios()[1 : largest + 1]), shares, is_quiet)

@@ -83,15 +83,15 @@ class Rounds(DraftPolicy):
         token_s = self._reading_s / max(self._num_tokens, 1)
         return [
             replace(each, drafting_s=each.drafting_s + token_s * each.num_tokens)
-            for each in (*self._stretches, *self._last())
+            for each in (*self._stretches, *self._current_stretch())
         ]
 
     @property
     def keeps_sizes(self) -> bool | None:
         return self._policy.keeps_sizes
 
-    def begin(self) -> None:
-        self._policy.begin()
+    def reset(self) -> None:
+        self._policy.reset()
 
     def choose(self, context: PolicyContext) -> Decision | Replay:
         if self._is_plain:
@@ -126,7 +126,7 @@ class Rounds(DraftPolicy):
         self._policy.learn(record)
         is_over = self._drafting.num_steps > _DRAFTING_STEPS
         if is_over and self._drafting.num_tokens >= _DRAFTING_TOKENS:
-            self._stretches += self._last()
+            self._stretches += self._current_stretch()
             self._plain = _Side()
             self._drafting = _Side()
 
@@ -134,7 +134,7 @@ class Rounds(DraftPolicy):
     def _is_plain(self) -> bool:
         return self._plain.num_steps < _PLAIN_STEPS
 
-    def _last(self) -> list[Stretch]:
+    def _current_stretch(self) -> list[Stretch]:
         """The current round's stretch, once it has counted drafting steps."""
         plain = self._plain
         drafting = self._drafting

@@ -19,7 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Protocol
 
-from localspec.errors import ModelFileError, ModelNotFoundError, perhaps
+from localspec.errors import ModelFileError, ModelNotFoundError, did_you_mean
 
 # None stands for an array that is not kept.
 Value = int | float | bool | str | tuple[int | float | bool, ...] | None
@@ -382,4 +382,4 @@ def _files_in(folder: Path, wanted: str = "") -> str:
     """A hint that names some models of a folder, and those like a wanted name."""
     names = sorted(path.name for path in folder.glob("*.gguf"))
     listed = ", ".join(names[:_MAX_NAMED]) or "no .gguf file"
-    return f"{perhaps(wanted, names)}{folder} holds {listed}."
+    return f"{did_you_mean(wanted, names)}{folder} holds {listed}."

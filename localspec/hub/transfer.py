@@ -254,14 +254,14 @@ class RemoteSource:
     def read(self, offset: int, size: int) -> bytes:
         """`size` bytes from an offset on. Raises DownloadError."""
         try:
-            return patiently(lambda: self._read(offset, size), lambda: None)
+            return patiently(lambda: self._fetch_range(offset, size), lambda: None)
         except HubBusyError as error:
             raise DownloadError(
                 f"the header of {self.name} cannot be read: {error}",
                 "Try again later; check the connection and HF_ENDPOINT.",
             ) from error
 
-    def _read(self, offset: int, size: int) -> bytes:
+    def _fetch_range(self, offset: int, size: int) -> bytes:
         data = bytearray()
         for piece in content_of(self._remote, offset, offset + size - 1):
             data += piece

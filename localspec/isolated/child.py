@@ -136,8 +136,8 @@ class ServedRecord(AnswerRecord):
             touch_servers(self._servers)  # one may have gone since it was used last
         return super().source()
 
-    def begin(self, facts: PromptFacts) -> None:
-        super().begin(facts)
+    def start_producing(self, facts: PromptFacts) -> None:
+        super().start_producing(facts)
         made = facts.made
         prompt = made.prompt
         if self.sends_prompt:

@@ -164,7 +164,7 @@ class IsolatedEngine(BaseEngine):
             assert isinstance(message, MeasureReport)
             watch.progress(message.stage, message.left_s)
 
-        call = process.begin(
+        call = process.request(
             lambda number: Measure(number, function, arguments, keywords), report
         )
         with watch.cancellation.obeyed(lambda: process.tell(EndMeasure(call.number))):
@@ -184,12 +184,12 @@ class IsolatedEngine(BaseEngine):
     def _save_caches_of(self, owner: object, path: Path) -> bool:
         conversation = self._conversation_number(owner)
         make = lambda number: SaveCaches(number, conversation, path)  # noqa: E731
-        return bool(self._running().begin(make).result())
+        return bool(self._running().request(make).result())
 
     def _load_caches_of(self, owner: object, path: Path) -> bool:
         conversation = self._conversation_number(owner)
         make = lambda number: LoadCaches(number, conversation, path)  # noqa: E731
-        return bool(self._running().begin(make).result())
+        return bool(self._running().request(make).result())
 
     @property
     def process_id(self) -> int | None:
@@ -300,7 +300,7 @@ class IsolatedEngine(BaseEngine):
     def _may_wait(self) -> bool:
         return not self._process.is_of_this_thread()
 
-    def _made(self, source: PromptSource) -> MadePrompt:
+    def _make_prompt(self, source: PromptSource) -> MadePrompt:
         made: MadePrompt = self._running().call(MakePrompt(source))
         return made
 
@@ -314,7 +314,7 @@ class IsolatedEngine(BaseEngine):
         try:
             process = self._running()
             known = _with_known_pictures(source, process)
-            process.begin(lambda number: Prepare(number, known, conversation)).result()
+            process.request(lambda number: Prepare(number, known, conversation)).result()
         except EngineError:
             if not self._is_ending:
                 raise
@@ -389,7 +389,7 @@ class _Attempt:
             self._engine._reading = message.reading[:2]
             record.outbox.put(message.reading)
         elif isinstance(message, Begun):
-            self._begin(message)
+            self._start_producing(message)
         elif isinstance(message, Stopped):
             record.outbox.put(message.error)
         elif isinstance(message, Ended):
@@ -408,11 +408,11 @@ class _Attempt:
         # Whether it was sent before or not: Ctrl-C may have come between.
         self.process.ask(self, EndAnswer(self.number, record.num_read, record.num_taken))
 
-    def _begin(self, message: Begun) -> None:
+    def _start_producing(self, message: Begun) -> None:
         try:
             with self._engine._changing:
                 if self._record.state is State.ADMITTED:
-                    self._record.begin(self._with_pictures(message.facts))
+                    self._record.start_producing(self._with_pictures(message.facts))
         except Exception as error:
             self._record.outbox.put(error)
 
@@ -451,14 +451,14 @@ def _with_known_pictures(source: PromptSource, process: ChildProcess) -> PromptS
     """The source for the child, in which pictures that it was sent before are named alone."""
     sent = process.sent_pictures.copy()
 
-    def known(given: Any) -> Any:
+    def without_sent(given: Any) -> Any:
         is_sent = isinstance(given, Picture) and given.digest in sent
         if is_sent:
             return KnownPicture(given.digest)
         return given
 
     process.sent_pictures.update(pictures_of(source))
-    return with_pictures(source, known)
+    return with_pictures(source, without_sent)
 
 
 class RemoteVocabulary:

@@ -40,7 +40,7 @@ from localspec.isolated.process_messages import (
 )
 from localspec.isolated.prompt_watch import PromptWatch
 from localspec.llama.rpc_servers import ask_servers
-from localspec.streaming.outbox import taken
+from localspec.streaming.outbox import take_from
 
 if TYPE_CHECKING:
     from localspec.engine.sources import LoadKeywords
@@ -112,7 +112,7 @@ class Call:
         """The result. Raises the error in place of one, and CrashedError for a lost child."""
         try:
             while True:
-                message = taken(self._heard)
+                message = take_from(self._heard)
                 if isinstance(message, Result):
                     return message.value
                 if isinstance(message, Failed):
@@ -165,7 +165,7 @@ class _Child:
         self._loading = Call(self, 0, None)
         self._hearing[0] = self._loading
         self._writer = self._started_thread(self._write)
-        self._reader = self._started_thread(self._read)
+        self._reader = self._started_thread(self._receive_all)
 
     @staticmethod
     def _started_thread(work: Callable[[], None]) -> threading.Thread:
@@ -195,7 +195,7 @@ class _Child:
         if self.is_lost:
             self._lose()
 
-    def begin(
+    def request(
         self,
         make: Callable[[int], ToChild],
         on_progress: Callable[[LoadProgress | MeasureReport], None] | None = None,
@@ -207,7 +207,7 @@ class _Child:
 
     def call(self, question: EngineQuestion | EmbedderQuestion) -> Any:
         """The answer to a question. Raises what answering it does."""
-        return self.begin(lambda number: Ask(number, question)).result()
+        return self.request(lambda number: Ask(number, question)).result()
 
     def give_up(self, number: int) -> None:
         """Wait no longer for what has that number."""
@@ -229,7 +229,7 @@ class _Child:
         if not self._is_read.wait(self._patience_s):
             self.kill()  # it hears nothing any more, and perhaps nobody waits for its end
 
-    def _read(self) -> None:
+    def _receive_all(self) -> None:
         try:
             with contextlib.suppress(EOFError, OSError):
                 while True:
@@ -436,7 +436,7 @@ class ChildProcess(_OwnedChild):
         given = preset, arguments, servers
         super().__init__("serve_engine", given, progress, servers, patience_s)
         child = self._child
-        self.begin = child.begin
+        self.request = child.request
         self.tell = child.tell
         self.ask = child.ask
         self.next_number = child.next_number

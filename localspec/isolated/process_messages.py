@@ -266,7 +266,7 @@ class MakePrompt(EngineQuestion):
 
     def answer(self, engine: Engine) -> Any:
         """A `MadePrompt`."""
-        return engine._made(self.source)
+        return engine._make_prompt(self.source)
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ class PromptWatch:
         self._since_s = time.monotonic()
         self._processor_s_before = self._processor_s()
         if is_new and self.is_at_work:
-            self._bytes_before = self._taken()
+            self._bytes_before = self._memory_bytes()
 
     def is_too_much(self) -> bool:
         """Whether making the prompt takes too long, or too much memory. Sets `excess`."""
@@ -56,7 +56,7 @@ class PromptWatch:
             return False
         if self._is_late():
             self.excess = f"making a prompt or its grammar took over {MOST_PROMPT_S:.0f} s"
-        elif self._taken() - self._bytes_before > MOST_PROMPT_BYTES:
+        elif self._memory_bytes() - self._bytes_before > MOST_PROMPT_BYTES:
             limit = f"{MOST_PROMPT_BYTES >> 30} GiB"
             self.excess = f"making a prompt or its grammar took over {limit} of memory"
         return bool(self.excess)
@@ -72,7 +72,7 @@ class PromptWatch:
             return 0.0
         return processor_time_of_process(number)
 
-    def _taken(self) -> int:
+    def _memory_bytes(self) -> int:
         number = self._process.pid
         if number is None:
             return 0

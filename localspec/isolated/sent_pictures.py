@@ -82,7 +82,7 @@ class KeptPictures:
         """The source with its pictures, which are kept; None if one is not here any more."""
         is_whole = True
 
-        def found(given: Any) -> Any:
+        def kept_picture(given: Any) -> Any:
             nonlocal is_whole
             if isinstance(given, KnownPicture):
                 picture = self._kept.get(given.digest)
@@ -90,7 +90,7 @@ class KeptPictures:
                 return picture
             return given
 
-        whole = with_pictures(source, found)
+        whole = with_pictures(source, kept_picture)
         if not is_whole:
             return None
         self._keep(pictures_of(whole))

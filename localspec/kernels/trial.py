@@ -155,7 +155,7 @@ class Ggml:
         return self.values_of(floats, width * num_rows)
 
 
-def drawn(length: int, seed: int) -> array[float]:
+def random_values(length: int, seed: int) -> array[float]:
     """Numbers around zero, the same in each process."""
     source = random.Random(seed)
     return array("f", (source.gauss(0.0, 1.0) for _ in range(length)))
@@ -164,12 +164,12 @@ def drawn(length: int, seed: int) -> array[float]:
 def wrong_products(ggml: Ggml) -> list[str]:
     """The products that are not what the weights' own values give."""
     wrong = []
-    weights = drawn(_WIDTH * _NUM_OUTPUTS, seed=1)
+    weights = random_values(_WIDTH * _NUM_OUTPUTS, seed=1)
     for name, kind in TYPES.items():
         stored = ggml.rows_of(kind, weights, _WIDTH)
         meant = ggml.as_floats(kind, stored, _WIDTH)
         for num_rows in NUM_ROWS:
-            batch = drawn(_WIDTH * num_rows, seed=2)
+            batch = random_values(_WIDTH * num_rows, seed=2)
             graph, product = ggml.graph_of_product(kind, stored, batch, _WIDTH)
             ggml.compute(graph)
             found = ggml.values_of(product, _NUM_OUTPUTS * num_rows)
@@ -197,12 +197,12 @@ def _are_near(found: array[float], expected: list[float]) -> bool:
 def timed_products(ggml: Ggml) -> dict[str, float]:
     """Seconds of processor time of one product, by what it is: the least of several."""
     seconds = {}
-    pattern = drawn(_TIMED_WIDTH * 64, seed=3)
+    pattern = random_values(_TIMED_WIDTH * 64, seed=3)
     for name in TIMED_TYPES:
         kind = TYPES[name]
         weights = ggml.rows_of(kind, pattern, _TIMED_WIDTH) * (_TIMED_OUTPUTS // 64)
         for num_rows in TIMED_ROWS:
-            batch = drawn(_TIMED_WIDTH * num_rows, seed=4)
+            batch = random_values(_TIMED_WIDTH * num_rows, seed=4)
             graph, _ = ggml.graph_of_product(kind, weights, batch, _TIMED_WIDTH)
             seconds[f"{name}, {num_rows} rows"] = _timed(ggml, graph)
     return seconds

@@ -81,17 +81,17 @@ class TokenBatch:
         parts[3:] = 0
         self._wants_logits[:count] = 0
         self._wants_logits[own_end - num_logits : own_end] = 1
-        return self._given(count, sequence)
+        return self._c_batch(count, sequence)
 
     def filled_at(self, positions: NDArray[np.int32], sequence: int) -> Any:
         """The C batch of rows alone at these positions, (4, n), without logits."""
         count = positions.shape[1]
         self._positions[: 4 * count] = positions.reshape(-1)
         self._wants_logits[:count] = 0
-        return self._given(count, sequence)
+        return self._c_batch(count, sequence)
 
-    def _given(self, count: int, sequence: int) -> Any:
-        """The C batch of so many, all of a sequence."""
+    def _c_batch(self, count: int, sequence: int) -> Any:
+        """The C batch of the first `count` tokens, all of one sequence."""
         if sequence != self._sequence:
             self._sequence = sequence
             self._sequences[:] = self._numbers[sequence:].ctypes.data

@@ -95,9 +95,9 @@ class LlamaHead(LlamaContext):
         first = self._target_rows.first
         return range(0 if first == 0 else first + 1, self._target_rows.end + 1)
 
-    def rest(self, num_tokens: int) -> None:
-        """Read nothing for so many tokens, whose rows its target need not give."""
-        self._target_rows.rest(num_tokens)
+    def pause(self, num_tokens: int) -> None:
+        """Read nothing for the next `num_tokens`; the target need not give their rows."""
+        self._target_rows.pause(num_tokens)
 
     @property
     def identity(self) -> str | None:
@@ -156,7 +156,7 @@ class LlamaHead(LlamaContext):
         before = self.num_cached - len(self._drafted)
         try:
             if self.begins_at + self.num_cached < self.readable.stop:
-                num_rows = self._read(tokens, num_logits)
+                num_rows = self._read_batches(tokens, num_logits)
             elif len(tokens) == 1:
                 self._draft(tokens)
                 num_rows = 1
@@ -170,7 +170,7 @@ class LlamaHead(LlamaContext):
         rows = llama_cpp.llama_get_logits(self.handle.context)
         return np.ctypeslib.as_array(rows, (num_rows, self.vocab_size))[num_rows - num_logits :]
 
-    def _read(self, tokens: Sequence[int], num_logits: int) -> int:
+    def _read_batches(self, tokens: Sequence[int], num_logits: int) -> int:
         """Read tokens of the text with the target's rows; how many rows of logits it gave."""
         while len(tokens) > self._batch.size:
             size = min(self._batch.size, len(tokens) - num_logits)
@@ -287,11 +287,11 @@ class LlamaHead(LlamaContext):
     def checkpoint(self) -> None:
         """Nothing to do: it can be cut anywhere."""
 
-    def begin(self) -> None:
+    def make_ready(self) -> None:
         """Allow decodes again after `interrupt`, and let libllama cache what is recorded."""
         self.require_open()
         self._stop.is_wanted = False
-        self.rest(0)
+        self.pause(0)
         self._cut(self.num_cached - len(self._drafted))
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # Tokens for which rows are left out: libllama plans its graphs anew for that, and once more
 # for rows, which take 10 % of a token's time on a GPU
-_LONG_REST = 64
+_LONG_PAUSE = 64
 _LEAST_READ = 32  # tokens whose rows a head reads at least when it proposes again
 
 Rows = NDArray[np.float32]
@@ -49,9 +49,9 @@ class HiddenRows:
         self.capacity = capacity
         self._ring: Rows = np.empty((capacity, width), dtype=np.float32)
 
-    def rest(self, num_tokens: int) -> None:
-        """No row is read for so many tokens: get none but the last ones."""
-        if num_tokens > _LONG_REST:
+    def pause(self, num_tokens: int) -> None:
+        """Skip the rows of the next `num_tokens`, all but the last ones."""
+        if num_tokens > _LONG_PAUSE:
             self.is_wanted = False
         elif num_tokens <= _LEAST_READ:
             self.is_wanted = True
@@ -167,10 +167,10 @@ class TargetRows(HiddenRows):
         Args:
             before: Tokens of other texts, which come first in that decode.
         """
-        given = (self._given(layer, before + count) for layer in self._layers)
+        given = (self._layer_rows(layer, before + count) for layer in self._layers)
         self.put(position, *(rows[before:] for rows in given))
 
-    def _given(self, layer: int, count: int) -> Rows:
+    def _layer_rows(self, layer: int, count: int) -> Rows:
         context = self._handle.context
         if layer == self._last:
             rows = self._functions.get_embeddings_nextn(context)

@@ -16,17 +16,17 @@ _NUM_TIMES = 5  # of each number of rows, whose median counts
 # Of the time of two decodes, which a joint one may take at most where it is padded.
 _GAIN = 0.97
 
-# Seconds that a piece of a prompt takes beyond a step: while others write, who have to wait
-# that long for their next token, and while none does. Of how many tokens that is, earlier
-# pieces say; the first ones have so many.
-_PIECE_S = 0.4
-_PIECE_TOKENS = 32
-_PIECE_ALONE_S = 1.0
-_PIECE_ALONE_TOKENS = 64
-# Pieces have a multiple of so many. On a processor 8, 16, 24 and 32 tokens took 4.0, 5.7, 9.0
+# Seconds that a chunk of a prompt takes beyond a step: while others write, who have to wait
+# that long for their next token, and while none does. Earlier chunks say how many tokens that
+# is; the first ones have these.
+_CHUNK_S = 0.4
+_CHUNK_TOKENS = 32
+_CHUNK_ALONE_S = 1.0
+_CHUNK_ALONE_TOKENS = 64
+# A chunk has a multiple of this. On a processor 8, 16, 24 and 32 tokens took 4.0, 5.7, 9.0
 # and 9.8 times as long as one.
-_PIECE_STEP = 32
-# Of a piece's time, that its tokens are said to take at least: the rest is what any decode
+_CHUNK_STEP = 32
+# The least share of a chunk's time that counts as its tokens'. The remainder is what any decode
 # takes, as the last step did, which was at another time.
 _LEAST_SHARE = 0.1
 
@@ -59,20 +59,20 @@ class RowTimes:
         return self.expected(num_rows) < _GAIN * sum(map(self.expected, apart))
 
 
-class PieceTimes:
+class ChunkTimes:
     """How many tokens of a prompt a context is to decode at once."""
 
     def __init__(self) -> None:
         self._token_s = 0.0  # of one among them; 0 if it is not known
 
     def learn(self, num_tokens: int, seconds: float, step_s: float) -> None:
-        """Learn from a piece. step_s: what the last step took."""
+        """Learn from a chunk. step_s: what the last step took."""
         self._token_s = max(seconds - step_s, _LEAST_SHARE * seconds) / num_tokens
 
     def size(self, *, is_alone: bool) -> int:
         """is_alone: whether nobody writes meanwhile."""
-        piece_s, first = (
-            (_PIECE_ALONE_S, _PIECE_ALONE_TOKENS) if is_alone else (_PIECE_S, _PIECE_TOKENS)
+        chunk_s, first = (
+            (_CHUNK_ALONE_S, _CHUNK_ALONE_TOKENS) if is_alone else (_CHUNK_S, _CHUNK_TOKENS)
         )
-        wanted = int(piece_s / self._token_s) if self._token_s else first
-        return max(-(-wanted // _PIECE_STEP) * _PIECE_STEP, first)
+        wanted = int(chunk_s / self._token_s) if self._token_s else first
+        return max(-(-wanted // _CHUNK_STEP) * _CHUNK_STEP, first)

@@ -112,13 +112,13 @@ class MedusaHeads:
         """Raise EngineError if its target was closed, or this is a fork."""
         self._target.require_open()
 
-    def begin(self) -> None:
-        """Have rows again; the target itself allows its decodes again."""
-        self.rest(0)
+    def make_ready(self) -> None:
+        """Read rows again; the target itself allows its decodes again."""
+        self.pause(0)
 
-    def rest(self, num_tokens: int) -> None:
-        """Read nothing for so many tokens, whose rows its target need not give."""
-        self._rows.rest(num_tokens)
+    def pause(self, num_tokens: int) -> None:
+        """Read nothing for the next `num_tokens`; the target need not give their rows."""
+        self._rows.pause(num_tokens)
 
     def interrupt(self) -> None:
         """Nothing to do: computing a row takes milliseconds."""

@@ -219,8 +219,8 @@ class LlamaModel(LlamaContext):
             self.context_length = min(self.context_length, most)
             self.max_outputs = min(self.max_outputs, exactness.largest_step)
 
-    def begin(self) -> None:
-        """Get ready for an answer: allow decodes again after `interrupt`.
+    def make_ready(self) -> None:
+        """Prepare for an answer: allow decodes again after `interrupt`.
 
         The cache is emptied if it does not hold what is recorded, or if the owner of an
         adopted `Llama` has used it in the meantime. Raises EngineError if it was closed.
@@ -252,8 +252,8 @@ class LlamaModel(LlamaContext):
             self._has_read()
         return self._decode_batch(tokens, num_logits, 0)
 
-    def read_piece(self, tokens: Sequence[int], num_to_come: int) -> None:
-        """Decode a piece of a text, which so many more tokens follow. Raises as `decode`."""
+    def prefill_chunk(self, tokens: Sequence[int], num_to_come: int) -> None:
+        """Decode a chunk of a prompt, which `num_to_come` tokens follow. Raises as `decode`."""
         if min(tokens) <= LAST_CELL:
             tokens = self._up_to_last_picture(tokens, 0)
         if tokens:

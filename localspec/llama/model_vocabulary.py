@@ -140,7 +140,7 @@ class LlamaVocabulary:
         if known is None:
             to_piece = llama_cpp.llama_token_to_piece
             with self.pointer() as vocab:
-                known = self._pieces[token] = _written(
+                known = self._pieces[token] = _bytes_from(
                     lambda buffer, size: to_piece(vocab, token, buffer, size, 0, False)
                 )
         return known
@@ -255,10 +255,10 @@ def _spelling(vocab: int, token: int) -> bytes:
     """Bytes of a token as a text of its own, a control token spelled out."""
     ids = (ctypes.c_int32 * 1)(token)
     spell = llama_cpp.llama_detokenize
-    return _written(lambda buffer, size: spell(vocab, ids, 1, buffer, size, False, True))
+    return _bytes_from(lambda buffer, size: spell(vocab, ids, 1, buffer, size, False, True))
 
 
-def _written(write: Callable[[Any, int], int]) -> bytes:
+def _bytes_from(write: Callable[[Any, int], int]) -> bytes:
     """Bytes that a function of C writes to a buffer, which grows until they fit."""
     size = 64
     while True:

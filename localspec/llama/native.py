@@ -136,7 +136,7 @@ class LoadWatch:
         self.error: BaseException | None = None
         self._is_over = False
 
-    def go_on(self, fraction: float, _data: object = None) -> bool:
+    def on_progress(self, fraction: float, _data: object = None) -> bool:
         """Report the loaded share, 0 … 1. False: stop the load."""
         if self.error is None:
             try:

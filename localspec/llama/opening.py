@@ -148,7 +148,7 @@ def loaded_weights(path: Path, options: LlamaOptions, watch: native.LoadWatch) -
     """
     complaints.clear()
     params = model_params(options)
-    params.progress_callback = llama_cpp.llama_progress_callback(watch.go_on)
+    params.progress_callback = llama_cpp.llama_progress_callback(watch.on_progress)
     model: int | None = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
     if not model:
         raise complaints.as_error(

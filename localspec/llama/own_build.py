@@ -101,13 +101,13 @@ def processor_here() -> str:
 
 def all_builds() -> list[OwnBuild]:
     """All finished builds, also those for other processors and versions."""
-    found = (_read(folder) for folder in sorted(builds_folder().glob("*-*")))
+    found = (_read_build(folder) for folder in sorted(builds_folder().glob("*-*")))
     return [build for build in found if build is not None]
 
 
 def usable_build(installed: str) -> OwnBuild | None:
     """The build to use in place of the library with this origin, if there is one."""
-    build = _read(folder_here())
+    build = _read_build(folder_here())
     if build is None or build.staleness(installed):
         return None
     return build
@@ -128,7 +128,7 @@ def remove_builds() -> list[OwnBuild]:
     return removed
 
 
-def _read(folder: Path) -> OwnBuild | None:
+def _read_build(folder: Path) -> OwnBuild | None:
     """The build in a folder; None if there is none, or what it is cannot be read."""
     try:
         facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))

@@ -66,7 +66,7 @@ class PicturePart:
         return int(self.offsets[0].max())
 
 
-class _Known(NamedTuple):
+class _TokenizedPicture(NamedTuple):
     """A picture's tokens and parts."""
 
     tokens: list[int]
@@ -98,7 +98,7 @@ class Projector:
         params.n_threads = num_threads
         params.media_marker = _MARKER
         # Kept, since C has its pointer. With a weak reference, so that this can still be freed.
-        looks = functools.partial(_goes_on, weakref.ref(self))
+        looks = functools.partial(_on_node, weakref.ref(self))
         self._looks = llama_cpp.ggml_backend_sched_eval_callback(looks)
         params.cb_eval = self._looks
         complaints.clear()
@@ -120,7 +120,7 @@ class Projector:
         self.width = int(llama_cpp.llama_model_n_embd_inp(handle.model))
         self._most_at_once = int(llama_cpp.llama_n_ubatch(handle.context))
         self.is_causal = not self._mtmd.mtmd_decode_use_non_causal(self._context, None)
-        self._latest: OrderedDict[bytes, _Known] = OrderedDict()  # by picture
+        self._latest: OrderedDict[bytes, _TokenizedPicture] = OrderedDict()  # by picture
         # By first cell: parts of the latest pictures, and parts that somebody else keeps.
         self._parts: weakref.WeakValueDictionary[int, PicturePart] = (
             weakref.WeakValueDictionary()
@@ -130,7 +130,7 @@ class Projector:
     def cells(self, picture: Picture) -> list[int]:
         """The cells of a picture (`Vision.cells`). Raises OptionError if it cannot be read."""
         with self._lock():
-            tokens = list(self._known(picture).tokens)
+            tokens = list(self._tokenized(picture).tokens)
             self._forget_some(1)
             return tokens
 
@@ -140,7 +140,7 @@ class Projector:
         Their parts are at hand as long as the caller keeps what is returned.
         """
         with self._lock():
-            parts = [part for picture in pictures for part in self._known(picture).parts]
+            parts = [part for picture in pictures for part in self._tokenized(picture).parts]
             self._forget_some(len(pictures))
             return parts
 
@@ -206,7 +206,7 @@ class Projector:
         given = self._mtmd.mtmd_get_output_embd(self._context)
         return np.ctypeslib.as_array(given, (count, self.width)).copy()
 
-    def _known(self, picture: Picture) -> _Known:
+    def _tokenized(self, picture: Picture) -> _TokenizedPicture:
         """The tokens and parts of a picture, found once."""
         if picture.digest in self._latest:
             self._latest.move_to_end(picture.digest)
@@ -226,7 +226,7 @@ class Projector:
                 chunk = self._mtmd.mtmd_input_chunks_get(chunks, number)
                 tokens += self._tokens_of(picture, number, chunk, parts)
         num_bytes = len(picture.rgb) + _CELL_BYTES * len(tokens)
-        known = self._latest[picture.digest] = _Known(tokens, parts, num_bytes)
+        known = self._latest[picture.digest] = _TokenizedPicture(tokens, parts, num_bytes)
         return known
 
     def _tokens_of(
@@ -324,10 +324,10 @@ class Projector:
                 self._finalizer()
 
 
-def _goes_on(
+def _on_node(
     projector: weakref.ref[Projector], _node: object, is_before: int, _data: object
 ) -> bool:
-    """Answer libmtmd before a node whether to ask again after it, and then whether to go on."""
+    """ggml's callback. Before a node: whether to call after it; after: whether to continue."""
     alive = projector()
     if alive is None:
         return not is_before

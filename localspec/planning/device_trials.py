@@ -88,10 +88,10 @@ def _saved(profile: Profile) -> DeviceTimes | None:
     kept = profile.load()
     if kept is None:
         return None
-    return _read(kept)
+    return _parse_times(kept)
 
 
-def _read(kept: dict[str, Any]) -> DeviceTimes | None:
+def _parse_times(kept: dict[str, Any]) -> DeviceTimes | None:
     """What a file has; None if that is of another version or damaged."""
     try:
         whole, offload, copies = (
@@ -106,7 +106,7 @@ def _read(kept: dict[str, Any]) -> DeviceTimes | None:
 def trials_in_words() -> Iterator[str]:
     """A sentence for each measurement that is kept, the latest first."""
     for _, identity, learned in kept_profiles(trials_folder()):
-        found = _read(learned)
+        found = _parse_times(learned)
         if found is None:
             continue
         what, device = identity[:2]
@@ -138,7 +138,9 @@ def _measure(
             cpu = kept[_CPU]
             if cpu is None:
                 whole = suited(LlamaOptions(num_gpu_layers=0), header, _CONTEXT_LENGTH)
-                cpu = _found(run_trials(made, {"whole": whole}, slow_s=_NEVER_SLOW_S), made)
+                cpu = _times_of_model(
+                    run_trials(made, {"whole": whole}, slow_s=_NEVER_SLOW_S), made
+                )
                 kept[_CPU] = cpu
             if cpu.whole is None:  # then nothing can be compared with it
                 return ""
@@ -161,13 +163,13 @@ def _gpu_times(header: Header, gpu: Device, made: Miniature, slow_s: float) -> D
         "half": LlamaOptions(device=gpu.name, num_gpu_layers=half),
     }
     suiting = {name: suited(each, header, _CONTEXT_LENGTH) for name, each in options.items()}
-    found = _found(run_trials(made, suiting, slow_s), made, half / num_layers)
+    found = _times_of_model(run_trials(made, suiting, slow_s), made, half / num_layers)
     if found.fault:
         logger.info("%s (%s) %s", gpu.name, gpu.description, found.fault)
     return found
 
 
-def _found(tried: Tried, made: Miniature, half: float = 0.5) -> DeviceTimes:
+def _times_of_model(tried: Tried, made: Miniature, half: float = 0.5) -> DeviceTimes:
     """The whole model's times. half: the share of the layers that were on the GPU as "half"."""
     if tried.fault:
         return DeviceTimes(fault=tried.fault, is_lasting=not tried.lacks_memory)

@@ -6,7 +6,7 @@ place of a constant one), from `cost` and `acceptance`. While tokens are drafted
 question is asked again with what is known by then, as an optimal stopping problem at the
 rate of the best K (Dinkelbach's method).
 
-A proposer that may pay is tried at once, and rests longer each time it does not. Within an
+A proposer that may pay is tried at once, and pauses longer each time it does not. Within an
 answer all follows from its text and from costs that are fixed when it begins: the same question
 takes the same steps.
 """
@@ -19,7 +19,7 @@ from typing import Any
 
 from localspec.policy.acceptance import REGIME_TOKENS
 from localspec.policy.cost import LARGEST_STEP, SHORT_READ, Costs, fill
-from localspec.policy.prospect import FIRST_REST, LONGEST_REST, Prospect, Stopping
+from localspec.policy.prospect import FIRST_PAUSE, LONGEST_PAUSE, Prospect, Stopping
 from localspec.policy.speedup import Curve, break_even_acceptance
 from localspec.policy.threads import TRIAL_STEPS
 from localspec.speculative.policy_api import (
@@ -83,9 +83,9 @@ class AdaptiveDraftPolicy(DraftPolicy):
             self._costs[self._key].prefill_token_s = self.costs.prefill_token_s
         self.costs = self._costs[self._key]
 
-    def begin(self) -> None:
+    def reset(self) -> None:
         for prospect in self.prospects:
-            prospect.begin()
+            prospect.reset()
         for costs in self._costs.values():
             costs.settle()
         self._since_plain = 0
@@ -105,30 +105,30 @@ class AdaptiveDraftPolicy(DraftPolicy):
         for prospect in self.prospects:
             prospect.renew()
 
-    def rest(self, proposer: int) -> int:
+    def pause_left(self, proposer: int) -> int:
         prospect = self.prospects[proposer]
-        # A lookup is judged as well while it rests: that costs nothing.
+        # A lookup is judged as well while it is paused: that costs nothing.
         has_model = prospect.kind in (ProposerKind.DRAFT, ProposerKind.HEAD)
         if has_model:
-            return max(prospect.rest_left, 0)
+            return max(prospect.pause_left, 0)
         return 0
 
     def choose(self, context: PolicyContext) -> Decision | Replay:
         available = [
             prospect
             for prospect, state in zip(self.prospects, context.states, strict=True)
-            if not self.rest(prospect.index) and prospect.prepare(state, context.room)
+            if not self.pause_left(prospect.index) and prospect.prepare(state, context.room)
         ]
         if not available:
             return Decision(None, draft_off=reason_for_none(context))
         if fill(context.num_cached) != self._key[1]:
             self._use_costs(self._key[0], fill(context.num_cached))
-        if self.costs.needs_plain or self._since_plain >= LONGEST_REST:
+        if self.costs.needs_plain or self._since_plain >= LONGEST_PAUSE:
             return Decision(None, draft_off=DraftOff.MEASURING)
         for prospect in available:
             if prospect.state.num_unjudged > 0 and prospect.state.num_missing == 0:
                 return Replay(prospect.index)
-        awake = [prospect for prospect in available if prospect.rest_left <= 0]
+        awake = [prospect for prospect in available if prospect.pause_left <= 0]
         for prospect in awake:
             prospect.rank(self.costs, self._last_size)
         awake.sort(key=lambda prospect: -prospect.rate)
@@ -143,7 +143,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
         return Decision(None, draft_off=why)
 
     def _attempt(self, prospect: Prospect, context: PolicyContext) -> Decision | Replay | None:
-        """Draft with it if that pays, or look whether it may; let it rest if neither."""
+        """Draft with it if that pays, or look whether it may; pause it if neither."""
         state = prospect.state
         plain = float(prospect.steps[1])
         pays = prospect.rate * plain > _MARGIN
@@ -169,7 +169,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
         if prospect.was_replayed:
             prospect.fail()
         elif not is_sure:
-            prospect.rest_left = FIRST_REST
+            prospect.pause_left = FIRST_PAUSE
         return None
 
     def replay(self, proposer: int, replay_scores: ReplayScores, seconds: float) -> None:
@@ -200,7 +200,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
         """The size of a step without a draft: the last one's, until that cost a change."""
         costs = self.costs
         size = self._last_size
-        if size > limit or not costs.is_change_dear or self._since_plain >= LONGEST_REST:
+        if size > limit or not costs.is_change_dear or self._since_plain >= LONGEST_PAUSE:
             return 1
         self._idle += costs.ratios()[size] - 1.0
         if self._idle <= costs.change_cost:
@@ -225,7 +225,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
             self._budget += _SHARE * record.num_emitted
         for prospect in self.prospects:
             prospect.pass_by(record.num_emitted)
-            prospect.rest_left -= record.num_emitted
+            prospect.pause_left -= record.num_emitted
             prospect.was_replayed = False
 
     def _learn_step(self, record: StepRecord, size: int, scored_s: float) -> None:
@@ -241,14 +241,14 @@ class AdaptiveDraftPolicy(DraftPolicy):
                 costs.learn_change(scored_s / costs.plain_s)
             if not (has_changed and costs.is_change_dear):
                 needs_more = costs.learn_plain(scored_s)
-                self._since_plain = LONGEST_REST if needs_more else 0
+                self._since_plain = LONGEST_PAUSE if needs_more else 0
             return
         self._since_plain += 1
         if costs.plain_s and size <= LARGEST_STEP:
             change = costs.change_cost if has_changed else 0.0
             ratio = max(scored_s / costs.plain_s - change, 0.1)
             if costs.learn_size(size, ratio):
-                self._since_plain = LONGEST_REST
+                self._since_plain = LONGEST_PAUSE
 
     def _learn_draft(self, prospect: Prospect, record: StepRecord) -> None:
         """Learn from a proposal and its verdict; its gain is reckoned by the fixed costs."""
@@ -316,4 +316,4 @@ class AdaptiveDraftPolicy(DraftPolicy):
             if prospect.kind.value in acceptance:
                 prospect.learned.restore(acceptance[prospect.kind.value])
             prospect.renew()
-            prospect.begin()
+            prospect.reset()

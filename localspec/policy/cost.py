@@ -79,7 +79,7 @@ class Estimate:
         self._samples.clear()
         return True
 
-    def kept(self) -> float | None:
+    def value_to_keep(self) -> float | None:
         """The value to keep; None for a guess."""
         is_known = self._is_fixed or self._samples
         if is_known and self.value is not None:
@@ -272,7 +272,7 @@ class Costs:
 
     def as_dict(self) -> dict[str, Any]:
         """The content to save for the next process, in JSON's types."""
-        kept = {name: one.kept() for name, one in self.ledger.items()}
+        kept = {name: one.value_to_keep() for name, one in self.ledger.items()}
         return {"plain_s": self.plain_s, **kept}
 
     def restore(self, kept: Mapping[str, Any]) -> None:

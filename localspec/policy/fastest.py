@@ -35,10 +35,10 @@ class FastestDecodes:
         self._last: dict[int, deque[tuple[int, float]]] = {}
         """The last decodes of each size: the class of length, and the time."""
 
-        self.begin()
+        self.reset()
 
-    def begin(self) -> None:
-        """Another answer begins."""
+    def reset(self) -> None:
+        """Reset what is of one answer: another begins."""
         self._num_compared = 0
         self._spent_s = 0.0
         self._fastest_s = 0.0

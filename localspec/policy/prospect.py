@@ -1,4 +1,4 @@
-"""The outlook for a proposer: its possible gain in a step, its rests, the end of a draft."""
+"""The outlook for a proposer: its possible gain in a step, its pauses, the end of a draft."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from localspec.policy.acceptance import GAINS, REGIME_TOKENS, Acceptance, Weight
 from localspec.policy.cost import Costs
 from localspec.speculative.policy_api import MatchSource, ProposerKind, ProposerState
 
-# Tokens that a proposer rests after a first trial that did not pay, or where none may; twice as
-# long after each further trial, up to two regimes
-FIRST_REST = 12
-LONGEST_REST = 2 * REGIME_TOKENS
-_LOSS = 4.0  # target-only steps that it may lose before it rests
+# Tokens of a pause after a first trial that did not pay, or where none may; twice as long after
+# each further trial, up to two regimes
+FIRST_PAUSE = 12
+LONGEST_PAUSE = 2 * REGIME_TOKENS
+_LOSS = 4.0  # target-only steps that it may lose before it pauses
 _LONG_READ = 32  # tokens that a draft reads at least of a long text
 _NOTHING = ProposerState(max_tokens=0)
 
@@ -23,7 +23,7 @@ class Prospect:
     """The knowledge about a proposer, and its possible gain in the next step.
 
     index: its position among the proposers. acceptance: in this answer; learned: what all
-    answers so far showed, for the next process. rest_left: tokens for which it is not asked.
+    answers so far showed, for the next process. pause_left: tokens for which it is not asked.
     is_look: whether its last draft was only to find out.
 
     limit: the most tokens it can propose in the next step. rate: tokens per target-only step
@@ -47,22 +47,22 @@ class Prospect:
         self.padded: list[int] = []
         self.drafting: Weights = np.zeros(0)  # the cost to draft 1, 2 … tokens
         self._spent: Weights = np.zeros(0)
-        self.begin()
+        self.reset()
 
-    def begin(self) -> None:
-        """Another answer begins, as the others before."""
+    def reset(self) -> None:
+        """Reset what is of one answer: another begins."""
         self.take_in()
         if self._first.num_seen < REGIME_TOKENS <= self.learned.num_seen:
             self._first = copy.deepcopy(self.learned)
-        # How kinds of findings fare a lookup counts itself. What is left is the regime of this
+        # How kinds of findings fare a lookup counts itself. What remains is the regime of this
         # text, of which other texts say nothing.
         self._by_source = [copy.deepcopy(self._first)]
         if self.kind is ProposerKind.LOOKUP:
             self._by_source = [Acceptance(self.kind, source) for source in MatchSource]
-        self.rest_left = 0
-        self._rest = FIRST_REST
+        self.pause_left = 0
+        self._next_pause = FIRST_PAUSE
         self._saved = 0.0  # target-only steps, lately
-        self.looks = 0.0  # cost of replays since it rested
+        self.looks = 0.0  # cost of replays since it paused
         self.was_replayed = self.is_look = False
 
     def renew(self) -> None:
@@ -151,16 +151,16 @@ class Prospect:
         return worth > 0.0 and num_read * token <= worth
 
     def fail(self) -> None:
-        """Rest, since it did not pay: longer each time, and the longer the more a look took."""
-        self.rest_left = int(self._rest * max(self.looks, 1.0))
-        self._rest = min(2 * self._rest, LONGEST_REST)
+        """Pause, since it did not pay: longer each time, and longer if a look took more."""
+        self.pause_left = int(self._next_pause * max(self.looks, 1.0))
+        self._next_pause = min(2 * self._next_pause, LONGEST_PAUSE)
         self.looks = 0.0
 
     def save(self, gain: float) -> None:
         """Count what a draft saved; less than 0 if it lost some."""
         self._saved = min(self._saved + gain, REGIME_TOKENS)
         if self._saved > _LOSS:
-            self._rest = FIRST_REST
+            self._next_pause = FIRST_PAUSE
             self.looks = 0.0
         elif self._saved < -_LOSS:
             self._saved = self.looks = 0.0

@@ -74,14 +74,14 @@ class AdaptiveThreads(ThreadPolicy):
             use_threads(begun)
         self._shortest: dict[Shape, float] = {}  # seconds
 
-    def use(self) -> ThreadUse:
+    def thread_use(self) -> ThreadUse:
         # Where the number in use had the fastest steps, more are no faster.
         is_slowed = self._was_busy or self._least > _NOISE
         is_busy = self._now < self._counts[0] and is_slowed
         return ThreadUse(self._num_threads, self._counts[0], is_busy, self._fastest.slowdown())
 
-    def begin(self) -> None:
-        self._fastest.begin()
+    def reset(self) -> None:
+        self._fastest.reset()
 
     def learn(self, record: StepRecord) -> None:
         is_prompt = record.proposer is None and record.num_target_tokens > 1

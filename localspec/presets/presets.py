@@ -30,7 +30,7 @@ from typing import Any, Literal, TypeVar, get_args
 
 import platformdirs
 
-from localspec.errors import DAMAGES, OptionError, PresetError, UnknownPresetError, perhaps
+from localspec.errors import DAMAGES, OptionError, PresetError, UnknownPresetError, did_you_mean
 from localspec.gguf_file.adapter import MOST_ADAPTERS, USUAL_SCALE, checked_scale
 from localspec.hub.hub_file import HubFile, HubModel
 from localspec.keywords import ours_for
@@ -377,7 +377,9 @@ def no_such_preset(name: object) -> PresetError:
         return fault
     known = [*load_presets(), *read_names().aliases]
     hint = "'localspec models' lists them; a file is named by its path, ending in .gguf."
-    return UnknownPresetError(f"there is no preset {name!r}", perhaps(str(name), known) + hint)
+    return UnknownPresetError(
+        f"there is no preset {name!r}", did_you_mean(str(name), known) + hint
+    )
 
 
 def as_preset(preset: str | Preset) -> Preset:
@@ -526,11 +528,11 @@ class _PresetReader:
         values |= self._models(table)
         if "sampling" in table:
             change = SamplingParams().changed
-            values["sampling"] = self._made(".sampling", change, table["sampling"])
+            values["sampling"] = self._construct(".sampling", change, table["sampling"])
         for key in ("description", "context_length", "target"):
             if key not in values:
                 raise self._error("", f"lacks the key {key!r}")
-        return self._made("", Preset, **values)
+        return self._construct("", Preset, **values)
 
     def _models(self, table: Table) -> dict[str, Any]:
         """The models that a preset's table names, and the adapters, by their keys."""
@@ -547,7 +549,7 @@ class _PresetReader:
             raise self._error("", "adapters: each is a table with a path or a repo")
         file = {key: value for key, value in table.items() if key != "scale"}
         model = self._model(file, "adapters")
-        return self._made(".adapters", Adapter, model, table.get("scale", USUAL_SCALE))
+        return self._construct(".adapters", Adapter, model, table.get("scale", USUAL_SCALE))
 
     def _model(self, table: Table, name: str) -> PresetModel:
         where = f".{name}"
@@ -557,14 +559,14 @@ class _PresetReader:
         self._check(table, _MODEL[kinds[0]], where)
         common = {key: table.get(key, "") for key in _COMMON}
         if kinds[0] == "packaged":
-            return self._made(where, PackagedModel, **{**table, **common})
+            return self._construct(where, PackagedModel, **{**table, **common})
         if kinds[0] == "path":
             # Not Path.expanduser, which raises for the home of an unknown user.
             return LocalModel(path=Path(os.path.expanduser(table["path"])), **common)
         if ("file" in table) == ("parts" in table):
             raise self._error(where, "needs one of: file, parts")
         files = tuple(self._file_of(part, table, where) for part in table.get("parts", [table]))
-        return self._made(where, HubModel, files=files, **common)
+        return self._construct(where, HubModel, files=files, **common)
 
     def _file_of(self, part: Any, table: Table, where: str) -> HubFile:
         if part is not table:
@@ -574,14 +576,14 @@ class _PresetReader:
         facts = {key: part.get(key) for key in _FILE}
         repo = table["repo"]
         revision = table.get("revision")
-        return self._made(where, HubFile, repo=repo, revision=revision, **facts)
+        return self._construct(where, HubFile, repo=repo, revision=revision, **facts)
 
     def _check(self, table: Table, allowed: Mapping[str, type], where: str) -> None:
         """Raise PresetError for an unknown key, or a value of the wrong type."""
         for key, value in table.items():
             if key not in allowed:
                 near = (
-                    perhaps(ours_for(key), allowed).strip()
+                    did_you_mean(ours_for(key), allowed).strip()
                     or f"Known keys: {', '.join(allowed)}."
                 )
                 raise self._error(where, f"{key}: is not a key here", near)
@@ -591,7 +593,9 @@ class _PresetReader:
                 kind = allowed[key].__name__
                 raise self._error(where, f"{key}: is {value!r}, not of type {kind}")
 
-    def _made(self, where: str, make: Callable[..., Made], *values: Any, **more: Any) -> Made:
+    def _construct(
+        self, where: str, make: Callable[..., Made], *values: Any, **more: Any
+    ) -> Made:
         """The object made of the values. Raises PresetError if it refuses them."""
         try:
             return make(*values, **more)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from numbers import Integral, Real
 from typing import Any, TypedDict
 
-from localspec.errors import OptionError, perhaps, require_unicode
+from localspec.errors import OptionError, did_you_mean, require_unicode
 from localspec.keywords import known_fields, ours_for
 
 _LARGEST_BIAS = 1e9  # far beyond any logit, and far from overflowing a float32
@@ -148,7 +148,7 @@ class SamplingParams:
                 continue
             check_has_distribution(name)
             known = ", ".join(self.__dataclass_fields__)
-            near = perhaps(ours_for(name), self.__dataclass_fields__).strip()
+            near = did_you_mean(ours_for(name), self.__dataclass_fields__).strip()
             hint = near or f"Choose from: {known}."
             raise OptionError(f"{name} is not a sampling option", hint)
         return dataclasses.replace(self, **changes)

@@ -367,7 +367,7 @@ class Answering:
                     options = replace(options, seed=(seed + repetition) % (MAX_SEED + 1))
                 record = ServerRecord(given, self, options)
                 answer = engine._answer(record)
-                task = asyncio.create_task(self._read(number, answer, record, echo))
+                task = asyncio.create_task(self._read_answer(number, answer, record, echo))
                 at_work[task] = turn
                 await self._has_begun.wait()
                 if number == 0 and task.done():  # without a word; the others would fail, too
@@ -411,7 +411,7 @@ class Answering:
         assert isinstance(given, RawSource)  # others are refused
         if before is not None:
             return before._replace(number=number)
-        prompt = (await asyncio.to_thread(engine._made, given)).prompt
+        prompt = (await asyncio.to_thread(engine._make_prompt, given)).prompt
         text_of = partial(engine.detokenize, special=True)
         text = given.prompt
         if not isinstance(text, str):
@@ -429,7 +429,7 @@ class Answering:
             ended.request()  # nothing if it is over
             await asyncio.gather(work, return_exceptions=True)
 
-    async def _read(
+    async def _read_answer(
         self, number: int, answer: Answer, record: ServerRecord, echo: Echo | None
     ) -> None:
         """Read an answer."""

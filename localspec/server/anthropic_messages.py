@@ -74,10 +74,12 @@ class MessageForm(Form):
             piece = event.piece
             if not piece.text and piece.call is None:
                 return ""
-            return self._begin(event.num_prompt_tokens, event.num_cached) + self._say(piece)
+            return self._message_start(event.num_prompt_tokens, event.num_cached) + self._say(
+                piece
+            )
         if isinstance(event, Finished):
             stats = event.reply.stats
-            begun = self._begin(stats.prompt_tokens, stats.cached_prompt_tokens)
+            begun = self._message_start(stats.prompt_tokens, stats.cached_prompt_tokens)
             has_said = self._block == "text" or event.reply.tool_calls
             switched = "" if has_said else self._switch_to("text", _NO_TEXT)
             stop = _stop_fields(event.reply)
@@ -85,7 +87,7 @@ class MessageForm(Form):
             return begun + switched + self._end_block() + ended
         # An empty delta of the open block, as another block would end it amid a call's JSON.
         # Not a ping: a coding agent that gets nothing else for five minutes gives up.
-        begun = self._begin(event.num_tokens, event.num_cached)
+        begun = self._message_start(event.num_tokens, event.num_cached)
         switched = self._switch_to("text", _NO_TEXT) if self._block is None else ""
         return begun + switched + self._delta("", event.field)
 
@@ -95,7 +97,7 @@ class MessageForm(Form):
     def failure(self, error: RequestError) -> str:
         return sse_event(anthropic_error(error), "error")
 
-    def _begin(self, num_prompt_tokens: int, num_cached: int) -> str:
+    def _message_start(self, num_prompt_tokens: int, num_cached: int) -> str:
         if self._has_begun:
             return ""
         self._has_begun = True

@@ -50,7 +50,7 @@ def decompressed(body: bytes, coding: str, most: int) -> bytes:
             headers={"accept-encoding": known},
         )
     try:
-        return _read(makers[name](body), body, most)
+        return _decompress(makers[name](body), body, most)
     except _errors() as error:
         raise RequestError(
             f"the body is not in {name}, which its Content-Encoding says: {error}",
@@ -58,7 +58,7 @@ def decompressed(body: bytes, coding: str, most: int) -> bytes:
         ) from error
 
 
-def _read(decoder: _Decoder, body: bytes, most: int) -> bytes:
+def _decompress(decoder: _Decoder, body: bytes, most: int) -> bytes:
     pieces: list[bytes] = []
     num_read = 0
     left = body
@@ -122,7 +122,7 @@ def _zstd() -> ModuleType | None:
 
 
 def _errors() -> tuple[type[Exception], ...]:
-    """The errors of decoders, and that of `_read`."""
+    """The errors of decoders, and that of `_decompress`."""
     zstd = _zstd()
     ours: tuple[type[Exception], ...] = (zlib.error, EOFError)
     if zstd is None:

@@ -26,7 +26,7 @@ def _usage(num_tokens: int) -> dict[str, int]:
     return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
 
 
-async def _read(
+async def _ask_embedder(
     service: Service,
     name: str | None,
     texts: Sequence[Any],
@@ -83,7 +83,7 @@ def embeddings(fields: Fields) -> Aside:
         fields.refuse("encoding_format", "Choose float or base64.")
 
     async def result(service: Service) -> dict[str, Any]:
-        model, read, _ = await _read(
+        model, read, _ = await _ask_embedder(
             service, name, texts, partial(Embed, dimensions=dimensions)
         )
         vectors: list[Any] = read.values.tolist()
@@ -109,7 +109,7 @@ def ollama_embed(fields: Fields) -> Aside:
 
     async def result(service: Service) -> dict[str, Any]:
         ask = partial(Embed, dimensions=dimensions, truncate=truncates)
-        model, read, took = await _read(service, name, texts, ask)
+        model, read, took = await _ask_embedder(service, name, texts, ask)
         told = {"embeddings": read.values.tolist(), "prompt_eval_count": read.num_tokens}
         return {"model": model, **told, **took}
 
@@ -122,7 +122,7 @@ def ollama_embeddings(fields: Fields) -> Aside:
     texts = list(filter(None, [fields.text("prompt")]))
 
     async def result(service: Service) -> dict[str, Any]:
-        _, read, _ = await _read(service, name, texts, partial(Embed, truncate=True))
+        _, read, _ = await _ask_embedder(service, name, texts, partial(Embed, truncate=True))
         return {"embedding": read.values[0].tolist() if texts else []}
 
     return result
@@ -143,7 +143,7 @@ def rerank(fields: Fields) -> Aside:
     returns_documents = fields.flag("return_documents")
 
     async def result(service: Service) -> dict[str, Any]:
-        model, read, _ = await _read(service, name, texts, partial(Rank, query))
+        model, read, _ = await _ask_embedder(service, name, texts, partial(Rank, query))
         scores = read.values.tolist()
         order = sorted(range(len(scores)), key=lambda index: -scores[index])[:top]
         results: list[dict[str, Any]] = [

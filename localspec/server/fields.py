@@ -142,7 +142,7 @@ class Fields:
 
     def refuse(self, name: str, hint: str) -> NoReturn:
         """Raise RequestError for the value of a field."""
-        given = _shown(self.values[name]) if name in self.values else "missing"
+        given = _json_excerpt(self.values[name]) if name in self.values else "missing"
         raise RequestError(f"{self._path}{name} is {given}", hint, param=f"{self._path}{name}")
 
     def log_unread(self, route: str, logged: set[str]) -> None:
@@ -159,7 +159,7 @@ class Fields:
                 logger.info("%s", line)
 
 
-def _shown(value: Any) -> str:
+def _json_excerpt(value: Any) -> str:
     """The beginning of a value, as the client wrote it in JSON."""
     parts = json.JSONEncoder(ensure_ascii=False).iterencode(value)
     text = "".join(islice(parts, _MOST_SHOWN))  # a value can be as long as the body
@@ -220,7 +220,7 @@ def read_fields(body: bytes, list_name: str | None = None) -> Fields:
     if list_name is not None and isinstance(value, list):
         return Fields({list_name: value})
     if not isinstance(value, dict):
-        raise RequestError(f"the body is {_shown(value)}", "Send an object.")
+        raise RequestError(f"the body is {_json_excerpt(value)}", "Send an object.")
     return Fields(value)
 
 

@@ -197,14 +197,14 @@ class PostEndpoint:
             body = await self._bodies.read(receive)
             coding = Headers(scope=scope).get("content-encoding", "")
             # In a thread, since a request can be long.
-            asked = await in_thread(partial(self._read, scope["path"], body, coding))
+            asked = await in_thread(partial(self._parse, scope["path"], body, coding))
             response = await unless_gone(receive, self._answer(asked, scope, send))
         except Exception as error:
             response = refusal_response(scope["path"], refusal_of(error))
         if response is not None:
             await response(scope, receive, send)
 
-    def _read(self, path: str, body: bytes, coding: str) -> Form | Aside:
+    def _parse(self, path: str, body: bytes, coding: str) -> Form | Aside:
         whole = decompressed(body, coding, self._bodies.num_bytes)
         fields = read_fields(whole, self._list_name)
         asked = self._kind(fields)

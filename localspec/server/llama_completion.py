@@ -67,7 +67,7 @@ class LlamaCompletion(Form):
 
     def _whole(self, finished: Finished) -> dict[str, Any]:
         reply = finished.reply
-        last = self._last(finished)
+        last = self._final_event(finished)
         if self._only_reads:
             return last
         tokens = list(reply.token_ids) if self._returns_tokens else []
@@ -77,7 +77,7 @@ class LlamaCompletion(Form):
     def text_for(self, event: Event) -> str:
         if isinstance(event, Finished):
             unsent = self._unsent[event.number]
-            return sse_event({**self._last(event), **self._taken(unsent)})
+            return sse_event({**self._final_event(event), **self._unsent_fields(unsent)})
         if isinstance(event, ReadingPrompt) and self.question.wants_progress:
             return sse_event({**self._part(0, "", event.num_tokens), **event.field})
         if not isinstance(event, NewPiece):
@@ -91,7 +91,7 @@ class LlamaCompletion(Form):
         if not event.piece.text:
             return ""
         part = self._part(event.number, event.piece.text, event.num_prompt_tokens)
-        return sse_event({**part, **self._taken(unsent)})
+        return sse_event({**part, **self._unsent_fields(unsent)})
 
     def failure(self, error: RequestError) -> str:
         return sse_event(llama_error(error))
@@ -107,7 +107,7 @@ class LlamaCompletion(Form):
             "tokens_evaluated": num_prompt_tokens,
         }
 
-    def _taken(self, unsent: _Unsent) -> dict[str, Any]:
+    def _unsent_fields(self, unsent: _Unsent) -> dict[str, Any]:
         """The fields of the tokens that no event has had yet; this one has them."""
         fields = {"tokens": unsent.token_ids, **self._probabilities(unsent.logprobs)}
         unsent.token_ids = []
@@ -121,7 +121,7 @@ class LlamaCompletion(Form):
         describe = _after_sampling if self._is_after_sampling else logprob_object
         return {"completion_probabilities": [describe(each) for each in found]}
 
-    def _last(self, finished: Finished) -> dict[str, Any]:
+    def _final_event(self, finished: Finished) -> dict[str, Any]:
         reply = finished.reply
         stats = reply.stats
         stop = "eos" if reply.stopped_by is None else "word"

@@ -69,10 +69,10 @@ def _fitting(text: str, engine: Any) -> tuple[str, str]:
 
 def _listed(servers: McpServers) -> dict[str, Any]:
     errors = [f"{state.error}. {state.error.hint}" for state in servers.states() if state.error]
-    return {"tools": [_shown(tool) for tool in servers.working_tools], "errors": errors}
+    return {"tools": [_tool_json(tool) for tool in servers.working_tools], "errors": errors}
 
 
-def _shown(tool: Tool) -> dict[str, Any]:
+def _tool_json(tool: Tool) -> dict[str, Any]:
     function = tool.function
     assert isinstance(function, ForeignFunction)
     return {

@@ -438,4 +438,4 @@ def templated(
     """
     use = AnswerOptions.of(**tools).tool_use(())
     source = MessagesSource(messages, use, variables=dict(variables))
-    return lambda engine: engine._made(source).prompt.tokens
+    return lambda engine: engine._make_prompt(source).prompt.tokens

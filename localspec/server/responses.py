@@ -122,7 +122,7 @@ class ResponseForm(Form):
             yield self._whole_item(item, "mcp_list_tools")
         for call in self._approved:
             name = self._mcp.shown_name(call.function.server, call.function.tool)
-            yield self._begin() + self._start_call(call)
+            yield self._opening_events() + self._start_call(call)
             result = await self._result_of(service, call)
             yield self._end_call(result)
             self._messages = [*self._messages, *messages_of_call(name, call, result)]
@@ -211,7 +211,7 @@ class ResponseForm(Form):
 
     def _whole_item(self, item: dict[str, Any], progress: str | None) -> str:
         """Add an item that is complete at once. progress: the name of its events, if any."""
-        texts = [self._begin(), self._end_item()]
+        texts = [self._opening_events(), self._end_item()]
         index = len(self._output)
         where = {"output_index": index, "item_id": item["id"]}
         texts.append(self._event("response.output_item.added", output_index=index, item=item))
@@ -240,7 +240,7 @@ class ResponseForm(Form):
         return self._response("completed", self._output, finished)
 
     def text_for(self, event: Event) -> str:
-        begun = self._begin()
+        begun = self._opening_events()
         if isinstance(event, NewPiece):
             return begun + self._say(event.piece)
         if isinstance(event, Finished):
@@ -254,14 +254,16 @@ class ResponseForm(Form):
 
     def end(self, finished: Sequence[Finished]) -> str:
         response = self._response("completed", self._output, finished)
-        return self._begin() + self._event(f"response.{response['status']}", response=response)
+        return self._opening_events() + self._event(
+            f"response.{response['status']}", response=response
+        )
 
     def failure(self, error: RequestError) -> str:
         response = self._response("failed", self._output, [])
         response["error"] = {"code": _error_code(error), "message": error.sentence}
-        return self._begin() + self._event("response.failed", response=response)
+        return self._opening_events() + self._event("response.failed", response=response)
 
-    def _begin(self) -> str:
+    def _opening_events(self) -> str:
         if self._num_events:
             return ""
         response = self._response("in_progress", [], [])

@@ -57,8 +57,8 @@ class RowReader(Protocol):
     def read_from(self, position: int) -> None:
         """Forget everything, and continue at that position of the text."""
 
-    def rest(self, num_tokens: int) -> None:
-        """Read nothing for so many tokens, whose rows its target need not give."""
+    def pause(self, num_tokens: int) -> None:
+        """Read nothing for the next `num_tokens`; the target need not give their rows."""
 
 
 class HeadModel(RowReader, Model, Protocol):
@@ -86,7 +86,7 @@ class Head(DraftModel):
         # libllama makes a graph anew for each layer anyway.
         self._reads_ahead = model.num_layers == 1
 
-    def begin(self, chain: SamplerChain) -> None:
+    def reset(self, chain: SamplerChain) -> None:
         self._head.read_size = 0
 
     @property
@@ -94,8 +94,8 @@ class Head(DraftModel):
         # The head's, which may be copied to another text.
         return self._head.begins_at
 
-    def rest(self, num_tokens: int) -> None:
-        self._head.rest(num_tokens)
+    def pause(self, num_tokens: int) -> None:
+        self._head.pause(num_tokens)
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
         readable = self._head.readable
@@ -161,11 +161,11 @@ class Blocks(Proposer):
         self._is_end = is_end
         self._num_judged = 0  # tokens at the front of the text that it has proposed or judged
 
-    def begin(self, chain: SamplerChain) -> None:
+    def reset(self, chain: SamplerChain) -> None:
         self._head.read_size = 0
 
-    def rest(self, num_tokens: int) -> None:
-        self._head.rest(num_tokens)
+    def pause(self, num_tokens: int) -> None:
+        self._head.pause(num_tokens)
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
         head = self._head

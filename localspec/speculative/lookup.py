@@ -87,7 +87,7 @@ class TextMemory:
 
     def _add(self, text: array[int]) -> None:
         self._now += 1
-        known = self.index.known(np.array(text, np.int32)).astype(np.int8)
+        known = self.index.contains_runs(np.array(text, np.int32)).astype(np.int8)
         # Pairs of indices: the last tokens of the first and behind the last of some known runs.
         edges = np.flatnonzero(np.diff(known, prepend=0, append=0))
         begin = 0  # of the new tokens
@@ -255,7 +255,7 @@ class Lookup(Proposer):
         self._reference = reference
         self._found_at = self._followed = None
 
-    def begin(self, chain: SamplerChain) -> None:
+    def reset(self, chain: SamplerChain) -> None:
         self._chain = chain
         self._answer_from = chain.num_prompt_tokens
 
@@ -276,7 +276,7 @@ class Lookup(Proposer):
 
     def _look_behind(self, tokens: Sequence[int]) -> None:
         """Find what to propose behind these tokens, unless that is known."""
-        self._read(tokens)
+        self._index_new_tokens(tokens)
         changes = 0 if self.memory is None else self.memory.num_changes
         if self._found_at != (len(tokens), changes):
             self._take(self._look(), [])
@@ -357,7 +357,7 @@ class Lookup(Proposer):
             self._found_at = self._followed = None
             self._own.truncate(num_tokens)
 
-    def _read(self, tokens: Sequence[int]) -> None:
+    def _index_new_tokens(self, tokens: Sequence[int]) -> None:
         """Read the new tokens of the text, and learn whether they are those that were found."""
         num_read = len(self._own)
         if num_read == len(tokens):

@@ -131,10 +131,10 @@ class SpeculativeDecoder:
         remaining = request.max_tokens
         number = 0
         self._chain = request.chain
-        self.draft_policy.begin()
-        self.thread_policy.begin()
+        self.draft_policy.reset()
+        self.thread_policy.reset()
         for proposer in self.proposers:
-            proposer.begin(request.chain)
+            proposer.reset(request.chain)
         while remaining > 0:
             yield self._whole_step(request, StepStart(number, request.max_tokens - remaining))
             if request.is_end(self._emitted[-1]):
@@ -279,16 +279,16 @@ class SpeculativeDecoder:
             replay_s += yield from self._replay(decision, request)
 
     def _state(self, index: int, kinds: Collection[ProposerKind] | None) -> ProposerState:
-        """The state of a proposer; one that rests or may not propose is not asked."""
+        """The state of a proposer; one that is paused or may not propose is not asked."""
         policy = self.draft_policy
         proposer = self.proposers[index]
         if kinds is not None and proposer.kind not in kinds:
             return ProposerState(0)
-        num_tokens = policy.rest(index)
+        num_tokens = policy.pause_left(index)
         if num_tokens == 0:
             return proposer.state(self.tokens)
         if policy.keeps_sizes:
-            proposer.rest(num_tokens)
+            proposer.pause(num_tokens)
         return ProposerState(0, draft_off=DraftOff.DOES_NOT_PAY)
 
     def _replay(self, replay: Replay, request: Request) -> Decoding[float]:

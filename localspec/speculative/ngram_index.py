@@ -102,8 +102,8 @@ class NgramIndex:
         del self.text[num_tokens:]
         self._hash_end()
 
-    def known(self, tokens: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """(n,) whether the run of the largest size that ends at each position is known."""
+    def contains_runs(self, tokens: NDArray[np.int32]) -> NDArray[np.bool_]:
+        """(n,) whether the index has the longest run that ends at each position."""
         size = SIZES[-1]
         level = len(SIZES) - 1
         found = np.zeros(len(tokens), np.bool_)

@@ -242,11 +242,11 @@ class DraftPolicy:
         """
         return None
 
-    def begin(self) -> None:
-        """Another answer begins."""
+    def reset(self) -> None:
+        """Reset what is of one answer: another begins."""
 
-    def rest(self, proposer: int) -> int:
-        """Tokens for which a proposer is not to be asked for its state; 0: it is now."""
+    def pause_left(self, proposer: int) -> int:
+        """Tokens for which a proposer is still paused, and not asked for its state."""
         return 0
 
     def choose(self, context: PolicyContext) -> Decision | Replay:
@@ -383,8 +383,8 @@ class ThreadPolicy:
     def __init__(self, num_threads: int) -> None:
         self._num_threads = num_threads  # now
 
-    def begin(self) -> None:
-        """Another answer begins."""
+    def reset(self) -> None:
+        """Reset what is of one answer: another begins."""
 
     def choose(self) -> int:
         """The number for the target's decodes in the next step; the models are set to it."""
@@ -393,7 +393,7 @@ class ThreadPolicy:
     def learn(self, record: StepRecord) -> None:
         """Learn from a finished step."""
 
-    def use(self) -> ThreadUse:
+    def thread_use(self) -> ThreadUse:
         """The present choice."""
         return ThreadUse(self._num_threads, self._num_threads, is_busy=False)
 

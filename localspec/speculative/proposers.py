@@ -81,11 +81,11 @@ class Proposer:
 
     keeps_sizes = False  # now: `DraftPolicy.keeps_sizes`
 
-    def begin(self, chain: SamplerChain) -> None:
-        """An answer begins, whose chain this is."""
+    def reset(self, chain: SamplerChain) -> None:
+        """Reset what is of one answer. chain: the next answer's."""
 
-    def rest(self, num_tokens: int) -> None:
-        """Need nothing for so many tokens; called where computing for it costs time."""
+    def pause(self, num_tokens: int) -> None:
+        """Need no rows for the next `num_tokens`; called where giving them costs time."""
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
         """How many tokens it could propose after `tokens`, and how many it lacks for that."""
@@ -152,7 +152,7 @@ class DraftModel(Proposer):
         return self._begin
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
-        # Only new tokens are checked: a resting draft is asked before each step of a long text.
+        # Only new tokens are checked: a paused draft is asked before each step of a long text.
         if max(tokens[self._num_known :], default=0) >= self.model.vocab_size:
             return ProposerState(0, draft_off=DraftOff.TOKEN_UNKNOWN_TO_DRAFT)
         self._num_known = len(tokens)
@@ -297,7 +297,7 @@ class Forced(Proposer):
         self._is_end = is_end
         self._constraint: Constraint | None = None
 
-    def begin(self, chain: SamplerChain) -> None:
+    def reset(self, chain: SamplerChain) -> None:
         self._constraint = chain.constraint
 
     def state(self, tokens: Sequence[int]) -> ProposerState:

@@ -42,7 +42,9 @@ class SharedVocabulary:
         if self.target_size != self.draft_size:
             parts.append(f"{self.target_size} in the target, {self.draft_size} in the draft")
         if self.differences:
-            parts.append(f"{len(self.differences)} differ: {_shown(self.differences)}")
+            parts.append(
+                f"{len(self.differences)} differ: {_first_differences(self.differences)}"
+            )
         return "; ".join(parts)
 
 
@@ -68,12 +70,12 @@ def shared_vocabulary(target: TokenTable, draft: TokenTable) -> SharedVocabulary
         differences = tuple(Difference(i, t, d) for i, (t, d) in both if t != d)
     if len(differences) > _MAX_DIFFERENT * size:
         raise _does_not_fit(
-            f"{len(differences)} of {size} tokens differ: {_shown(differences)}"
+            f"{len(differences)} of {size} tokens differ: {_first_differences(differences)}"
         )
     return SharedVocabulary(size, target.size, draft.size, differences)
 
 
-def _shown(differences: tuple[Difference, ...]) -> str:
+def _first_differences(differences: tuple[Difference, ...]) -> str:
     more = " …" if len(differences) > _NUM_SHOWN else ""
     return ", ".join(map(str, differences[:_NUM_SHOWN])) + more
 

@@ -119,9 +119,9 @@ class Answer(ForeignNames):
 
     def __next__(self) -> Piece:
         """The next piece. Raises EngineError while another thread or a task waits for one."""
-        piece = self._read(only_start=False)
+        piece = self._read_piece(only_start=False)
         if piece is None:
-            return self._last(StopIteration())
+            return self._unread_piece(StopIteration())
         return piece
 
     def start(self) -> None:
@@ -134,7 +134,7 @@ class Answer(ForeignNames):
         Raises what refuses the answer, each time; EngineError while another thread or a task
         waits for a piece.
         """
-        self._read(only_start=True)
+        self._read_piece(only_start=True)
         self._require_begun()
 
     def reply(self) -> Reply:
@@ -187,7 +187,7 @@ class Answer(ForeignNames):
         """The next piece. Raises EngineError while another task or a thread waits for one."""
         piece = await self._read_soon(only_start=False)
         if piece is None:
-            return self._last(StopAsyncIteration())
+            return self._unread_piece(StopAsyncIteration())
         return piece
 
     async def started(self) -> None:
@@ -245,7 +245,7 @@ class Answer(ForeignNames):
             )
         return not self._is_read and (self._is_asked or not is_ended)
 
-    def _read(self, *, only_start: bool) -> Piece | None:
+    def _read_piece(self, *, only_start: bool) -> Piece | None:
         """The next piece; None where the answer is over.
 
         Args:
@@ -270,7 +270,7 @@ class Answer(ForeignNames):
         return None
 
     async def _read_soon(self, *, only_start: bool) -> Piece | None:
-        """`_read` on an event loop."""
+        """`_read_piece` on an event loop."""
         if self._may_read():
             try:
                 self._is_read = True
@@ -392,7 +392,7 @@ class Answer(ForeignNames):
         finally:
             del error  # which has this frame
 
-    def _last(self, end: Exception) -> Piece:
+    def _unread_piece(self, end: Exception) -> Piece:
         """The next piece of one that is over, which was not read yet.
 
         Raises what ended it, and then the end of the iteration.

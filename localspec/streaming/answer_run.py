@@ -101,7 +101,7 @@ class AnswerRun:
             decoder.truncate(len(self._prompt.tokens) + len(self._token_ids))
             self._held = text.finish(is_cut=self._finish_reason != "stop")
             estimate = decoder.draft_policy.estimate()
-            threads = decoder.thread_policy.use()
+            threads = decoder.thread_policy.thread_use()
             self._stats = partial(self._meter.stats, self._now(), estimate, threads)
 
     def ending(self, num_read: int, num_taken: int) -> Ending | None:

@@ -132,13 +132,13 @@ class AnswerText:
         within these tokens do not count: the text behind them was said already.
         """
         as_cut = self._new()
-        as_cut._read(tokens)
+        as_cut._push_past_stops(tokens)
         shown = as_cut.finish(is_cut=True)
-        parts = self._read(tokens)
+        parts = self._push_past_stops(tokens)
         self._pending.extend((each, part.is_thought) for part in shown for each in part.text)
         return parts
 
-    def _read(self, tokens: Sequence[int]) -> list[Part]:
+    def _push_past_stops(self, tokens: Sequence[int]) -> list[Part]:
         self._search.passes = True
         parts = [part for token in tokens for part in self.push(token)]
         self._search.passes = False
@@ -170,7 +170,7 @@ class AnswerText:
         head = self._split.head or ""  # of a message, or all that was said
         if not is_cut or not (_RECIPIENT in head or num_unfinished((_RECIPIENT,), head)):
             parts += self._split.finish()
-        found = self._called(parts) + self._told(self._waited())
+        found = self._called(parts) + self._split_calls(self._waited())
         if self._calls is not None:
             found += self._calls.finish(is_cut=is_cut)
         return self._told_apart(found)
@@ -199,7 +199,7 @@ class AnswerText:
         found = []
         for part in parts:
             for each in self._addressed(part):
-                found += self._told(self._searched(each))
+                found += self._split_calls(self._searched(each))
         return found
 
     def _addressed(self, part: Part) -> list[Part]:
@@ -218,7 +218,7 @@ class AnswerText:
         line = Part(f"{between}to={addressee[1]}\n", is_thought=False)
         return [part._replace(is_thought=False), line]
 
-    def _told(self, parts: list[Part]) -> list[Part]:
+    def _split_calls(self, parts: list[Part]) -> list[Part]:
         if self._calls is None:
             return [part for part in parts if part.text]
         return [each for part in parts for each in self._calls.push(part)]

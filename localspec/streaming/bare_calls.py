@@ -78,7 +78,7 @@ class BareCalls(CallReader):
     def push(self, text: str) -> list[Part]:
         for number, character in enumerate(text, 1):
             self._held += character
-            self._read(character)
+            self._read_character(character)
             if self._state is _BareState.OVER or self._held.endswith(self._calls.openings):
                 self.rest = self._held + text[number:]
                 return self._calls.call(self._certain)
@@ -101,7 +101,7 @@ class BareCalls(CallReader):
     def _unfinished_fence(self) -> str:
         return _WHOLE_FENCES.sub("", self._fences)
 
-    def _read(self, character: str) -> None:
+    def _read_character(self, character: str) -> None:
         if self._state is _BareState.OBJECT:
             self._read_object(character)
         elif self._state is _BareState.NAME:

@@ -75,7 +75,7 @@ class AnswerCalls:
             text = text[:-num_waiting].rstrip()
         return self.say(text.rstrip() if self.num_calls else text)
 
-    def begin(self, name: str, own_id: str = "") -> CallPiece:
+    def start_call(self, name: str, own_id: str = "") -> CallPiece:
         """The first piece of the next call."""
         number = self.num_calls
         self.num_calls += 1
@@ -85,7 +85,7 @@ class AnswerCalls:
         """Calls that are whole, and that no grammar kept."""
         parts = []
         for each in written:
-            piece = self.begin(each.name, each.id)._replace(json=each.json, is_last=True)
+            piece = self.start_call(each.name, each.id)._replace(json=each.json, is_last=True)
             parts.append(Part("", is_thought=False, call=piece))
             self._is_behind_call = True
             if self._is_one:

@@ -116,7 +116,7 @@ class Line:
         def take(admitted: list[Place]) -> bool:
             is_free = not self._waiting and self._may_work(place)
             if is_free:
-                self._begin(place)
+                self._admit_place(place)
                 admitted.append(place)
             return is_free
 
@@ -198,7 +198,7 @@ class Line:
                 passed.append(place)
                 continue
             self._waiting.remove(place)
-            self._begin(place)
+            self._admit_place(place)
             admitted.append(place)
 
     def _take_out(self, place: Place) -> None:
@@ -212,7 +212,7 @@ class Line:
         is_of_model = all(each.model == place.model for each in self._working)
         return is_of_model and len(self._working) < self._num_at_once(place)
 
-    def _begin(self, place: Place) -> None:
+    def _admit_place(self, place: Place) -> None:
         place.is_admitted = True
         self._working.append(place)
         self._num_admitted += 1

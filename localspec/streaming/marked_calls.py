@@ -83,7 +83,7 @@ class MarkedCalls(CallReader):
             return self._read_to_closing()
         self._state = _MarkedState.ARGUMENTS
         self._text = self._text[found.end() :]
-        self._call = self._calls.begin(tool.name)
+        self._call = self._calls.start_call(tool.name)
         self._arguments = self._calls.form.reader(tool, is_kept=True)
         return [Part("", is_thought=False, call=self._call), *self._read_arguments()]
 

@@ -15,7 +15,7 @@ Item = TypeVar("Item")
 _LOOK_S = 0.1  # on Windows, where Ctrl-C does not end waiting
 
 
-def taken(queue: SimpleQueue[Item]) -> Item:
+def take_from(queue: SimpleQueue[Item]) -> Item:
     """The next item, waiting for it in a way that Ctrl-C ends."""
     while sys.platform == "win32":
         try:
@@ -44,7 +44,7 @@ class Outbox(Generic[Item]):
 
     def take(self) -> Item:
         """The next item, in a thread, which waits for it."""
-        return taken(self._items)
+        return take_from(self._items)
 
     async def take_soon(self) -> Item:
         """The next item, in a task, which waits for it."""

@@ -227,8 +227,8 @@ class AnswerRecord:
             self._num_read += len(piece.token_ids)
             return True
 
-    def begin(self, facts: PromptFacts) -> None:
-        """Begin with an answer whose prompt is made. Raises what refuses it."""
+    def start_producing(self, facts: PromptFacts) -> None:
+        """The prompt is made: start to produce. Raises what refuses it."""
         self.on_begin(facts.made)
         self.facts = facts
         self.advance(State.PRODUCING)
@@ -250,7 +250,7 @@ class AnswerRecord:
             return ending  # it was refused, and has no reply
         pieces = [*self.read, *ending.rest]
         is_continued = self.facts is not None and self.facts.made.prompt.num_said > 0
-        said = None if is_lost and is_continued else ending.said or _said(pieces)
+        said = None if is_lost and is_continued else ending.said or _said_by(pieces)
         self._reply = _reply(self, pieces, ending, said)
         if self.facts is not None:
             self.on_end(self._reply, said)
@@ -308,7 +308,7 @@ class AnswerRecord:
         """
 
 
-def _said(pieces: Sequence[Piece]) -> Said:
+def _said_by(pieces: Sequence[Piece]) -> Said:
     return Said.of([Part(each.text, each.is_thought, call=each.call) for each in pieces])
 
 
@@ -316,7 +316,7 @@ def _reply(
     record: AnswerRecord, pieces: Sequence[Piece], ending: Ending, said: Said | None
 ) -> Reply:
     """The sum of the pieces."""
-    new = _said(pieces)
+    new = _said_by(pieces)
     has_logprobs = record.options.logprobs is not None
     logprobs = tuple(each.logprobs for each in pieces if each.logprobs is not None)
     num_thought = sum(len(each.token_ids) for each in pieces if each.is_thought)

@@ -154,7 +154,7 @@ class ThoughtStream:
     def _parts(self, *, is_whole: bool) -> list[Part]:
         parts = []
         while self.held:
-            if self._following is None and not self._begin(is_whole=is_whole):
+            if self._following is None and not self._enter_first_part(is_whole=is_whole):
                 break
             if self._following is None:
                 continue
@@ -173,7 +173,7 @@ class ThoughtStream:
                 mark = ""
                 text = self.held[:end]
                 self.held = self.held[end:]
-            parts += self._taken(text)
+            parts += self._parts_of(text)
             if mark:
                 head = self._enter(mark)
                 parts.append(Part("", self.is_thinking, head))
@@ -189,9 +189,9 @@ class ThoughtStream:
         self.held = self.held[size:]
         if end.is_over or not size:
             self._object = None
-        return self._taken(text)
+        return self._parts_of(text)
 
-    def _begin(self, *, is_whole: bool) -> bool:
+    def _enter_first_part(self, *, is_whole: bool) -> bool:
         """Enter the mark that speech or thoughts begin with, or speech. False: wait."""
         begin = self.held.lstrip()
         marks = self._marks()
@@ -224,7 +224,7 @@ class ThoughtStream:
             return family.are_tokens or (self._has_marks and after is Following.NOTHING)
         return True
 
-    def _taken(self, text: str) -> list[Part]:
+    def _parts_of(self, text: str) -> list[Part]:
         if self._following is Following.HEAD:
             self._head += text
             if len(self._head) <= self._max_head:
@@ -314,8 +314,8 @@ class HeadTrigger(_StreamBoundary):
         return None
 
 
-def said(answer: str, families: tuple[Family, ...]) -> str:
-    """An answer from elsewhere, without the thoughts that it may begin with."""
+def without_thoughts(answer: str, families: tuple[Family, ...]) -> str:
+    """An answer of another program, without the thoughts that it may begin with."""
     thoughts = Thoughts(families)
     if not answer.lstrip().startswith(thoughts.marks(Following.THOUGHT)):
         return answer

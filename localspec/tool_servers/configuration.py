@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import platformdirs
 
-from localspec.errors import OptionError, perhaps
+from localspec.errors import OptionError, did_you_mean
 from localspec.system.atomic_write import write_whole
 
 CALL_S = 30.0  # for a call, where a server has no timeout of its own
@@ -92,7 +92,7 @@ def read_servers(path: Path) -> dict[str, ServerEntry]:
 
     Raises OptionError where the file cannot be read or an entry is wrong.
     """
-    return servers_in(str(path), _read(path))
+    return servers_in(str(path), _read_json(path))
 
 
 def servers_in(where: str, content: Mapping[str, Any]) -> dict[str, ServerEntry]:
@@ -122,7 +122,7 @@ def add_server(path: Path, name: str, values: Mapping[str, object]) -> None:
     Raises:
         OptionError: the name is taken, or something is wrong.
     """
-    content = _read(path) if path.exists() else {}
+    content = _read_json(path) if path.exists() else {}
     servers = content.setdefault(_KEY, {})
     if name in servers:
         raise OptionError(
@@ -135,10 +135,10 @@ def add_server(path: Path, name: str, values: Mapping[str, object]) -> None:
 
 def remove_server(path: Path, name: str) -> None:
     """Remove a server from a file. Raises OptionError if there is none of that name."""
-    content = _read(path) if path.exists() else {}
+    content = _read_json(path) if path.exists() else {}
     servers = content.get(_KEY, {})
     if name not in servers:
-        raise OptionError(f"{path} has no server {name!r:.80}", perhaps(name, servers))
+        raise OptionError(f"{path} has no server {name!r:.80}", did_you_mean(name, servers))
     del servers[name]
     _write(path, content)
 
@@ -149,7 +149,7 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
     write_whole(path, text.encode(), durable=True)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             data = file.read(_MOST_BYTES)

@@ -41,7 +41,7 @@ class ServerLog:
         """What the server gets as its stderr. To be closed here once it has it."""
 
         reader = threading.Thread(
-            target=self._read, args=(reading_end,), name="localspec-mcp-log", daemon=True
+            target=self._drain, args=(reading_end,), name="localspec-mcp-log", daemon=True
         )
         reader.start()
 
@@ -56,7 +56,7 @@ class ServerLog:
         """Add a line of ours."""
         self._write(f"[{text}]\n".encode(errors="replace"))
 
-    def _read(self, pipe: int) -> None:
+    def _drain(self, pipe: int) -> None:
         while data := os.read(pipe, 65536):
             self._write(data)
         os.close(pipe)

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from localspec.errors import DAMAGES, LocalspecError, OptionError, perhaps
+from localspec.errors import DAMAGES, LocalspecError, OptionError, did_you_mean
 from localspec.system.atomic_write import write_whole
 from localspec.tool_servers.configuration import (
     ServerEntry,
@@ -140,7 +140,7 @@ class McpServers:
             if not any(state.error for state in self.states()):
                 raise OptionError(
                     f"allowed_tools names {name!r:.80}, which is no tool of {self!r}",
-                    perhaps(name, known),
+                    did_you_mean(name, known),
                 )
         counts = Counter(tool.name for tool in found)
         named = [_with_server(tool) if counts[tool.name] > 1 else tool for tool in found]
@@ -208,7 +208,7 @@ class McpServers:
 
         if name not in self._entries:
             raise OptionError(
-                f"there is no MCP server {name!r:.80}", perhaps(name, self._entries)
+                f"there is no MCP server {name!r:.80}", did_you_mean(name, self._entries)
             )
         if name not in self._connections:
             self._connections[name] = Connection(self._entries[name])

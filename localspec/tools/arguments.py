@@ -221,7 +221,7 @@ class Tags(NamedTuple):
     has_cdata: bool = False
     """Whether a text with "<", "&" or several lines stands in CDATA."""
 
-    def written(self, arguments: Mapping[str, Any]) -> str:
+    def render(self, arguments: Mapping[str, Any]) -> str:
         """The arguments in this notation."""
         return self.between.join(
             f"{self.opening}{key}{self.naming_of(value)}{self.value(value)}"

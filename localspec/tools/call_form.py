@@ -192,7 +192,7 @@ class CallForm:
             raise ValueError("more than arguments")
         return arguments, rest
 
-    def written(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    def render(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
         """The text of calls, each a name and its arguments."""
         each = [
             f"{self.start.replace(NAME, name)}{self._notated(arguments)}{self.end}"
@@ -203,7 +203,7 @@ class CallForm:
     def _notated(self, arguments: Mapping[str, Any]) -> str:
         if self.tags is None:
             return json_text(arguments)
-        return self.tags.written(arguments)
+        return self.tags.render(arguments)
 
 
 def _start_regex(before: str, start: str, spelled: Callable[[str], str]) -> str:

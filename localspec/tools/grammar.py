@@ -479,7 +479,7 @@ class _GemmaWriter:
         if isinstance(schema, Mapping) and id(schema) not in self._names:
             name = self._names[id(schema)] = f"{self._name}_{len(self._names)}"
             try:
-                self.rules.append(f"{name}: {self._written(schema)}")
+                self.rules.append(f"{name}: {self._rule_of(schema)}")
             except _UnwritableError:
                 self._names[id(schema)] = None
         found = self._names.get(id(schema), f"{self._name}_any")
@@ -487,7 +487,7 @@ class _GemmaWriter:
             raise _UnwritableError
         return found
 
-    def _written(self, schema: Schema) -> str:
+    def _rule_of(self, schema: Schema) -> str:
         if (values := choices(schema)) is not None:
             options = _writable(self._constant, values)
         elif (schemas := alternatives(schema)) is not None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from localspec.errors import OptionError, perhaps, require_unicode
+from localspec.errors import OptionError, did_you_mean, require_unicode
 from localspec.tools.functions import described
 
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
@@ -151,11 +151,11 @@ def tool_use(tools: object, choice: object, *, is_parallel: object) -> ToolUse:
     names = [tool.name for tool in checked]
     unknown = [str(name) for name in only or () if name not in names]
     if unknown or word not in ("auto", "required") or (word == "required" and not checked):
+        guess = did_you_mean(unknown[0], names) if unknown else ""
         raise OptionError(
             f"the tool choice is {choice!r:.200}; the tools are "
             f"{', '.join(names) or 'none':.2000}",
-            f"{perhaps(unknown[0], names) if unknown else ''}Choose auto, none, required, or a "
-            "tool's name.",
+            f"{guess}Choose auto, none, required, or a tool's name.",
         )
     must = word == "required"
     may_be_several = not must if is_parallel is None else is_parallel

@@ -353,7 +353,7 @@ class Deliberate(AdaptiveDraftPolicy):
         self._clock = clock
 
     def choose(self, context: PolicyContext) -> Decision | Replay:
-        if any(prospect.rest_left <= 0 for prospect in self.prospects):
+        if any(prospect.pause_left <= 0 for prospect in self.prospects):
             self._clock.now += 0.03
         return super().choose(context)
 

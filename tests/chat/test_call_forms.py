@@ -398,7 +398,7 @@ def test_a_mark_in_an_argument_is_its_text_where_a_grammar_keeps_the_call(mark, 
     """Such marks are in files that agents write. Spelled out they are no control tokens."""
     arguments = {"text": f"Behind {mark} it ends."}
     calls = [("look", arguments), ("look", arguments)]
-    written = tools_of(COMMAND).form.written(calls)
+    written = tools_of(COMMAND).form.render(calls)
     found = read_of_command(f"Hm.{written}", is_kept=True, size=size)
     assert (found.thoughts, found.text) == ("", "Hm.")
     assert [(call.name, call.arguments) for call in found.tool_calls] == calls

@@ -83,7 +83,7 @@ def chat(engine, own_folders, monkeypatch, capsys):
             **more,
         )
         if session is not None:
-            conversation.begin(session)
+            conversation.open_session(session)
         person = Person(conversation, monkeypatch, capsys)
         people.append(person)
         return person

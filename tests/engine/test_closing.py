@@ -98,7 +98,7 @@ def test_an_engine_is_freed_after_answers_that_errors_ended(freed, monkeypatch, 
 
     engines = [localspec.load()]
     if way == "a prompt fails":
-        monkeypatch.setattr("localspec.llama.model.LlamaModel.read_piece", fail)
+        monkeypatch.setattr("localspec.llama.model.LlamaModel.prefill_chunk", fail)
     prompt = STORY if way == "cancelled" else STORY * 40
     with contextlib.suppress(DecodeError):
         for number, _ in enumerate(engines[0].generate_raw(prompt, on_prompt=on_prompt)):

@@ -136,7 +136,7 @@ def stop_half_way(model, tokens):
         patch.setattr(TokenBatch, "filled", interrupt)
         with pytest.raises(localspec.errors.Interrupted):
             model.decode(tokens, 1)
-    model.begin()
+    model.make_ready()
     assert graphs
 
 

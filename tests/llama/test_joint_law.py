@@ -113,7 +113,7 @@ def test_joint_steps_have_the_targets_law(engine, plain, monkeypatch):
     """To 1e-12, by each rule; and they are joint."""
     lanes, together = inside.lanes(engine)[:2], Together(2)
     for lane in lanes:
-        lane.begin()
+        lane.make_ready()
         target = lane.models.target
         decode = functools.partial(together.decode, copy.copy(target))
         monkeypatch.setattr(target, "decode", decode)

@@ -108,7 +108,7 @@ def test_interrupt_ends_a_decode_from_another_thread(model):
     assert 40 <= cached < 1900  # whole batches stay
     with pytest.raises(Interrupted):
         model.decode([1], 1)
-    model.begin()
+    model.make_ready()
     rows = model.decode([8], 1).copy()
     model.truncate(0)
     close_rows(rows, model.decode([*ids[:cached], 8], 1))

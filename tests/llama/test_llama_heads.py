@@ -269,7 +269,7 @@ def assert_reads_rightly(engine, made, loop=None) -> None:
         return
     loop = loop or inside.loop(engine)
     lane = next(each for each in inside.lanes(engine) if each.decoder is loop)
-    lane.begin()  # the last answer may have been stopped
+    lane.make_ready()  # the last answer may have been stopped
     proposer, tokens = loop.proposers[0], loop.tokens
     if loop.target.num_cached == len(tokens):  # cut within a step
         tokens = [*tokens, 33]
@@ -441,7 +441,7 @@ def test_a_stopped_decode_leaves_the_head_as_it_was(made):
         head.interrupt()
         with pytest.raises(Interrupted):
             made.says(loop.proposers[0], loop.tokens, head)
-        head.begin()
+        head.make_ready()
         assert_reads_rightly(engine, made)
 
 
@@ -550,10 +550,10 @@ class Resting(FixedDraftPolicy):
 
     num_done = 0
 
-    def begin(self):
+    def reset(self):
         self.num_done = 0
 
-    def rest(self, proposer):
+    def pause_left(self, proposer):
         return 100 - self.num_done if 10 <= self.num_done < 100 else 0
 
     def learn(self, record):

@@ -246,7 +246,7 @@ def test_reading_a_picture_can_be_cancelled(engine):
         with pytest.raises(Interrupted):
             target.decode(prompt.tokens[row.start :], 1)
         target.on_batch = None
-        target.begin()
+        target.make_ready()
         assert target.num_cached in (row.start, row.stop)
         again = target.decode(prompt.tokens[target.num_cached :], 1)[0].copy()
         target.truncate(0)

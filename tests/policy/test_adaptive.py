@@ -82,7 +82,7 @@ def test_it_drafts_at_once_with_what_was_learned_before():
 
 
 def test_what_does_not_pay_is_looked_at_now_and_then():
-    """A short prompt is read once, and a draft that never pays rests."""
+    """A short prompt is read once, and a draft that never pays is paused."""
 
     class Watched(AdaptiveDraftPolicy):
         num_read = num_looks = 0
@@ -185,8 +185,8 @@ def test_the_same_question_takes_the_same_steps(machine):
     """Behind the first answers, on a machine whose decodes take by 8 % more or less."""
 
     class Noted(AdaptiveDraftPolicy):
-        def begin(self):
-            super().begin()
+        def reset(self):
+            super().reset()
             answers.append([])
 
         def learn(self, record):
@@ -214,7 +214,7 @@ def test_a_machine_that_becomes_another_is_noticed_while_tokens_are_drafted():
     for _ in range(9):
         made.learn(step(2.0, 1))
         made.learn(replace(step(2.4, 4), num_accepted=1, num_emitted=2))
-    made.begin()
+    made.reset()
 
     def num_drafts(num_steps: int, target_only_s: float) -> int:
         count = 0
@@ -305,7 +305,7 @@ def test_matches_in_another_conversation_say_nothing_of_those_in_the_prompt():
     assert expected(MatchSource.PROMPT) == before[MatchSource.PROMPT]
     made.replay(0, ReplayScores([(0.6, 1.0)] * 8, 0, [MatchSource.PROMPT] * 8), 0.0)
     assert expected(MatchSource.PROMPT) > 1.5 * before[MatchSource.PROMPT]
-    made.begin()  # of what kind the next text is, this one does not say
+    made.reset()  # of what kind the next text is, this one does not say
     assert {source: expected(source) for source in MatchSource} == before
 
 

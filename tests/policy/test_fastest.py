@@ -41,7 +41,7 @@ def answer(
     doubling: tokens behind which a decode takes twice as long as behind none.
     """
     random = np.random.default_rng(seed)
-    fastest.begin()
+    fastest.reset()
     for number in range(num_tokens):
         size = 1 if number % 2 else 5
         cached = num_before + number
@@ -109,7 +109,7 @@ def test_a_size_that_is_new_is_compared_with_others():
             fastest = FastestDecodes()
             for _ in range(20):
                 fastest.learn(known, 40, known_s)
-            fastest.begin()
+            fastest.reset()
             for size in (4, 3, 2, 6, 4, 3, 2, 6):  # none of them three times
                 fastest.learn(size, 40, usual_s * size / 4 * slowdown)
             assert (fastest.slowdown() > CLEAR) is (slowdown > 1.0)
@@ -119,7 +119,7 @@ def test_it_is_known_where_the_number_of_threads_stays():
     """Whether all that are usable are in use, or somebody has fixed the number."""
     policy = AdaptiveThreads([2], 2, lambda: 2, lambda count: None, lambda: True)
     for slowdown in (1.0, 3.0):
-        policy.begin()
+        policy.reset()
         for number in range(40):
             policy.learn(
                 StepRecord(
@@ -136,6 +136,6 @@ def test_it_is_known_where_the_number_of_threads_stays():
                     num_threads=2,
                 )
             )
-    use = policy.use()
+    use = policy.thread_use()
     assert (use.num_threads, use.num_usable) == (2, 2)
     assert use.slowdown == pytest.approx(3.0)

@@ -113,7 +113,7 @@ def test_on_a_quiet_machine_all_of_them_compute(name, num_cores):
     run = Run(num_cores, QUIET[name])
     best = run.fixed(num_cores, 2000)
     assert best / run.go(2000) > 0.98  # others are tried, too
-    assert not run.policy.use().is_busy
+    assert not run.policy.thread_use().is_busy
     best = run.fixed(num_cores, 2000)
     assert best / run.go(2000) > 0.99
 
@@ -143,7 +143,7 @@ def test_one_busy_core_of_eight_leaves_seven():
     best = min(run.fixed(count, 2000) for count in counts_to_try(8))
     assert best / run.go(2000) > 0.9
     assert max(set(run.counts), key=run.counts.count) == 7
-    use = run.policy.use()
+    use = run.policy.thread_use()
     assert (use.num_threads, use.num_usable, use.is_busy) == (7, 8, True)
 
 
@@ -177,7 +177,7 @@ def test_steps_of_another_shape_are_held_against_their_like():
         seconds = (0.02 if drafted else 0.01) * 1.8 / counts[-1]
         policy.learn(record(seconds, counts[-1], drafted))
     assert counts.count(1) < 8
-    assert not policy.use().is_busy
+    assert not policy.thread_use().is_busy
 
 
 def test_shared_decodes_prompts_and_catching_up_say_nothing():
@@ -225,11 +225,11 @@ def test_it_begins_with_the_cores_that_others_left_free(stall):
 def test_where_the_others_are_gone_all_cores_compute_soon():
     run = Run(2, quiet(0.002, 1.8), num_free=1)
     assert run.used == [1]
-    assert run.policy.use().is_busy
+    assert run.policy.thread_use().is_busy
     best = run.fixed(2, 300)
     assert best / run.go(300) > 0.88
     assert run.counts[40:].count(2) > 240
-    assert not run.policy.use().is_busy
+    assert not run.policy.thread_use().is_busy
 
 
 def test_more_threads_are_tried_when_others_are_seen_to_have_gone():

@@ -269,7 +269,7 @@ def test_what_is_forced_and_what_is_remembered_join_in_one_step(remembered):
     chain = SamplerChain(SamplingParams(), num_prompt_tokens=3, constraint=constraint)
     lookup = Lookup(never, TextMemory())
     lookup.memory.add(remembered)
-    lookup.begin(chain)
+    lookup.reset(chain)
     assert lookup.state(text).max_tokens > 0
     proposal = result_of(lookup.propose(text, UpTo(4), chain, first_of))
     assert proposal.draft_tokens == [4, 5, 6, 7]
@@ -423,7 +423,7 @@ def test_how_findings_fare_is_counted_by_source_and_kept():
 
     def confidence_at(lookup: Lookup, text: list[int], num_prompt_tokens: int) -> float:
         chain = SamplerChain(SamplingParams(), num_prompt_tokens=num_prompt_tokens)
-        lookup.begin(chain)
+        lookup.reset(chain)
         state = lookup.state(text)
         assert state.max_tokens > 0
         return state.confidence
@@ -451,7 +451,7 @@ def test_how_findings_fare_is_counted_by_source_and_kept():
 
 def test_a_match_in_the_answer_itself_is_of_another_source():
     lookup = Lookup(never)
-    lookup.begin(SamplerChain(SamplingParams(), num_prompt_tokens=2))
+    lookup.reset(SamplerChain(SamplingParams(), num_prompt_tokens=2))
     assert lookup.state([8, 9, 1, 2, 3, 1, 2]).source is MatchSource.ANSWER
 
 

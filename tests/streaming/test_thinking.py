@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from localspec.streaming.thinking import Part, Thoughts, ThoughtStream, said
+from localspec.streaming.thinking import Part, Thoughts, ThoughtStream, without_thoughts
 from localspec.streaming.thought_families import families_of
 
 USUAL = Thoughts(families_of("", ()))
@@ -167,7 +167,7 @@ def test_a_model_that_names_no_channel_is_heard(text, size):
     ],
 )
 def test_answers_from_elsewhere_come_without_their_thoughts(template, answer, rest):
-    assert said(answer, families_of(template, ())) == rest
+    assert without_thoughts(answer, families_of(template, ())) == rest
 
 
 def test_speech_does_not_wait_where_no_mark_can_follow():

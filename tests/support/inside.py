@@ -193,7 +193,7 @@ def answer(engine: BaseEngine, record: AnswerRecord) -> Answer:
 
 def made(engine: BaseEngine, source: PromptSource) -> MadePrompt:
     """The prompt of any source: tests have sources that no caller would give."""
-    return engine._made(source)
+    return engine._make_prompt(source)
 
 
 def prompt(
@@ -203,7 +203,7 @@ def prompt(
     template: str | None = None,
 ) -> Prompt:
     """What `generate` has the model read of messages: tests compare its tokens."""
-    return engine._made(MessagesSource(messages, use or ToolUse(), template)).prompt
+    return engine._make_prompt(MessagesSource(messages, use or ToolUse(), template)).prompt
 
 
 def prepare(engine: BaseEngine, tokens: Sequence[int], owner: object) -> None:

@@ -45,5 +45,5 @@ class NoModels:
             vocabulary, None, None, vision, context_length, context_length
         )
 
-    def _made(self, source: PromptSource) -> MadePrompt:
+    def _make_prompt(self, source: PromptSource) -> MadePrompt:
         return source.make(self._workshop, never)

@@ -119,7 +119,7 @@ class StepLawCheck:
         for proposer in self.loop.proposers:
             proposer.truncate(len(tokens) - 1)
         for proposer in self.loop.proposers:
-            proposer.begin(self.make_chain(params, prompt, said))
+            proposer.reset(self.make_chain(params, prompt, said))
             state = proposer.state(tokens)
             if state.max_tokens > 0:
                 break
@@ -257,8 +257,8 @@ class _Remembered(Proposer):
         self._is_end = is_end
         self._rows: dict[tuple[int, ...], tuple[Distribution, float]] = {}
 
-    def begin(self, chain: SamplerChain) -> None:
-        self._proposer.begin(chain)
+    def reset(self, chain: SamplerChain) -> None:
+        self._proposer.reset(chain)
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
         return self._state

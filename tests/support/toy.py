@@ -185,7 +185,7 @@ class TableHead(TableModel):
         target.rows_from = first = max(target.rows_from, end - self._num_kept)
         return range(0 if first == 0 else first + 1, end + 1)
 
-    def rest(self, num_tokens: int) -> None:
+    def pause(self, num_tokens: int) -> None:
         """Nothing to do: its rows cost nothing."""
 
     def read_from(self, position: int) -> None:
@@ -252,7 +252,7 @@ class TableBlocks:
         target.rows_from = first = max(target.rows_from, end - self._num_kept)
         return range(first, end + (end > first))
 
-    def rest(self, num_tokens: int) -> None:
+    def pause(self, num_tokens: int) -> None:
         """Nothing to do: its rows cost nothing."""
 
     def read_from(self, position: int) -> None:

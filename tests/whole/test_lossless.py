@@ -176,7 +176,7 @@ def test_a_conversation_equals_its_tokens_decoded_from_scratch(demo_target, demo
                 ).reply()
         tokens = inside.loop(engine).tokens
         assert len(tokens) > 200
-        inside.lanes(engine)[0].begin()  # the last stream was stopped
+        inside.lanes(engine)[0].make_ready()  # the last stream was stopped
         for model, path in (
             (inside.target(engine), demo_target),
             (inside.models(engine).draft, demo_draft),

@@ -65,7 +65,7 @@ class LineEditor:
             default = prefill(was_emptied)
             try:
                 with meanwhile():
-                    text = self._read(default)
+                    text = self._prompt(default)
             except EOFError:
                 return
             except KeyboardInterrupt:
@@ -77,7 +77,7 @@ class LineEditor:
             if not was_emptied:
                 yield text
 
-    def _read(self, prefill: str) -> str:
+    def _prompt(self, prefill: str) -> str:
         if self._session is None:
             if prefill:
                 click.echo(printable(prefill))

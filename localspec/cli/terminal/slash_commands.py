@@ -20,7 +20,7 @@ from localspec.cli.screen import counted, excerpt, note, show_legend, stats_line
 from localspec.cli.sessions_command import note_resumed, session_lines
 from localspec.cli.shared_options import SAMPLING_KEYWORDS
 from localspec.cli.terminal.line_editor import Values, can_edit
-from localspec.errors import OptionError, perhaps
+from localspec.errors import OptionError, did_you_mean
 from localspec.keywords import ours_for
 from localspec.sampling.params import SamplingParams, check_has_distribution
 from localspec.speculative.randomness import Randomness
@@ -77,10 +77,11 @@ def run_command(conversation: Conversation, text: str) -> bool:
     argument = (found[2] or "").strip()
     command = COMMANDS.get(name)
     if command is None:
+        guess = did_you_mean(name, COMMANDS)
         raise OptionError(
             f"there is no command {name}",
-            f"{perhaps(name, COMMANDS)}/help lists all commands; with a space before it, it "
-            "is sent as a message.",
+            f"{guess}/help lists all commands; with a space before it, it is sent as a "
+            "message.",
         )
     conversation.is_editing = False
     command.run(conversation, argument)
@@ -167,7 +168,7 @@ def _known_setting(name: str) -> str:
     if setting in _SETTINGS:
         return setting
     check_has_distribution(setting)
-    meant = perhaps(ours_for(setting), _SETTINGS)
+    meant = did_you_mean(ours_for(setting), _SETTINGS)
     hint = f"{meant}/set lists all settings; others are set when starting the chat."
     raise OptionError(f"there is no setting {name!r}", hint)
 

@@ -45,7 +45,8 @@ def missing_functions(*, reads_layers: bool) -> tuple[str, ...]:
     return tuple(
         f"llama_{name}"
         for name in HEAD_FUNCTIONS
-        if (reads_layers or name not in LAYER_FUNCTIONS) and _found(library, name) is None
+        if (reads_layers or name not in LAYER_FUNCTIONS)
+        and _find_function(library, name) is None
     )
 
 
@@ -61,10 +62,10 @@ def require_nextn_functions(*, reads_layers: bool) -> SimpleNamespace:
             "Install the version of llama-cpp-python that localspec was tested with.",
         )
     library = native.shared_library(llama_cpp)
-    return SimpleNamespace(**{name: _found(library, name) for name in HEAD_FUNCTIONS})
+    return SimpleNamespace(**{name: _find_function(library, name) for name in HEAD_FUNCTIONS})
 
 
-def _found(library: ctypes.CDLL, name: str) -> Any:
+def _find_function(library: ctypes.CDLL, name: str) -> Any:
     itanium, msvc, arguments, result = HEAD_FUNCTIONS[name]
     in_c = f"llama_{name}"
     in_cpp = f"_Z{len(in_c)}{in_c}P13llama_context{itanium}", f"?{in_c}@@YA{msvc}"

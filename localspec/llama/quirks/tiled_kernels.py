@@ -19,8 +19,8 @@ _SWITCH = "GGML_CPU_TILED_MM"
 _may_be_used = False  # whether a model was opened here while they were not left out
 
 
-def use() -> None:
-    """Remember that this process may compute with them from now on."""
+def allow() -> None:
+    """Let this process compute with them from now on."""
     global _may_be_used
     _may_be_used = _may_be_used or os.environ.get(_SWITCH) != "0"
 
