@@ -1,1 +1,4 @@
-"""What `explain`, `doctor` and `models` say of a pair, this machine, and its presets."""
+"""What to say of a pair before it is loaded: does it fit and pay, and which preset to take.
+
+`explain` and `models` show it.
+"""

@@ -1,4 +1,7 @@
-"""The command line: the only package that knows click, terminals and exit codes."""
+"""The command line: commands, terminals and exit codes.
+
+No other package imports click. A conversation on a terminal is in `terminal`.
+"""
 
 from __future__ import annotations
 

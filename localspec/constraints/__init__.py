@@ -1,1 +1,4 @@
-"""Schemas, regular expressions and grammars → constraints of an answer."""
+"""Schemas, regular expressions and grammars → what an answer may say next.
+
+llguidance computes it; `guidance` is its only importer.
+"""

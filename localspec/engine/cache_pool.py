@@ -58,7 +58,7 @@ class CachePool:
         return sum(kept.num_bytes for kept in copies if kept is not None)
 
     def lane_for(self, owner: object | None, tokens: Sequence[int], scope: Scope) -> Lane:
-        """The free lane with the owner's text, or the lane that is missed least.
+        """The free lane with the owner's text, or the one whose text can best be spared.
 
         Prefers an unowned lane whose text is a prefix of `tokens`, then an empty one; among
         these the nearest to those at work, since decodes of neighbours are joined, even where

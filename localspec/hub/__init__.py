@@ -1,1 +1,4 @@
-"""Files of the Hugging Face hub: what it says of them, fetched, verified, kept in its cache."""
+"""Files of the Hugging Face hub: what it says of them, downloads, and where they are kept.
+
+Other programs' stores of models are read, too. `api` is the only importer of huggingface_hub.
+"""

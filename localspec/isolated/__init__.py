@@ -1,1 +1,1 @@
-"""An engine in a process of its own."""
+"""An engine in a process of its own, so that a native crash ends no application."""

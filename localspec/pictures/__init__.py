@@ -1,1 +1,1 @@
-"""Pictures that people show a model."""
+"""Pictures that people show a model: checked, decoded, and their cells among the tokens."""

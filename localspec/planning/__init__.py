@@ -1,1 +1,1 @@
-"""Where a pair goes before it is loaded: its memory, its devices, and whether it fits."""
+"""Where the models of a pair go before they are loaded: their memory, layers and devices."""

@@ -1,1 +1,1 @@
-"""How many tokens to draft: what decodes cost here, how likely tokens are accepted."""
+"""How much to draft, and with how many threads: what decodes cost here, and what is accepted."""

@@ -1,1 +1,1 @@
-"""Presets, and their files: named, downloaded, verified, removed."""
+"""Names of models: presets, aliases, paths and files of the hub, and where their files are."""

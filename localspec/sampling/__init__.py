@@ -1,1 +1,1 @@
-"""Distributions of the next token, and everything that shapes them."""
+"""Logits → the distribution of the next token: the settings, and all that shapes it."""

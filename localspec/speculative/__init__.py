@@ -1,1 +1,1 @@
-"""The loop, its rules and its proposers. It sees no text, no path and no clock."""
+"""The loop, its rules and its proposers; it sees no text, no path and no clock."""

@@ -1,1 +1,1 @@
-"""Servers of tools that speak MCP, the Model Context Protocol."""
+"""MCP servers, whose tools a model may call: configured, started, connected, ended."""

@@ -1,14 +1,16 @@
-"""Draws the graph of imports between localspec's packages into ARCHITECTURE.md.
+"""Draws the graph of imports between localspec's packages, and lists them, in ARCHITECTURE.md.
 
     python scripts/develop/draw_packages.py
 
 An arrow leads from a package to one that it imports. Arrows that follow from others are left
-out: a package that imports the engine may import everything that the engine imports.
+out: a package that imports the engine may import everything that the engine imports. What a
+package is for is the first sentence of its docstring.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 from marked_part import with_part
@@ -59,10 +61,15 @@ def reachable(imports: dict[str, set[str]], room: str) -> set[str]:
     return found
 
 
+def from_the_top(imports: dict[str, set[str]]) -> list[str]:
+    """The rooms in an order in which each imports later ones only."""
+    return sorted(imports, key=lambda room: (-len(reachable(imports, room)), room))
+
+
 def drawn(imports: dict[str, set[str]]) -> str:
     """The graph as Mermaid has it, without `errors`, which all import."""
     lines = ["graph TD"]
-    for room in sorted(imports, key=lambda room: (-len(reachable(imports, room)), room)):
+    for room in from_the_top(imports):
         through = {name for other in imports[room] for name in reachable(imports, other)}
         lines += [
             f"  {room} --> {name}" for name in sorted(imports[room] - through - {"errors"})
@@ -70,11 +77,30 @@ def drawn(imports: dict[str, set[str]]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def with_graph(page: str, graph: str) -> str:
-    """The page with its graph replaced."""
-    return with_part(page, "```mermaid\n", "```", graph)
+def listed(folder: Path) -> str:
+    """The rows of the table of rooms, each with the first sentence of its docstring."""
+    rows = ["|---|---|"]
+    for room in from_the_top(package_imports(folder)):
+        if (folder / room).is_dir():
+            name = f"{room}/"
+            path = folder / room / "__init__.py"
+        else:
+            name = f"{room}.py"
+            path = folder / name
+        docstring = ast.get_docstring(ast.parse(path.read_text("utf-8"))) or ""
+        sentence = re.split(r"\.\s", docstring)[0].replace("\n", " ").removesuffix(".")
+        rows.append(f"| `{name}` | {sentence} |")
+    return "\n".join(rows)
+
+
+def with_drawing(page: str, folder: Path) -> str:
+    """The page with its graph and its table of rooms written anew.
+
+    folder: of the package localspec.
+    """
+    page = with_part(page, "```mermaid\n", "```", drawn(package_imports(folder)))
+    return with_part(page, "| room | what it is for |\n", "\n\n", listed(folder))
 
 
 if __name__ == "__main__":
-    graph = drawn(package_imports(ROOT / "localspec"))
-    PAGE.write_text(with_graph(PAGE.read_text("utf-8"), graph), "utf-8")
+    PAGE.write_text(with_drawing(PAGE.read_text("utf-8"), ROOT / "localspec"), "utf-8")

@@ -6,17 +6,17 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
 import localspec
 from draw_packages import (
-    drawn,
     imported_by,
     package_imports,
     reachable,
-    with_graph,
+    with_drawing,
 )
 from unique_names import twice_defined
 
@@ -52,18 +52,11 @@ def test_every_package_imports_only_packages_below_it():
 
 
 def test_the_pages_about_the_house_name_what_is_there():
-    """The modules of a room in its row of ARCHITECTURE.md; paths of files on all of them."""
+    """Paths of files on the pages for contributors, in the repository or in the package."""
     root = Path(__file__).parents[2]
     pages = [
         (root / name).read_text("utf-8") for name in ("ARCHITECTURE.md", "CONTRIBUTING.md")
     ]
-    rows = re.findall(r"^\| `(\w+)/` \| (.*) \|$", pages[0], re.M)
-    rooms = {name.split(".")[0] for name in MODULES if "." in name}
-    assert {room for room, _ in rows} == rooms - {"__pyinstaller"}
-    named = {
-        f"{room}.{name}" for room, text in rows for name in re.findall("`([a-z_]+)`", text)
-    }
-    assert named - set(MODULES) == set()
     paths = {path for page in pages for path in re.findall(r"`([\w/]+/\w+\.(?:py|md))`", page)}
     assert paths
     assert [path for path in paths if not _is_there(root, path)] == []
@@ -87,6 +80,12 @@ def test_each_folder_of_tests_is_of_a_room_and_in_the_table_of_places():
     assert named == folders
 
 
+def test_no_two_modules_share_a_name():
+    """A reader knows which file is meant without its folder."""
+    names = Counter(name.split(".")[-1] for name in MODULES)
+    assert [name for name, count in names.items() if count > 1] == ["__init__"]
+
+
 def _is_there(root: Path, path: str) -> bool:
     return (root / path).exists() or (PACKAGE / path).exists()
 
@@ -104,10 +103,10 @@ def test_one_name_stands_for_one_thing():
     assert twice_defined(PACKAGE) == {}
 
 
-def test_the_graph_in_architecture_md_is_current():
+def test_the_graph_and_the_rooms_in_architecture_md_are_current():
     page = (Path(__file__).parents[2] / "ARCHITECTURE.md").read_text("utf-8")
-    assert with_graph(page, drawn(package_imports(PACKAGE))) == page, (
-        "python scripts/develop/draw_packages.py draws it again"
+    assert with_drawing(page, PACKAGE) == page, (
+        "python scripts/develop/draw_packages.py writes them again"
     )
 
 
