@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localspec.cli.progress_line import cancel_on_interrupt
 from localspec.cli.screen import counted, mark, note, printable
+from localspec.cli.signal_handlers import cancel_on_interrupt
 from localspec.cli.standard_streams import is_terminal
 
 if TYPE_CHECKING:

@@ -14,9 +14,10 @@ from localspec.cli import exit_codes
 from localspec.cli.flags import read_option_file
 from localspec.cli.help import Command
 from localspec.cli.json_output import json_option, write_json
-from localspec.cli.progress_line import ProgressLine, cancel_on_interrupt, waiting
+from localspec.cli.progress_line import ProgressLine, waiting
 from localspec.cli.screen import note
 from localspec.cli.shared_options import PairOptions, model_argument, pair_options, shared
+from localspec.cli.signal_handlers import cancel_on_interrupt
 from localspec.errors import ContextError
 from localspec.evaluation.prompts import (
     built_in_tasks,

@@ -16,7 +16,6 @@ from localspec.cli.completion_command import complete_model
 from localspec.cli.flags import option
 from localspec.cli.help import Command
 from localspec.cli.json_output import json_option, to_json, write_json
-from localspec.cli.progress_line import cancel_on_interrupt
 from localspec.cli.screen import note, show_legend, stats_lines
 from localspec.cli.shared_options import (
     MODEL_NAMES,
@@ -24,6 +23,7 @@ from localspec.cli.shared_options import (
     constraint_options,
     pair_options,
 )
+from localspec.cli.signal_handlers import cancel_on_interrupt
 from localspec.cli.standard_streams import is_terminal, read_input
 from localspec.presets.model_names import VARIABLE
 from localspec.presets.presets import DEFAULT_PRESET

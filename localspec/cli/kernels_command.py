@@ -12,8 +12,8 @@ import click
 
 from localspec.cli.help import Command
 from localspec.cli.json_output import json_option, write_json
-from localspec.cli.progress_line import told_to_end
 from localspec.cli.screen import duration, readable_bytes, say
+from localspec.cli.signal_handlers import leave_on_termination
 from localspec.cli.standard_streams import is_terminal
 from localspec.errors import OptionError
 
@@ -63,7 +63,7 @@ def kernels(*, remove: bool, zig: bool, yes: bool, as_json: bool) -> None:
         if not yes:
             _confirm()
         # A closed terminal ends the compilers, too, and leaves nothing.
-        with told_to_end(_leave), _shown_progress() as on_progress:
+        with leave_on_termination(_leave), _shown_progress() as on_progress:
             build = make_build(plan, on_progress)
     if as_json:
         write_json({"build": build, "installed": installed_library().origin})

@@ -36,10 +36,11 @@ from localspec.cli.cloud_keys import CLOUD_KEYS
 from localspec.cli.download_command import offer_download
 from localspec.cli.help import Command
 from localspec.cli.launch_log import log_of_running, new_log
-from localspec.cli.progress_line import told_to_end, waiting
+from localspec.cli.progress_line import waiting
 from localspec.cli.screen import duration, fitted, say
 from localspec.cli.serve_command import DEFAULT_PORT, require_server, usual_name
 from localspec.cli.shared_options import model_argument, shared
+from localspec.cli.signal_handlers import leave_on_termination
 from localspec.errors import LocalspecError, OptionError
 from localspec.presets.model_names import resolve
 from localspec.server.own_server import (
@@ -358,7 +359,7 @@ def _started(words: Sequence[str], port: int) -> Iterator[tuple[subprocess.Popen
             raise click.Abort
 
         try:
-            with told_to_end(leave):
+            with leave_on_termination(leave):
                 yield process, path
         finally:
             process.send_signal(signal.SIGTERM if sys.platform == "win32" else signal.SIGINT)

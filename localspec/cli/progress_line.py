@@ -1,9 +1,8 @@
-"""Waiting: a line on stderr, also of a measurement, Ctrl-C, and signals to end."""
+"""The line on stderr while something is waited for, also of a measurement."""
 
 from __future__ import annotations
 
 import contextlib
-import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -70,34 +69,6 @@ def line_gone() -> Iterator[None]:
         yield
 
 
-@contextlib.contextmanager
-def cancel_on_interrupt(cancel: Callable[[], None]) -> Iterator[None]:
-    """Let SIGINT call `cancel` while the main thread waits for another; a second one raises."""
-
-    def on_interrupt(_number: int, _frame: object) -> None:
-        cancel()
-        signal.signal(signal.SIGINT, previous)
-
-    previous = signal.signal(signal.SIGINT, on_interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, previous)
-
-
-@contextlib.contextmanager
-def told_to_end(leave: Callable[[int], None]) -> Iterator[None]:
-    """Let SIGTERM and SIGHUP call `leave` with their number."""
-    names = ("SIGTERM", "SIGHUP")  # Windows has the first one
-    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    before = {n: signal.signal(n, lambda number, _frame: leave(number)) for n in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
 class ProgressLine:
     """The progress line: the time spent, the time left, and the stage."""
 
@@ -109,7 +80,7 @@ class ProgressLine:
         self._reported_s = self._started_s
 
     def report(self, stage: str, seconds_left: float | None) -> None:
-        """Take a report of `watch.Watch`. A repeated report restarts no estimate."""
+        """Take a report of a `Watch`. A repeated report restarts no estimate."""
         if (stage, seconds_left) != self._reported:
             self._reported, self._reported_s = (stage, seconds_left), self._clock()
 

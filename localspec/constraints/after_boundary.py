@@ -91,7 +91,7 @@ class _Stage(enum.Enum):
     START = enum.auto()  # nothing was said
     FREE = enum.auto()
     BETWEEN = enum.auto()  # directly behind the boundary
-    BEHIND = enum.auto()
+    AFTER = enum.auto()
     ENDED = enum.auto()  # in the free part
 
 
@@ -103,7 +103,7 @@ def _never() -> bool:
     return False
 
 
-class Behind:
+class AfterBoundary:
     """A `Constraint`: free up to a boundary, `inner` behind it.
 
     Up to the boundary `inner` stays as it is, so what it makes of a text is asked once.
@@ -141,10 +141,10 @@ class Behind:
 
     @property
     def is_done(self) -> bool:
-        is_behind = self._stage in (_Stage.BETWEEN, _Stage.BEHIND)
+        is_behind = self._stage in (_Stage.BETWEEN, _Stage.AFTER)
         return self._stage is _Stage.ENDED or (is_behind and self._inner.is_done)
 
-    def copy(self) -> Behind:
+    def copy(self) -> AfterBoundary:
         other = copy.copy(self)
         other._inner = self._inner.copy()
         other._boundary = self._boundary.copy()
@@ -207,16 +207,16 @@ class Behind:
 
     def _may_pass(self, token: int) -> bool:
         rest = self._boundary.copy().push(self._spelling.texts[token])
-        return not rest or self._may_stand_behind(rest)
+        return not rest or self._may_follow(rest)
 
-    def _may_stand_behind(self, text: str) -> bool:
+    def _may_follow(self, text: str) -> bool:
         """Whether the constrained text may begin with this one. In the free part only."""
         known = self._verdicts.get(text)
         if known is None:
             # Most texts fail by their first character. Others than ASCII have several here.
             first = text[0]
             fails_at_once = text != first and first.isascii()
-            fails_at_once = fails_at_once and not self._may_stand_behind(first)
+            fails_at_once = fails_at_once and not self._may_follow(first)
             known = not fails_at_once and self._is_valid(text)
             self._verdicts[text] = known
         return known
@@ -226,13 +226,13 @@ class Behind:
         return self._inner.validate(tokens) == len(tokens)
 
     def validate(self, tokens: Sequence[int]) -> int:
-        if self._stage is _Stage.BEHIND:
+        if self._stage is _Stage.AFTER:
             return self._inner.validate(tokens)
         state = self.copy()
         for index, token in enumerate(tokens):
             if state._stage is _Stage.ENDED:
                 return len(tokens)
-            if state._stage is _Stage.BEHIND:
+            if state._stage is _Stage.AFTER:
                 return index + state._inner.validate(tokens[index:])
             if not state._may_come(token):
                 return index
@@ -253,19 +253,19 @@ class Behind:
     def _advance(self, token: int) -> None:
         if self._stage is _Stage.START:
             is_opening = token in self._others
-            self._stage = _Stage.FREE if is_opening else _Stage.BEHIND
+            self._stage = _Stage.FREE if is_opening else _Stage.AFTER
         elif self._stage is _Stage.BETWEEN:
-            self._stage = _Stage.BEHIND
+            self._stage = _Stage.AFTER
             if self._inner.validate([token]) == 0:
                 return
-        if self._stage is _Stage.BEHIND:
+        if self._stage is _Stage.AFTER:
             self._inner.commit([token])
         elif token in self._spelling.ends:
             self._stage = _Stage.ENDED
         else:
             rest = self._boundary.push(self._spelling.texts[token])
             if rest is not None:
-                self._stage = _Stage.BEHIND if rest else _Stage.BETWEEN
+                self._stage = _Stage.AFTER if rest else _Stage.BETWEEN
             if rest:
                 self._inner.commit(self._spelling.tokenize(rest.encode("latin-1")))
 
@@ -278,6 +278,6 @@ class Behind:
             self._advance(token)
 
     def forced(self) -> list[int]:
-        if self._stage is _Stage.BEHIND:
+        if self._stage is _Stage.AFTER:
             return self._inner.forced()
         return []

@@ -258,7 +258,7 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
         place = record.place
         place.conversation = record.owner
         place.client = record.client
-        place.on_admitted = functools.partial(self._hear_admitted, record)
+        place.on_admitted = functools.partial(self._on_admitted, record)
         self._line.join(place, may_wait)
         if record.state >= State.ENDING:
             self._line.leave(place)
@@ -268,7 +268,7 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
         assert record.ending is not None
         record.outbox.put(record.ending)
 
-    def _hear_admitted(self, record: AnswerRecord) -> None:
+    def _on_admitted(self, record: AnswerRecord) -> None:
         if record.leaves(State.ASKED, State.ADMITTED):
             self._admitted(record)
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING
 
-from localspec.constraints.after_boundary import Behind, Boundary, Start, Trigger
+from localspec.constraints.after_boundary import AfterBoundary, Boundary, Start, Trigger
 from localspec.constraints.guidance import Guide, NumberBound
 from localspec.constraints.spec import ConstraintSpec, calls_spec
 from localspec.constraints.spelling import Spelling
@@ -54,9 +54,9 @@ class Constrainer:
             texts = tuple(text.encode().decode("latin-1") for text in triggers)
             start = Start(None, frozenset(), may_end=True)
             boundary = HeadTrigger(prompt.thoughts, texts) if has_frame else Trigger(texts)
-            constraint = self._behind(constraint, boundary, texts, start, is_cancelled)
+            constraint = self._after_boundary(constraint, boundary, texts, start, is_cancelled)
         if not has_frame:
-            constraint = self._behind_thoughts(
+            constraint = self._after_thoughts(
                 constraint, prompt.thoughts, is_cancelled, may_end=bool(triggers)
             )
         said = prompt.tokens[len(prompt.tokens) - prompt.num_said :]
@@ -72,7 +72,7 @@ class Constrainer:
     def _guide(self) -> Guide:
         return Guide(self._spelling)
 
-    def _behind_thoughts(
+    def _after_thoughts(
         self,
         inner: Constraint,
         thoughts: Thoughts,
@@ -90,18 +90,18 @@ class Constrainer:
         )
         start = Start(openings or None, between, may_end)
         boundary = ThoughtsEnd(thoughts)
-        return self._behind(inner, boundary, thoughts.marks(), start, is_cancelled)
+        return self._after_boundary(inner, boundary, thoughts.marks(), start, is_cancelled)
 
-    def _behind(
+    def _after_boundary(
         self,
         inner: Constraint,
         boundary: Boundary,
         marks: tuple[str, ...],
         start: Start,
         is_cancelled: CancelCheck,
-    ) -> Behind:
+    ) -> AfterBoundary:
         crossing = self._crossing(marks)
-        return Behind(inner, boundary, self._spelling, crossing, start, is_cancelled)
+        return AfterBoundary(inner, boundary, self._spelling, crossing, start, is_cancelled)
 
 
 def _are_json(calls: Calls) -> bool:

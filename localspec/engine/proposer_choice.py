@@ -22,7 +22,7 @@ from localspec.speculative.policy_api import (
     ProposerKind,
     ThreadPolicy,
 )
-from localspec.speculative.proposers import DraftModel, Forced, Proposer
+from localspec.speculative.proposers import ConstraintProposer, DraftModel, Proposer
 from localspec.speculative.shared_vocabulary import SharedVocabulary
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def choose_proposers(
     if draft is not None and shared is not None:
         proposers.append(DraftModel(draft, shared, is_end))
     if drafting.may_use(ProposerKind.FORCED):
-        proposers.append(Forced(is_end))
+        proposers.append(ConstraintProposer(is_end))
     if drafting.may_use(ProposerKind.LOOKUP):
         proposers.append(Lookup(is_end))
     without = DraftOff.NO_HEAD if drafting.proposer == "head" else DraftOff.NO_DRAFT
@@ -217,4 +217,6 @@ def _thread_policy(models: Models, was_alone: Callable[[], bool]) -> ThreadPolic
 
     counts = counts_to_try(most) if target.may_change_threads else [most]
     look_again = target.others.num_free_cores
-    return AdaptiveThreads(counts, target.num_free_cores, look_again, set_num_threads, was_alone)
+    return AdaptiveThreads(
+        counts, target.num_free_cores, look_again, set_num_threads, was_alone
+    )

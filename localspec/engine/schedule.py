@@ -152,7 +152,7 @@ class Schedule:
         if is_whole or error is not None:
             self._deliver(lane, rows, error, is_joint=False)
         else:
-            self._go_last(lane)
+            self._move_to_end(lane)
             lane.decode = decode._replace(tokens=tokens[size:])
         del error  # which has this frame
 
@@ -177,11 +177,11 @@ class Schedule:
     ) -> None:
         """Give a lane the rows of its decode, or its error, and run it on."""
         lane.clock.done(self._num_decodes, is_joint=is_joint)
-        self._go_last(lane)
+        self._move_to_end(lane)
         self._produce(lane, rows, error)
         del error  # whose frames were called by this one
 
-    def _go_last(self, lane: Lane) -> None:
+    def _move_to_end(self, lane: Lane) -> None:
         """Move a lane to the end of the round."""
         self._at_work.remove(lane)
         self._at_work.append(lane)

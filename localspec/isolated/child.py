@@ -124,7 +124,7 @@ class ServedRecord(AnswerRecord):
     def num_taken(self) -> int:
         return self._heard_taken
 
-    def hear_taken(self, num_taken: int, num_read: int = 0) -> None:
+    def note_taken(self, num_taken: int, num_read: int = 0) -> None:
         """Note how many pieces, and tokens, were read in the other process."""
         self._heard_taken = num_taken
         self._heard_read = num_read
@@ -287,7 +287,7 @@ class Served:
     def _read_on(self, message: ReadOn) -> None:
         record = self._records.get(message.number)
         if record is not None:
-            record.hear_taken(message.num_taken)
+            record.note_taken(message.num_taken)
             self._engine._look_again()
 
     def _end(self, message: EndAnswer) -> None:
@@ -295,7 +295,7 @@ class Served:
         if record is None:  # it was refused, or is over
             self._say(Ended(message.number, None))
         elif not record.cancellation.is_requested:  # else it is being ended
-            record.hear_taken(message.num_taken, message.num_read)
+            record.note_taken(message.num_taken, message.num_read)
             record.cancellation.request()
             self._engine._end(record)
 

@@ -379,7 +379,7 @@ class _Attempt:
         record = self._record
         return record.num_put == record.num_taken or record.state >= State.ENDING
 
-    def hear(self, message: Heard) -> None:
+    def receive(self, message: Heard) -> None:
         """Take a message about the answer, in the thread of the pipe."""
         record = self._record
         if isinstance(message, Pieces):

@@ -68,8 +68,8 @@ def _serve(name: str, pipe: Connection, *arguments: Any) -> None:
         getattr(child, name)(pipe, *arguments)
 
 
-class Hears(Protocol):
-    """Hears the messages about a request."""
+class Listener(Protocol):
+    """Receives the messages about a request."""
 
     number: int
     """The request's number."""
@@ -78,7 +78,7 @@ class Hears(Protocol):
     def is_awaited(self) -> bool:
         """Whether somebody waits for the next message."""
 
-    def hear(self, message: Heard) -> None:
+    def receive(self, message: Heard) -> None:
         """Take a message: `Result`, `Failed`, `Ended` or `Lost` at last."""
 
 
@@ -104,8 +104,8 @@ class Call:
         self.on_progress = on_progress
         self._heard: SimpleQueue[Heard] = SimpleQueue()
 
-    def hear(self, message: Heard) -> None:
-        """See `Hears`."""
+    def receive(self, message: Heard) -> None:
+        """See `Listener`."""
         self._heard.put(message)
 
     def result(self) -> Any:
@@ -157,13 +157,13 @@ class _Child:
         self.prompts = PromptWatch(process)
         self._numbers = itertools.count(1)
         self._to_write: SimpleQueue[Any] = SimpleQueue()  # None: there is nothing more
-        self._hearing: dict[int, Hears] = {}  # by number
+        self._listeners: dict[int, Listener] = {}  # by number
         self._num_given_up = 0  # calls whose answers nobody waits for
         self._awaited_s = 0.0  # when nobody waited for a message last
         self.is_lost = False
         self._is_read = threading.Event()  # to its end
         self._loading = Call(self, 0, None)
-        self._hearing[0] = self._loading
+        self._listeners[0] = self._loading
         self._writer = self._started_thread(self._write)
         self._reader = self._started_thread(self._receive_all)
 
@@ -187,10 +187,10 @@ class _Child:
         """A number that no request has had."""
         return next(self._numbers)
 
-    def ask(self, hears: Hears, message: ToChild) -> None:
-        """Send a request, of which `hears` gets all messages with its number."""
+    def ask(self, listener: Listener, message: ToChild) -> None:
+        """Send a request, of which `listener` receives all messages with its number."""
         pickled = ForkingPickler.dumps(message)
-        self._hearing[hears.number] = hears
+        self._listeners[listener.number] = listener
         self._to_write.put(pickled)
         if self.is_lost:
             self._lose()
@@ -211,7 +211,7 @@ class _Child:
 
     def give_up(self, number: int) -> None:
         """Wait no longer for what has that number."""
-        self._num_given_up += self._hearing.pop(number, None) is not None
+        self._num_given_up += self._listeners.pop(number, None) is not None
 
     def is_of_this_thread(self) -> bool:
         """Whether this thread moves the messages, so that it cannot wait for one."""
@@ -246,9 +246,9 @@ class _Child:
 
     def _lose(self) -> None:
         """Tell all who wait that the child is lost, each once."""
-        for number in tuple(self._hearing):
-            if (hears := self._hearing.pop(number, None)) is not None:
-                hears.hear(Lost())
+        for number in tuple(self._listeners):
+            if (listener := self._listeners.pop(number, None)) is not None:
+                listener.receive(Lost())
 
     def _hand_on(self, message: Heard | LastWords | PromptSign) -> None:
         """Give a message to whoever waits for it."""
@@ -259,12 +259,12 @@ class _Child:
             self.prompts.note(message)
             return
         assert not isinstance(message, Lost)
-        hears = self._hearing.get(message.number)
+        listener = self._listeners.get(message.number)
         is_last = isinstance(message, Result | Failed | Ended | PicturesMissing)
         if is_last:
-            self._hearing.pop(message.number, None)
-        if hears is not None:
-            hears.hear(message)
+            self._listeners.pop(message.number, None)
+        if listener is not None:
+            listener.receive(message)
         elif message.number and is_last:
             self._num_given_up = max(self._num_given_up - 1, 0)
 
@@ -290,7 +290,7 @@ class _Child:
         """Whether somebody has waited too long for a message. since_s: of the last one."""
         # A short wait for what nobody wants any more.
         limit_s = CHILD_PATIENCE_S if self._num_given_up > 0 else CHILD_SILENCE_S
-        is_awaited = any(each.is_awaited for each in tuple(self._hearing.values()))
+        is_awaited = any(each.is_awaited for each in tuple(self._listeners.values()))
         if not is_awaited:
             self._awaited_s = time.monotonic()
         return time.monotonic() - max(since_s, self._awaited_s) > limit_s

@@ -72,7 +72,7 @@ class PictureSpans(tuple[PictureSpan, ...]):
                 return self.position(span.begin) + span.last
         return self.position(place) - 1
 
-    def place_behind(self, last_position: int) -> int:
+    def place_after(self, last_position: int) -> int:
         """The place behind the entries up to that position, if no picture is cut by it."""
         place = last_position + 1
         for span in self:

@@ -74,7 +74,7 @@ class HiddenRows:
         self.first, self.end, self._ring = other.first, other.end, other._ring.copy()
         self.truncate(num_cached)
         if self.end < num_cached:
-            self.go_on_at(num_cached)
+            self.resume_at(num_cached)
 
     def put(self, position: int, *sides: Rows) -> None:
         """Add the rows of n tokens from a position on, which is not before the last.
@@ -103,7 +103,7 @@ class HiddenRows:
         self.end = min(self.end, num_cached)
         self.first = min(self.first, self.end)
 
-    def go_on_at(self, position: int) -> None:
+    def resume_at(self, position: int) -> None:
         """Forget all rows; the next one has that position."""
         self.first = self.end = position
 

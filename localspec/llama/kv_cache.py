@@ -118,7 +118,7 @@ class Cache:
         """
         if not self.is_recurrent:
             last = llama_cpp.llama_memory_seq_pos_max(self._handle.memory, self.number)
-            self.num_cached = max(self.num_cached, self._spans.place_behind(last))
+            self.num_cached = max(self.num_cached, self._spans.place_after(last))
         self.keep(self.num_cached)
 
     @property

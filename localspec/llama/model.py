@@ -310,7 +310,7 @@ class LlamaModel(LlamaContext):
             self._forget_rows()
             raise
         if self._rows is not None:
-            self._rows.go_on_at(self.num_cached)
+            self._rows.resume_at(self.num_cached)
 
     def _decode_picture(self, vision: Projector, part: PicturePart, rows: Rows) -> None:
         cache = self.cache
@@ -470,7 +470,7 @@ class LlamaModel(LlamaContext):
             self.cache.restore_state(state)
         finally:
             if self._rows is not None:
-                self._rows.go_on_at(self.num_cached)
+                self._rows.resume_at(self.num_cached)
 
 
 def _template(model: Any, name: bytes | None) -> str | None:

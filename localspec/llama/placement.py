@@ -55,13 +55,13 @@ class Placement:
         takes_experts = place == MAIN_MEMORY and self.num_cpu_moe_layers > 0
         return takes_experts or place in self.layers[:-1]
 
-    def nowhere(self) -> list[int]:
+    def zeros(self) -> list[int]:
         """A zero for each place; [MAIN_MEMORY] is the last one."""
         return [0] * (self.num_gpus + 1)
 
     def weights_bytes(self, header: Header, *, with_head: bool) -> list[int]:
         """Bytes of weights in each place, with those of a head or without."""
-        sizes = self.nowhere()
+        sizes = self.zeros()
         shape = ModelShape(header)
         names = {tensor.name for tensor in header.tensors}
         for tensor in header.tensors:

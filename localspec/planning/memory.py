@@ -146,14 +146,14 @@ def estimate_memory(
         for tensor in _products(header)
     )
     of_adapters = _sums(
-        placement.nowhere(),
+        placement.zeros(),
         *(placement.weights_bytes(each, with_head=True) for each in adapters),
     )
     weights = _sums(weights, of_adapters)
-    caches = placement.nowhere()
+    caches = placement.zeros()
     for layer, size in enumerate(_layer_cache_bytes(header, options)):
         caches[placement.layers[layer]] += size
-    compute = placement.nowhere()
+    compute = placement.zeros()
     for context in (model_context, head_context):
         if context is not None:
             compute = _sums(compute, _compute_by_place(header, context, placement))
@@ -246,7 +246,7 @@ def _compute_by_place(header: Header, options: LlamaOptions, placement: Placemen
     inputs = graph_batch_size(attention, context_length) * shape.width * _FLOAT
     inputs += _mask_bytes(shape, context_length, attention)
     logits = max_outputs * len(header.tokens) * _FLOAT
-    sizes = placement.nowhere()
+    sizes = placement.zeros()
     sizes[placement.layers[-1]] = logits
     for gpu in range(placement.num_gpus):
         if placement.computes_on(gpu):

@@ -1,1 +1,1 @@
-"""How much to draft, and with how many threads: what decodes cost here, and what is accepted."""
+"""How much to draft, and with how many threads: what decodes cost, and what is accepted."""

@@ -130,7 +130,7 @@ class Acceptance:
         rate = max(_HAZARD / 4, 1.0 / (_PRIOR_TOKENS + self.num_seen))
         self._prior += rate * (self._weights - self._prior)
 
-    def pass_by(self, num_tokens: int) -> None:
+    def age(self, num_tokens: int) -> None:
         """Let the regime become less certain, after num_tokens of text."""
         self._num_passed += num_tokens
 

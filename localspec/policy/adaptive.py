@@ -152,7 +152,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
             # It may wait, since to see how it would have fared costs nothing.
             pays = pays and prospect.gain > prospect.risk
         looks = state.num_unjudged > 1 and not prospect.was_replayed
-        gain = plain - 1.0 / prospect.rate if pays else prospect.hope()
+        gain = plain - 1.0 / prospect.rate if pays else prospect.gain_if_known()
         worth = gain * min(REGIME_TOKENS, context.num_remaining)
         if not pays and (is_sure or not looks or self._budget <= 0.0):
             worth = 0.0
@@ -224,7 +224,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
         if self._num_decoded * _SHARE > self._grant:
             self._budget += _SHARE * record.num_emitted
         for prospect in self.prospects:
-            prospect.pass_by(record.num_emitted)
+            prospect.age(record.num_emitted)
             prospect.pause_left -= record.num_emitted
             prospect.was_replayed = False
 
@@ -295,7 +295,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
     def as_dict(self) -> dict[str, Any]:
         """The content to save for the next process, in JSON's types."""
         for prospect in self.prospects:
-            prospect.take_in()
+            prospect.learn_seen()
         costs = {" ".join(map(str, key)): one.as_dict() for key, one in self._costs.items()}
         learned = {each.kind.value: each.learned.as_dict() for each in self.prospects}
         return {"costs": costs, "acceptance": learned, "grant": self._next_grant()}

@@ -51,7 +51,7 @@ class Prospect:
 
     def reset(self) -> None:
         """Reset what is of one answer: another begins."""
-        self.take_in()
+        self.learn_seen()
         if self._first.num_seen < REGIME_TOKENS <= self.learned.num_seen:
             self._first = copy.deepcopy(self.learned)
         # How kinds of findings fare a lookup counts itself. What remains is the regime of this
@@ -67,13 +67,13 @@ class Prospect:
 
     def renew(self) -> None:
         """Let answers begin with what was learned so far."""
-        self.take_in()
+        self.learn_seen()
         self._first = copy.deepcopy(self.learned)
 
-    def take_in(self) -> None:
+    def learn_seen(self) -> None:
         """Learn for the next process. It takes time, so it is done behind an answer."""
         for confidence, outcome, num_passed in self._seen:
-            self.learned.pass_by(num_passed)
+            self.learned.age(num_passed)
             self.learned.learn(confidence, outcome)
         self._seen.clear()
 
@@ -82,17 +82,17 @@ class Prospect:
         """In this answer, of tokens from the present source."""
         return self._by_source[self.state.source]
 
-    def pass_by(self, num_tokens: int) -> None:
+    def age(self, num_tokens: int) -> None:
         """Let regimes become less certain, after num_tokens of text."""
         for acceptance in self._by_source:
-            acceptance.pass_by(num_tokens)
+            acceptance.age(num_tokens)
 
     def see(
         self, confidence: float, outcome: float, num_passed: int, source: MatchSource
     ) -> None:
         """Take a judged token into account."""
         acceptance = self._by_source[source]
-        acceptance.pass_by(num_passed)
+        acceptance.age(num_passed)
         acceptance.learn(confidence, outcome)
         if self.kind is not ProposerKind.LOOKUP:
             self._seen.append((confidence, outcome, num_passed))
@@ -118,7 +118,7 @@ class Prospect:
         self.risk = float(self._spent[best]) - 1.0
         self.gain = float(emitted[best] - self._spent[best])
 
-    def hope(self) -> float:
+    def gain_if_known(self) -> float:
         """Target-only steps per token that it would save if the regime were known."""
         cost = (self._spent / (1.0 + GAINS[:, 1 : self.limit + 1])).min(axis=1)
         return float(self.acceptance.weights @ np.maximum(self.steps[1] - cost, 0.0))

@@ -156,7 +156,7 @@ class SamplerChain:
         state = None
         # In a replay a draft reads tokens in front of the constraint's state.
         if self._states and (must_fit or len(tokens) == self._num_committed):
-            state = self._states.behind(draft_tokens)
+            state = self._states.after(draft_tokens)
         mask = None if state is None else state.mask()
         if mask is None:
             return filtered_distribution(row, self.params, buffers.take)

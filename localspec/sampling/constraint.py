@@ -72,7 +72,7 @@ class ConstraintStates:
         self._state = None
         self.committed.commit(tokens)
 
-    def behind(self, draft_tokens: Sequence[int]) -> Constraint | None:
+    def after(self, draft_tokens: Sequence[int]) -> Constraint | None:
         """The state after these tokens; None if they may not come. Must not be changed.
 
         If they continue the tokens of the last call, only the new ones cost time.

@@ -2,5 +2,5 @@
 
 A POST is answered by one endpoint (`form`). A protocol is a `Form`: it is made of a request's
 `Fields`, has one `Question`, and writes the events of `answering` in its own way. A request
-that needs no answer of a model is an `Aside`.
+that needs no answer of a model is a `Handler`.
 """

@@ -7,7 +7,7 @@ from typing import Any
 
 from localspec.server.answering import Service
 from localspec.server.fields import Fields
-from localspec.server.form import Aside, in_thread
+from localspec.server.form import Handler, in_thread
 from localspec.server.question import adapter_scales
 from localspec.server.served_models import ServedModel
 
@@ -34,7 +34,7 @@ def _text(model: ServedModel, number: int, name: str) -> str:
     return str(metadata.get(f"adapter.lora.{name}", ""))
 
 
-def scales_to_come(fields: Fields) -> Aside:
+def scales_to_come(fields: Fields) -> Handler:
     """A request that sets the scales of answers to come; those that are left out become 0."""
     name = fields.text("model")
     if "lora" not in fields:

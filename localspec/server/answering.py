@@ -300,7 +300,7 @@ class Answering:
         is_over = False
         while not is_over:
             with anyio.move_on_after(self._service.patience_s) as patience:
-                found = [await self._events.take_soon(), *self._events.take_all()]
+                found = [await self._events.take_async(), *self._events.take_all()]
             if patience.cancelled_caught:
                 yield [Waiting(self._service.line.position_of(self._turn.place))]
                 continue

@@ -13,7 +13,7 @@ from localspec.chat.template import NO_VARIABLES, Message
 from localspec.server.answering import Event, Finished, NewPiece
 from localspec.server.encoding import sse_event
 from localspec.server.fields import Fields
-from localspec.server.form import Aside, Form, engine_aside, own_fields
+from localspec.server.form import Form, Handler, engine_handler, own_fields
 from localspec.server.question import (
     Question,
     answer_form,
@@ -151,10 +151,10 @@ class MessageForm(Form):
         }
 
 
-def count_tokens(fields: Fields) -> Aside:
+def count_tokens(fields: Fields) -> Handler:
     """Answer a request to /v1/messages/count_tokens: the number of tokens in the prompt."""
     prompt = templated(_read_messages(fields), _tools(fields), _variables(fields))
-    return engine_aside(fields, lambda engine: {"input_tokens": len(prompt(engine))})
+    return engine_handler(fields, lambda engine: {"input_tokens": len(prompt(engine))})
 
 
 def _tools(fields: Fields) -> dict[str, Any]:

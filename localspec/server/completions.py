@@ -19,10 +19,10 @@ from localspec.server.answering import Echo, Event, Finished, NewPiece
 from localspec.server.encoding import sse_event
 from localspec.server.fields import Fields
 from localspec.server.form import (
-    Aside,
     Form,
-    engine_aside,
-    input_tokens_aside,
+    Handler,
+    engine_handler,
+    input_tokens_handler,
     own_fields,
     usage_of,
 )
@@ -352,11 +352,11 @@ class ChatCompletion(OpenAIForm):
         return {"index": number, "delta": delta, "logprobs": None, "finish_reason": reason}
 
 
-def chat_input_tokens(fields: Fields) -> Aside:
+def chat_input_tokens(fields: Fields) -> Handler:
     """Answer a request to /v1/chat/completions/input_tokens: the tokens in the prompt."""
     messages = checked_messages(fields.any("messages"))
     variables = template_variables(fields, effort=fields.text("reasoning_effort"))
-    return input_tokens_aside(fields, messages, openai_tools(fields), variables)
+    return input_tokens_handler(fields, messages, openai_tools(fields), variables)
 
 
 def _explanation(reply: Reply) -> dict[str, Any]:
@@ -422,7 +422,7 @@ def _one_logprob(token: TokenLogprob, raw: Mapping[int, bytes]) -> dict[str, Any
     }
 
 
-def tokenize(fields: Fields) -> Aside:
+def tokenize(fields: Fields) -> Handler:
     """Answer a request to /tokenize: the token ids of a text, with their pieces if wanted."""
     text = fields.text("content") or ""
     special = fields.flag("parse_special") is not False
@@ -445,20 +445,20 @@ def tokenize(fields: Fields) -> Aside:
         pairs = zip(tokens, pieces, strict=True)
         return {"tokens": [{"id": token, "piece": piece} for token, piece in pairs]}
 
-    return engine_aside(fields, compute)
+    return engine_handler(fields, compute)
 
 
-def detokenize(fields: Fields) -> Aside:
+def detokenize(fields: Fields) -> Handler:
     """Answer a request to /detokenize: the text of token ids."""
     ids = fields.any("tokens")
     if not isinstance(ids, list):
         fields.refuse("tokens", "Give a list of token ids.")
-    return engine_aside(
+    return engine_handler(
         fields, lambda engine: {"content": engine.detokenize(ids, special=True)}
     )
 
 
-def apply_template(fields: Fields) -> Aside:
+def apply_template(fields: Fields) -> Handler:
     """Answer a request to /apply-template: the template's text of messages."""
     messages = checked_messages(fields.any("messages"))
     variables = template_variables(fields, effort=fields.text("reasoning_effort"))
@@ -469,7 +469,7 @@ def apply_template(fields: Fields) -> Aside:
     def compute(engine: IsolatedEngine) -> dict[str, Any]:
         return {"prompt": engine._prompt_text(source, opens_answer=opens_answer)}
 
-    return engine_aside(fields, compute)
+    return engine_handler(fields, compute)
 
 
 def props(model: ServedModel) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from localspec.errors import CrashedError
 from localspec.isolated.process_messages import Embed, EmbedderQuestion, Rank
 from localspec.server.answering import Service
 from localspec.server.fields import Fields
-from localspec.server.form import Aside, in_thread
+from localspec.server.form import Handler, in_thread
 from localspec.server.refusal import stopping
 
 _MOST_INPUTS = 2048  # as at OpenAI
@@ -73,7 +73,7 @@ async def _ask_embedder(
     return embedder.name, Embedded(values, num_tokens), took
 
 
-def embeddings(fields: Fields) -> Aside:
+def embeddings(fields: Fields) -> Handler:
     """Answer a request to /v1/embeddings."""
     texts = fields.prompts("input", _MOST_INPUTS)
     form = fields.text("encoding_format")
@@ -100,7 +100,7 @@ def embeddings(fields: Fields) -> Aside:
     return result
 
 
-def ollama_embed(fields: Fields) -> Aside:
+def ollama_embed(fields: Fields) -> Handler:
     """Answer a request to /api/embed."""
     texts = fields.prompts("input", _MOST_INPUTS) if fields.any("input") else []
     truncates = fields.flag("truncate") is not False
@@ -116,7 +116,7 @@ def ollama_embed(fields: Fields) -> Aside:
     return result
 
 
-def ollama_embeddings(fields: Fields) -> Aside:
+def ollama_embeddings(fields: Fields) -> Handler:
     """Answer a request to /api/embeddings, which is older."""
     name = fields.text("model")
     texts = list(filter(None, [fields.text("prompt")]))
@@ -128,7 +128,7 @@ def ollama_embeddings(fields: Fields) -> Aside:
     return result
 
 
-def rerank(fields: Fields) -> Aside:
+def rerank(fields: Fields) -> Handler:
     """Answer a request to /v1/rerank: which documents fit a query."""
     name = fields.text("model")
     query = fields.text("query")

@@ -90,11 +90,11 @@ class Form(abc.ABC):
 
 # Gives the JSON for a request that needs no answer of a model. Raises RequestError, and what
 # loading raises.
-Aside = Callable[[Service], Awaitable[Any]]
-RequestReader = Callable[[Fields], Form | Aside]
+Handler = Callable[[Service], Awaitable[Any]]
+RequestReader = Callable[[Fields], Form | Handler]
 
 
-def engine_aside(fields: Fields, compute: Callable[[IsolatedEngine], Any]) -> Aside:
+def engine_handler(fields: Fields, compute: Callable[[IsolatedEngine], Any]) -> Handler:
     """A request whose result an engine computes without a decode, in a thread of its own.
 
     It waits in line only if the model has to be loaded.
@@ -125,12 +125,12 @@ async def with_engine(
             service.leave(turn)
 
 
-def input_tokens_aside(
+def input_tokens_handler(
     fields: Fields,
     messages: Sequence[Message],
     tools: Mapping[str, Any],
     variables: Mapping[str, Any],
-) -> Aside:
+) -> Handler:
     """A request for the number of tokens in a prompt, in OpenAI's shape.
 
     Args:
@@ -145,7 +145,7 @@ def input_tokens_aside(
         number = len(prompt(engine)) if messages else 0
         return {"object": "response.input_tokens", "input_tokens": number}
 
-    return engine_aside(fields, compute)
+    return engine_handler(fields, compute)
 
 
 async def in_thread(call: Callable[[], _Outcome]) -> _Outcome:
@@ -204,14 +204,14 @@ class PostEndpoint:
         if response is not None:
             await response(scope, receive, send)
 
-    def _parse(self, path: str, body: bytes, coding: str) -> Form | Aside:
+    def _parse(self, path: str, body: bytes, coding: str) -> Form | Handler:
         whole = decompressed(body, coding, self._bodies.num_bytes)
         fields = read_fields(whole, self._list_name)
         asked = self._kind(fields)
         fields.log_unread(path, self._service.logged)
         return asked
 
-    async def _answer(self, form: Form | Aside, scope: Scope, send: Send) -> Response | None:
+    async def _answer(self, form: Form | Handler, scope: Scope, send: Send) -> Response | None:
         """The response; None if it was streamed, even if that failed midway."""
         if not isinstance(form, Form):
             return json_response(await form(self._service))

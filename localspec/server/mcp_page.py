@@ -8,7 +8,7 @@ from typing import Any
 from localspec.chat.foreign_bounds import fitting_text
 from localspec.server.answering import Service
 from localspec.server.fields import Fields
-from localspec.server.form import Aside, in_thread, with_engine
+from localspec.server.form import Handler, in_thread, with_engine
 from localspec.server.mcp_calls import McpCall, call_of
 from localspec.server.refusal import RequestError
 from localspec.tool_servers.servers import McpServers
@@ -18,7 +18,7 @@ from localspec.tools.tool import Tool
 _APPROVALS = ("once", "always")
 
 
-def mcp_tools(fields: Fields) -> Aside:
+def mcp_tools(fields: Fields) -> Handler:
     """The tools of all MCP servers, and what is wrong with servers that have none."""
     del fields
 
@@ -30,7 +30,7 @@ def mcp_tools(fields: Fields) -> Aside:
     return result
 
 
-def mcp_call(fields: Fields) -> Aside:
+def mcp_call(fields: Fields) -> Handler:
     """A call of a tool, and what came of it in the part of a context that it may take.
 
     Fields: name, as in the list; arguments, a JSON text; model, which reads the result;

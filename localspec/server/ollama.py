@@ -19,7 +19,7 @@ from localspec.server.answering import Event, Finished, NewPiece, Service
 from localspec.server.completions import logprob_object
 from localspec.server.encoding import compact_json, sent_bytes
 from localspec.server.fields import Fields
-from localspec.server.form import Aside, Form, in_thread, own_fields
+from localspec.server.form import Form, Handler, in_thread, own_fields
 from localspec.server.question import (
     FimPrompt,
     Input,
@@ -45,7 +45,7 @@ def tags(models: ServedModels) -> dict[str, Any]:
     return {"models": [_tag(model) for model in models.listed]}
 
 
-def show(fields: Fields) -> Aside:
+def show(fields: Fields) -> Handler:
     """Answer a request to /api/show: the facts about a model."""
     older = fields.text("name")
     name = fields.text("model") or older

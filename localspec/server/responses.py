@@ -20,9 +20,9 @@ from localspec.server.completions import logprob_object
 from localspec.server.encoding import sse_event
 from localspec.server.fields import Fields
 from localspec.server.form import (
-    Aside,
     Form,
-    input_tokens_aside,
+    Handler,
+    input_tokens_handler,
     own_fields,
     usage_of,
     with_engine,
@@ -412,10 +412,10 @@ def _fitting(text: str, engine: IsolatedEngine) -> tuple[str, str]:
     return fitting_text(engine, text)
 
 
-def response_input_tokens(fields: Fields) -> Aside:
+def response_input_tokens(fields: Fields) -> Handler:
     """Answer a request to /v1/responses/input_tokens: the number of tokens in the prompt."""
     messages = _input_messages(fields, McpUse(Fields({}), None))
-    return input_tokens_aside(fields, messages, openai_tools(fields), _variables(fields))
+    return input_tokens_handler(fields, messages, openai_tools(fields), _variables(fields))
 
 
 def _variables(fields: Fields) -> dict[str, Any]:

@@ -261,7 +261,7 @@ class Lookup(Proposer):
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
         """`tokens` must end where the answer's constraint was committed, if it has one."""
-        self._look_behind(tokens)
+        self._find_continuation(tokens)
         if self._chain is not None and self._chain.constraint is not None:
             self._join_forced(self._chain)
         first = self._next(0)
@@ -274,7 +274,7 @@ class Lookup(Proposer):
             source=first[1].source,
         )
 
-    def _look_behind(self, tokens: Sequence[int]) -> None:
+    def _find_continuation(self, tokens: Sequence[int]) -> None:
         """Find what to propose behind these tokens, unless that is known."""
         self._index_new_tokens(tokens)
         changes = 0 if self.memory is None else self.memory.num_changes
@@ -335,14 +335,14 @@ class Lookup(Proposer):
         chances = []
         sources = []
         for position in range(first, len(tokens)):
-            self._look_behind(tokens[:position])
+            self._find_continuation(tokens[:position])
             if (found := self._next(0)) is not None:
                 # A proposal without a choice is kept exactly where the target draws it.
                 token, kind = found
                 chances.append((self._chance(kind), float(token == tokens[position])))
                 sources.append(kind.source)
         self._judged = len(tokens)
-        self._look_behind(tokens)
+        self._find_continuation(tokens)
         return ReplayScores(chances, 0, sources)
 
     def truncate(self, num_tokens: int) -> None:

@@ -284,7 +284,7 @@ def confidence_in(row: Logits, distribution: Distribution) -> float:
     return confidence
 
 
-class Forced(Proposer):
+class ConstraintProposer(Proposer):
     """Proposes what the answer's constraint forces, if it has one.
 
     Args:

@@ -278,7 +278,7 @@ class Answer(ForeignNames):
                 while self._unread is None:
                     if only_start and self._record.has_begun:
                         return None
-                    piece = self._receive(await self._record.outbox.take_soon())
+                    piece = self._receive(await self._record.outbox.take_async())
                     if piece is not None:
                         return piece
             except GeneratorExit:  # its event loop is closed, and nothing can be awaited
@@ -351,7 +351,7 @@ class Answer(ForeignNames):
     async def _wait_soon(self) -> None:
         self._leave_unbegun()
         while self._unread is None:
-            self._receive(await self._record.outbox.take_soon())
+            self._receive(await self._record.outbox.take_async())
 
     def _leave_unbegun(self) -> None:
         """End it here where nothing else has to."""

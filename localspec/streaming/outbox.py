@@ -46,7 +46,7 @@ class Outbox(Generic[Item]):
         """The next item, in a thread, which waits for it."""
         return take_from(self._items)
 
-    async def take_soon(self) -> Item:
+    async def take_async(self) -> Item:
         """The next item, in a task, which waits for it."""
         while True:
             with contextlib.suppress(Empty):

@@ -18,7 +18,7 @@ from localspec.constraints.spelling import Spelling
 from localspec.sampling.chain import SamplerChain
 from localspec.speculative.loop import Request
 from localspec.speculative.policy_api import FixedDraftPolicy
-from localspec.speculative.proposers import DraftModel, Forced
+from localspec.speculative.proposers import ConstraintProposer, DraftModel
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
 from localspec.streaming.thinking import Thoughts, ThoughtsEnd
@@ -98,7 +98,7 @@ class FreeDraft(DraftModel):
 
 def decoder(target, draft, k, is_end, kind=DraftModel):
     """A loop with a draft model, or with what is forced and nobody else."""
-    proposer = Forced(is_end)
+    proposer = ConstraintProposer(is_end)
     if draft is not None:
         proposer = kind(draft, all_shared(target, draft), is_end)
     return loop_of(target, [proposer], FixedDraftPolicy(k))

@@ -9,7 +9,7 @@ import pytest
 
 import inside
 import localspec
-from localspec.constraints.after_boundary import Behind, Start, Trigger
+from localspec.constraints.after_boundary import AfterBoundary, Start, Trigger
 from localspec.constraints.spelling import Spelling
 from localspec.errors import Interrupted, OptionError
 from localspec.streaming.answer_options import AnswerOptions
@@ -41,7 +41,7 @@ def free_until(triggers, is_cancelled=lambda: False):
     start = Start(None, frozenset(), may_end=True)
     boundary = Trigger(triggers)
     crossing = spelling.crossing(triggers)
-    return Behind(inner, boundary, spelling, crossing, start, is_cancelled)
+    return AfterBoundary(inner, boundary, spelling, crossing, start, is_cancelled)
 
 
 def may_come(said, token, triggers):

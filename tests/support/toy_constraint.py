@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from localspec.constraints.after_boundary import Behind, Start
+from localspec.constraints.after_boundary import AfterBoundary, Start
 from localspec.constraints.spelling import Spelling
 from localspec.errors import ConstraintError
 
@@ -99,4 +99,4 @@ def behind(inner, boundary, vocabulary, marks, *, opening=None, between=(), may_
     """A constraint that begins behind a boundary of a toy's text."""
     spelling = Spelling(vocabulary, vocabulary.size)
     start = Start(opening, frozenset(between), may_end)
-    return Behind(inner, boundary, spelling, spelling.crossing(marks), start)
+    return AfterBoundary(inner, boundary, spelling, spelling.crossing(marks), start)

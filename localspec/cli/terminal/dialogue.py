@@ -18,9 +18,10 @@ from localspec.chat.attachment import read_attachment
 from localspec.chat.chat import Chat
 from localspec.cli.answer_output import PlainView, note_limits
 from localspec.cli.conversation import Conversation
-from localspec.cli.progress_line import cancel_on_interrupt, told_to_end, waiting
+from localspec.cli.progress_line import waiting
 from localspec.cli.quoted_text import unquoted
 from localspec.cli.screen import error_lines, note, status_line
+from localspec.cli.signal_handlers import cancel_on_interrupt, leave_on_termination
 from localspec.cli.standard_streams import echo_off
 from localspec.cli.terminal.line_editor import LineEditor, can_edit
 from localspec.cli.terminal.markdown import RenderedView
@@ -45,7 +46,7 @@ def converse(conversation: Conversation) -> None:
         # An exception, so that the terminal is restored.
         editor.end(SystemExit(128 + number))
 
-    with told_to_end(leave):
+    with leave_on_termination(leave):
         for text in editor.messages(prefill, meanwhile):
             try:
                 _obey(conversation, text)
