@@ -34,7 +34,7 @@ from localspec.presets.presets import (
 )
 
 _MAX_AT_ONCE = 4
-_JOIN_S = 1.0  # after that, a thread that waits for a silent server ends by itself
+_JOIN_S = 1.0  # a thread that waits longer for a silent server ends later, unjoined
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,25 +113,37 @@ def plan_download(
             planning.
     """
     store = _store_for(local_dir)
-    named = [file for one in sources for file in _files_of(one, on_progress, mmproj=mmproj)]
-    files = tuple(dict.fromkeys(named))
-    found = {file: store.find(file) for file in files}
-    present = {file: path for file, path in found.items() if path and store.is_checked}
-    asked = {
-        file: _remote_of(file, path, on_progress)
-        for file, path in found.items()
-        if file not in present
-    }
-    _check_names(asked.values(), store)
-    missing = tuple(remote for file, remote in asked.items() if found[file] is None)
-    candidates = {remote.file: find_elsewhere(remote) for remote in missing}
+    files: dict[HubFile, None] = {}  # a set that keeps the order
+    for source in sources:
+        files |= dict.fromkeys(_files_of(source, on_progress, mmproj=mmproj))
+    present = {}
+    asked = []
+    unchecked = []
+    missing = []
+    for file in files:
+        path = store.find(file)
+        if path is not None and store.is_checked:
+            present[file] = path
+            continue
+        remote = _remote_of(file, path, on_progress)
+        asked.append(remote)
+        if path is None:
+            missing.append(remote)
+        else:
+            unchecked.append(remote)
+    _check_names(asked, store)
+    elsewhere = {}
+    for remote in missing:
+        foreign = find_elsewhere(remote)
+        if foreign is not None:
+            elsewhere[remote.file] = foreign
     return DownloadPlan(
         store=store,
-        files=files,
+        files=tuple(files),
         present=present,
-        unchecked=tuple(remote for file, remote in asked.items() if found[file]),
-        missing=missing,
-        elsewhere={file: one for file, one in candidates.items() if one is not None},
+        unchecked=tuple(unchecked),
+        missing=tuple(missing),
+        elsewhere=elsewhere,
         num_bytes=_num_bytes(missing, store),
         free_bytes=free_bytes(store.root),
     )
@@ -146,15 +158,17 @@ def run_download(plan: DownloadPlan, on_progress: OnProgress, *, reuse: bool) ->
         on_progress, reuse: Values as in `download`. An exception in on_progress, Ctrl-C
             included, stops everything within about a second; received bytes stay.
     """
-    candidates = plan.elsewhere if reuse else {}
+    candidates: dict[HubFile, ForeignFile] = {}
+    if reuse:
+        candidates = plan.elsewhere
     fetched = [remote for remote in plan.missing if remote.file not in candidates]
     check_disk(_num_bytes(fetched, plan.store), plan.store.root)
     news = threading.Event()
     cancelled = threading.Event()
-    jobs = [
-        DownloadJob(remote, plan.store, candidates.get(remote.file), news, cancelled)
-        for remote in (*plan.unchecked, *plan.missing)
-    ]
+    jobs = []
+    for remote in (*plan.unchecked, *plan.missing):
+        candidate = candidates.get(remote.file)
+        jobs.append(DownloadJob(remote, plan.store, candidate, news, cancelled))
     try:
         _run_together(jobs, news, on_progress)
     finally:
@@ -163,7 +177,9 @@ def run_download(plan: DownloadPlan, on_progress: OnProgress, *, reuse: bool) ->
         for job in jobs:
             if job.is_alive():
                 job.join(max(0.0, end - time.monotonic()))
-    paths = {**plan.present, **{job.remote.file: job.path for job in jobs}}
+    paths = dict(plan.present)
+    for job in jobs:
+        paths[job.remote.file] = job.path
     return [paths[file] for file in plan.files]
 
 
@@ -180,9 +196,9 @@ def _run_together(
         # Not a SimpleQueue: in CPython 3.11 a long signal handler makes it forget its timeout.
         news.wait(BEAT_S)
         news.clear()
-        # Without news, the same again: the caller may want to stop the download.
+        # Reports without news, too: the caller may want to stop the download.
         for job in running[:]:
-            is_over = job.is_over  # asked first, so that its last progress is told
+            is_over = job.is_over  # read first, so that its last progress is reported
             on_progress(job.progress)
             if is_over:
                 running.remove(job)
@@ -199,8 +215,10 @@ def _files_of(source: str | Preset, on_progress: OnProgress, *, mmproj: bool) ->
     if isinstance(source, Preset):
         for packaged in source.models:
             if isinstance(packaged, PackagedModel):
-                path_of(packaged)  # raises what says how to get it
-        return hub_files(source.models if mmproj else source.needed)
+                path_of(packaged)  # the error says how to install it
+        if mmproj:
+            return hub_files(source.models)
+        return hub_files(source.needed)
     found = resolve(source)
     if found.preset is not None:
         return _files_of(found.preset, on_progress, mmproj=mmproj)
@@ -209,7 +227,8 @@ def _files_of(source: str | Preset, on_progress: OnProgress, *, mmproj: bool) ->
         sought = HubFile(repo=model.repo, file=f"{model.quantization}.gguf")
         waiting = Progress(file=sought, total_bytes=0)
         listed = list_files(model.repo, on_wait=lambda: on_progress(waiting))
-        return _chosen(model, {file.file: file for file in listed}, mmproj=mmproj)
+        by_name = {file.file: file for file in listed}
+        return _chosen(model, by_name, mmproj=mmproj)
     if isinstance(model, HubModel):
         return list(model.files)
     if isinstance(model, LocalModel) and os.path.exists(model.path):
@@ -224,10 +243,14 @@ def _chosen(model: Quantized, listed: dict[str, HubFile], *, mmproj: bool) -> li
     chosen = choose_quantization(model.repo, model.quantization, list(listed))
     if mmproj and is_of_model(chosen[0]):
         path = PurePosixPath(chosen[0])
-        all_paths = {PurePosixPath(name) for name in listed}
-        names = [one.name for one in all_paths if one.parent == path.parent]
-        found = named_projectors(path.name, names, is_alone=True)
-        chosen += [str(path.with_name(name)) for name in found[:1]]
+        neighbours = []
+        for name in listed:
+            other = PurePosixPath(name)
+            if other.parent == path.parent:
+                neighbours.append(other.name)
+        projectors = named_projectors(path.name, neighbours, is_alone=True)
+        if projectors:
+            chosen.append(str(path.with_name(projectors[0])))
     return [listed[name] for name in chosen]
 
 
@@ -247,9 +270,17 @@ def _store_for(local_dir: str | os.PathLike[str] | None) -> Store:
 
 
 def _remote_of(file: HubFile, path: Path | None, on_progress: OnProgress) -> RemoteFile:
-    """The file's facts by its pin or the hub. path: the file that has its name here."""
-    if path is not None and (pinned := pinned_file(file, path.stat().st_size)):
-        return pinned
+    """The file's size and checksum, by its pin or from the hub.
+
+    Args:
+        file: The file on the hub.
+        path: The local file of its name, if there is one.
+        on_progress: Called while the hub has not answered.
+    """
+    if path is not None:
+        pinned = pinned_file(file, path.stat().st_size)
+        if pinned is not None:
+            return pinned
     waiting = Progress(file=file, total_bytes=file.size_bytes or 0)
     try:
         return remote_file(file, lambda: on_progress(waiting))
@@ -282,6 +313,8 @@ def _num_bytes(remotes: Iterable[RemoteFile], store: Store) -> int:
     sizes = {}
     for remote in remotes:
         slot = store.slot(remote)
-        received = slot.part.stat().st_size if slot.part.is_file() else 0
-        sizes[slot.content] = remote.size_bytes - received
+        size = remote.size_bytes
+        if slot.part.is_file():
+            size -= slot.part.stat().st_size
+        sizes[slot.content] = size
     return sum(sizes.values())

@@ -40,6 +40,7 @@ _MAX_MANIFEST = 1 << 20  # bytes: Ollama's have some hundreds
 _OLLAMA_MODEL = "application/vnd.ollama.image.model"
 _OLLAMA_PROJECTOR = "application/vnd.ollama.image.projector"
 _OLLAMA_ADAPTER = "application/vnd.ollama.image.adapter"  # ADAPTER of a Modelfile
+_Content = tuple[Path, tuple[Path, ...]]  # a model's file and its adapters, links resolved
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,44 +81,65 @@ def search_folder(folder: Path) -> FolderContent:
     """
     if not os.path.isdir(folder):
         raise OptionError(f"{str(folder)!r} is not a folder", "Name one that holds GGUF files.")
-    presets = load_presets().values()
-    targets = {
-        (preset.target.path.resolve(), _contents(preset.adapter_models)): preset.name
-        for preset in presets
-        if isinstance(preset.target, LocalModel)
-    }
+    preset_names = _names_by_content()
     headers: dict[Path, Header] = {}
     new: list[_Named] = []
     known: dict[Path, str] = {}
     skipped: dict[Path, str] = {}
-    seen: set[tuple[Path, tuple[Path, ...]]] = set()
+    seen: set[_Content] = set()
     paths: dict[Path, Path] = {}  # by content, which may have several names
     for found in _models_below(folder.absolute()):
-        content = found.path.resolve()
-        one = found._replace(path=paths.setdefault(content, found.path))
-        key = content, tuple(each.resolve() for each in one.adapters)
-        if key in seen:
+        resolved = found.path.resolve()
+        model = found._replace(path=paths.setdefault(resolved, found.path))
+        adapters = tuple(adapter.resolve() for adapter in model.adapters)
+        content = (resolved, adapters)
+        if content in seen:
             continue
-        seen.add(key)
-        if one.path not in headers:
+        seen.add(content)
+        if model.path not in headers:
             try:
-                header = check_model_file(one.path)
+                header = check_model_file(model.path)
                 check_target(header)
             except ModelFileError as error:
-                skipped[one.path] = str(error)
+                skipped[model.path] = str(error)
                 continue
-            # Models of one tokenizer share its tokens, which are large.
-            tokens = (each.tokens for each in headers.values() if each.tokens == header.tokens)
-            headers[one.path] = replace(header, tokens=next(tokens, header.tokens), parts=())
-        if key in targets:
-            known[one.path] = targets[key]
+            headers[model.path] = _without_copies(header, headers.values())
+        if content in preset_names:
+            known[model.path] = preset_names[content]
             continue
-        misfits = _misfits(one, headers[one.path])
+        misfits = _misfits(model, headers[model.path])
         skipped |= misfits
-        if not any(adapter in misfits for adapter in one.adapters):  # it would be another model
-            new.append(one._replace(projector=None) if one.projector in misfits else one)
+        if not misfits.keys().isdisjoint(model.adapters):
+            continue  # without its adapter it would be another model
+        if model.projector in misfits:
+            model = model._replace(projector=None)
+        new.append(model)
     proposals = tuple(_proposals(headers, new))
     return FolderContent(proposals=proposals, known=known, skipped=skipped)
+
+
+
+def _names_by_content() -> dict[_Content, str]:
+    """The names of the presets whose target is a file of the user's own."""
+    names = {}
+    for preset in load_presets().values():
+        if isinstance(preset.target, LocalModel):
+            adapters = _contents(preset.adapter_models)
+            names[preset.target.path.resolve(), adapters] = preset.name
+    return names
+
+
+def _without_copies(header: Header, others: Iterable[Header]) -> Header:
+    """The header without its parts, and with the same tuple of tokens as an equal one of others.
+
+    Models with the same tokenizer then share its tokens, which are large.
+    """
+    tokens = header.tokens
+    for other in others:
+        if other.tokens == tokens:
+            tokens = other.tokens
+            break
+    return replace(header, tokens=tokens, parts=())
 
 
 class DraftChoice(NamedTuple):
@@ -131,28 +153,31 @@ class DraftChoice(NamedTuple):
 
 
 class _Named(NamedTuple):
-    """A model's file, the name it has elsewhere, and what is named with it."""
+    """A model's file, and the other files that a manifest names with it."""
 
     path: Path
     name: str
+    """The name in Ollama, or else the file's name without its ending."""
+
     projector: Path | None = None
     adapters: tuple[Path, ...] = ()
 
 
 def _contents(models: Iterable[PresetModel]) -> tuple[Path, ...]:
-    """The files of the user's own among these models."""
-    return tuple(model.path.resolve() for model in models if isinstance(model, LocalModel))
+    """The resolved paths of the user's own files among these models."""
+    own = [model for model in models if isinstance(model, LocalModel)]
+    return tuple(model.path.resolve() for model in own)
 
 
-def _misfits(one: _Named, target: Header) -> dict[Path, str]:
+def _misfits(model: _Named, target: Header) -> dict[Path, str]:
     """The files named with a model that are not for it, and why."""
     misfits = {}
-    if one.projector is not None:
+    if model.projector is not None:
         try:
-            require_projector_of(target, checked_projector(one.projector))
+            require_projector_of(target, checked_projector(model.projector))
         except (ModelFileError, PairError) as error:
-            misfits[one.projector] = str(error)
-    for adapter in one.adapters:
+            misfits[model.projector] = str(error)
+    for adapter in model.adapters:
         try:
             check_adapters([read_adapter(adapter)], target)
         except (ModelFileError, OptionError, PairError) as error:
@@ -166,53 +191,65 @@ def _models_below(folder: Path) -> Iterator[_Named]:
         folders.sort()
         for file in sorted(files):
             path = Path(here, file)
-            if file.lower().endswith(".gguf") and all_parts(file)[0] == file:
-                yield _Named(path, re.sub(r"-00001-of-\d{5}$", "", path.stem))
+            if file.lower().endswith(".gguf") and _is_first_part(file):
+                name = re.sub(r"-00001-of-\d{5}$", "", path.stem)
+                yield _Named(path, name)
             elif "manifests" in path.parent.parts:
                 yield from _in_manifest(path)
 
 
+def _is_first_part(file: str) -> bool:
+    """Whether a file of that name is a whole model, or the first part of a split one."""
+    return all_parts(file)[0] == file
+
+
 def _in_manifest(path: Path) -> Iterator[_Named]:
     """The model of one of Ollama's manifests: …/manifests/HOST/LIBRARY/NAME/TAG."""
-    root = next(each for each in path.parents if each.name == "manifests").parent
-    try:
-        if path.stat().st_size > _MAX_MANIFEST:
-            return
-        layers = json.loads(read_regular_text(path))["layers"]
-        found = [(one["mediaType"], str(one["digest"])) for one in layers]
-    except DAMAGES:
-        return
+    manifests = next(parent for parent in path.parents if parent.name == "manifests")
+    blob_folder = manifests.parent / "blobs"
     blobs: dict[str, list[Path]] = {
         _OLLAMA_MODEL: [],
         _OLLAMA_PROJECTOR: [],
         _OLLAMA_ADAPTER: [],
     }
-    for kind, digest in found:
-        if kind in blobs and re.fullmatch("sha256:[0-9a-f]{64}", digest):
-            blobs[kind].append(root / "blobs" / digest.replace(":", "-"))
-    projector = next(iter(blobs[_OLLAMA_PROJECTOR]), None)
+    try:
+        if path.stat().st_size > _MAX_MANIFEST:
+            return
+        for layer in json.loads(read_regular_text(path))["layers"]:
+            kind = layer["mediaType"]
+            digest = str(layer["digest"])
+            if kind in blobs and re.fullmatch("sha256:[0-9a-f]{64}", digest):
+                blobs[kind].append(blob_folder / digest.replace(":", "-"))
+    except DAMAGES:
+        return
+    projector = None
+    if blobs[_OLLAMA_PROJECTOR]:
+        projector = blobs[_OLLAMA_PROJECTOR][0]
+    adapters = tuple(blobs[_OLLAMA_ADAPTER])
     for blob in blobs[_OLLAMA_MODEL]:
-        name = f"{path.parent.name}-{path.name}"
-        yield _Named(blob, name, projector, tuple(blobs[_OLLAMA_ADAPTER]))
+        yield _Named(blob, f"{path.parent.name}-{path.name}", projector, adapters)
 
 
 def _proposals(headers: dict[Path, Header], new: Sequence[_Named]) -> Iterator[ProposedPreset]:
-    names = {one.path: one.name for one in new}
+    names = {model.path: model.name for model in new}
     taken = set(load_presets())
-    by_size = sorted(headers.items(), key=lambda item: item[1].weights_bytes)
-    for path, name, projector, adapters in new:
-        target = headers[path]
-        name = _free_name(name, taken)
+    by_size = sorted(headers, key=lambda path: headers[path].weights_bytes)
+    for model in new:
+        target = headers[model.path]
+        name = _free_name(model.name, taken)
         taken.add(name)
-        others = ((other, one) for other, one in by_size if other != path)
+        others = [(path, headers[path]) for path in by_size if path != model.path]
         chosen = choose_draft(target, others, names)
+        draft = chosen.path
+        if chosen.why_not:
+            draft = None
         yield ProposedPreset(
             name=name,
-            target=path,
+            target=model.path,
             size_bytes=target.weights_bytes,
-            draft=None if chosen.why_not else chosen.path,
-            mmproj=projector,
-            adapters=adapters,
+            draft=draft,
+            mmproj=model.projector,
+            adapters=model.adapters,
             why_no_draft=chosen.why_not,
         )
 
@@ -231,7 +268,8 @@ def _free_name(name: str, taken: set[str]) -> str:
 def note_used(path: Path) -> None:
     """Keep the path of a file that was opened, if the disk is not full."""
     used = os.path.abspath(path)
-    lines = [*(each for each in _used() if each != used), used]
+    lines = [line for line in _used() if line != used]
+    lines.append(used)
     with contextlib.suppress(OSError, UnicodeError):
         content = "\n".join(lines[-_MOST_KEPT:])
         make_private_folder(_used_file().parent)
@@ -239,23 +277,29 @@ def note_used(path: Path) -> None:
 
 
 def files_here() -> list[Path]:
-    """Models that were used, in this folder, or where programs keep them; each content once."""
-    folders = [
-        HubCache().root,
-        *(one for several in model_folders().values() for one in several),
-    ]
-    deep = [one.path for folder in folders for one in _models_below(folder)]
-    seen = {path.resolve() for state in list_models() for path in state.paths}
+    """Models without a preset: in this folder, used before, or where programs keep them.
+
+    Each content is listed once.
+    """
+    folders = [HubCache().root]
+    for folders_of_program in model_folders().values():
+        folders += folders_of_program
+    paths = []
+    for folder in folders:
+        paths += [model.path for model in _models_below(folder)]
     # By glob and os, since pathlib raises for folders that are gone and names too long.
-    shallow = [*map(os.path.abspath, sorted(glob.glob("*.gguf"))), *_used()]
-    found = {
-        path.resolve(): path
-        for path in (*deep, *map(Path, shallow))
-        if is_of_model(path.name)
-        and all_parts(path.name)[0] == path.name
-        and os.path.isfile(path)
-    }
-    return [path for content, path in found.items() if content not in seen]
+    for name in sorted(glob.glob("*.gguf")):
+        paths.append(Path(os.path.abspath(name)))
+    paths += map(Path, _used())
+    found = {}
+    for path in paths:
+        is_model = is_of_model(path.name) and _is_first_part(path.name)
+        if is_model and os.path.isfile(path):
+            found[path.resolve()] = path
+    for state in list_models():
+        for path in state.paths:
+            found.pop(path.resolve(), None)
+    return list(found.values())
 
 
 def _used() -> list[str]:
@@ -323,20 +367,35 @@ def draft_here(target: Header) -> DraftChoice:
 
 def _smaller_models(target: Header) -> Iterator[tuple[Path, Header]]:
     """Models with fewer bytes than the target, ascending by size."""
-    sizes = {}
-    presets = load_presets().values()
-    models = [model for preset in presets for model in (preset.target, preset.draft)]
-    # But for the demo's, which knows its own topics only.
-    files = [model for model in models if not isinstance(model, PackagedModel | None)]
-    here = [path_of(file) for file in files if not missing_files(file)]
-    for path in (*here, *target.path.parent.glob("*.gguf")):
-        is_other = path.resolve() != target.path.resolve()
-        if is_other and all_parts(path.name)[0] == path.name:
-            with contextlib.suppress(OSError):
-                sizes[path.resolve()] = (path.stat().st_size, path)
-    small = sorted(each for each in sizes.values() if each[0] < target.weights_bytes)
-    for _, path in small[:_MOST_READ]:
+    paths = _paths_of_presets()
+    paths += target.path.parent.glob("*.gguf")
+    small: dict[Path, tuple[int, Path]] = {}  # by content: bytes and path
+    for path in paths:
+        content = path.resolve()
+        if content == target.path.resolve() or not _is_first_part(path.name):
+            continue
+        with contextlib.suppress(OSError):
+            num_bytes = path.stat().st_size
+            if num_bytes < target.weights_bytes:
+                small[content] = (num_bytes, path)
+    by_size = sorted(small.values())
+    for _, path in by_size[:_MOST_READ]:
         with contextlib.suppress(ModelFileError):
             header = check_model_file(path)
             check_target(header)
             yield path, header
+
+
+def _paths_of_presets() -> list[Path]:
+    """The targets and drafts of presets that are on this machine.
+
+    The demo's files are left out: that model knows only its own topics.
+    """
+    paths = []
+    for preset in load_presets().values():
+        for model in (preset.target, preset.draft):
+            if model is None or isinstance(model, PackagedModel):
+                continue
+            if not missing_files(model):
+                paths.append(path_of(model))
+    return paths

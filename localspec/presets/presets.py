@@ -81,12 +81,14 @@ class PackagedModel:
         """The path of the file; there is none if its package is not installed or lacks it."""
         if self.package == OWN_PACKAGE:
             return Path(str(resources.files("localspec") / "demo" / self.packaged))
-        from importlib import metadata  # not for the commands that need none
+        from importlib import metadata  # late: few commands need it
 
+        files = None
         with contextlib.suppress(metadata.PackageNotFoundError, ValueError):  # an empty name
-            for file in metadata.files(self.package) or ():
-                if file.name == self.packaged:
-                    return Path(str(file.locate()))
+            files = metadata.files(self.package)
+        for file in files or ():
+            if file.name == self.packaged:
+                return Path(str(file.locate()))
         return Path(self.package, self.packaged)
 
 
@@ -146,7 +148,12 @@ def checked_adapters(adapters: Sequence[AnyAdapter]) -> tuple[Adapter, ...]:
         raise OptionError(
             f"{len(adapters)} adapters are given; the limit is {MOST_ADAPTERS}", "Give fewer."
         )
-    return tuple(each if isinstance(each, Adapter) else Adapter(each) for each in adapters)
+    checked = []
+    for adapter in adapters:
+        if not isinstance(adapter, Adapter):
+            adapter = Adapter(adapter)
+        checked.append(adapter)
+    return tuple(checked)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,6 +162,8 @@ class Preset:
 
     It has a name in a file of presets, or is made by an application and given to `load`,
     `explain` and `download` in place of a name.
+
+    Raises OptionError for an invalid model, context length or address.
     """
 
     name: str
@@ -171,7 +180,7 @@ class Preset:
     """LoRA adapters of the target."""
 
     context_length: int
-    """Tokens it is opened with."""
+    """Tokens of context that the models are opened with."""
 
     max_context_length: int | None = None
     """Tokens that all models were trained for, None if no source says."""
@@ -183,8 +192,7 @@ class Preset:
 
     notes: str = ""
     unconfirmed: str = ""
-    """Facts that only one source states, or none; empty if all are confirmed. Raises
-    OptionError for an invalid model, context length or address."""
+    """Facts that only one source states, or none; empty if all are confirmed."""
 
     embeds: bool = False
     """Whether the target is an embedding model and cannot answer questions."""
@@ -198,8 +206,9 @@ class Preset:
     def __post_init__(self) -> None:
         for role in get_args(Role):
             model = getattr(self, role)
-            may_lack = role != "target" and model is None
-            if not may_lack and not isinstance(model, HubModel | PackagedModel | LocalModel):
+            if model is None and role != "target":
+                continue
+            if not isinstance(model, HubModel | PackagedModel | LocalModel):
                 raise OptionError(
                     f"the {role} of preset {self.name!r} is {model!r}",
                     "Give a HubModel or a LocalModel.",
@@ -228,8 +237,11 @@ class Preset:
     @property
     def adapter_models(self) -> tuple[PresetModel, ...]:
         """The files of the adapters."""
-        files = (adapter.file for adapter in self.adapters)
-        return tuple(file for file in files if not isinstance(file, str | os.PathLike))
+        files = []
+        for adapter in self.adapters:
+            if not isinstance(adapter.file, str | os.PathLike):
+                files.append(adapter.file)
+        return tuple(files)
 
     @property
     def needed(self) -> tuple[PresetModel, ...]:
@@ -241,20 +253,32 @@ class Preset:
 
     def by_role(self) -> dict[Role, PresetModel]:
         """The models by their roles, the target first."""
-        found = {role: getattr(self, role) for role in get_args(Role)}
-        return {role: model for role, model in found.items() if model is not None}
+        found = {}
+        for role in get_args(Role):
+            model = getattr(self, role)
+            if model is not None:
+                found[role] = model
+        return found
 
 
 def check_length(name: str, length: object) -> None:
-    """Raise OptionError for an invalid number of tokens. name: of the argument."""
+    """Raise OptionError for an invalid number of tokens.
+
+    Args:
+        name: The argument's name, for the message.
+        length: Its value.
+    """
     if type(length) is not int or not 1 <= length <= _MAX_LENGTH:
         raise OptionError(f"{name} is {length!r}", f"Give 1 to {_MAX_LENGTH} tokens.")
 
 
 def hub_files(models: Sequence[PresetModel]) -> list[HubFile]:
     """The models' files on the hub, each once."""
-    files = [file for model in models if isinstance(model, HubModel) for file in model.files]
-    return list(dict.fromkeys(files))
+    files: dict[HubFile, None] = {}  # a set that keeps the order
+    for model in models:
+        if isinstance(model, HubModel):
+            files |= dict.fromkeys(model.files)
+    return list(files)
 
 
 _COMMON: dict[str, type] = {"quantization": str, "license": str}
@@ -277,13 +301,13 @@ _PRESET: dict[str, type] = {
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Names of the user's."""
+    """The user's short names for models, and the default model."""
 
     default: str | None = None
-    """The default of a preset or a model."""
+    """The name of the default preset or model; None if the user chose none."""
 
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """What each stands for."""
+    """What each alias stands for."""
 
 
 def user_presets_file() -> Path:
@@ -309,8 +333,12 @@ def load_presets() -> dict[str, Preset]:
         return {**shipped, **read_presets(str(user_presets_file()), text, shipped)}
     except PresetError as error:
         _warn(f"{error}; your own presets are left out. {error.hint}")
-        theirs = {header_of(line)[:1] for line in text.split("\n")}
-        return {name: one for name, one in shipped.items() if (name,) not in theirs}
+        presets = dict(shipped)
+        for line in text.split("\n"):
+            header = header_of(line)
+            if header:
+                presets.pop(header[0], None)  # a shipped preset that the user replaced
+        return presets
 
 
 def user_presets() -> dict[str, Preset]:
@@ -353,7 +381,9 @@ def find_preset(name: str) -> Preset:
     Raises UnknownPresetError if there is none, PresetError if the user's file, which might have
     it, is malformed.
     """
-    preset = load_presets().get(stands_for(name)) if isinstance(name, str) else None
+    preset = None
+    if isinstance(name, str):
+        preset = load_presets().get(stands_for(name))
     if preset is None:
         raise no_such_preset(name)
     return preset
@@ -393,7 +423,8 @@ def check_free(name: str, *, is_alias: bool) -> None:
     """Raise PresetError if a preset has that name, or a file is malformed.
 
     Args:
-        is_alias: Whether an alias may have it, which is then replaced.
+        name: The new name.
+        is_alias: Whether an alias may have the name; it is then replaced.
 
     Raises:
         OptionError: For an invalid name.
@@ -403,7 +434,10 @@ def check_free(name: str, *, is_alias: bool) -> None:
     user_presets()
     if name in load_presets():
         raise PresetError(f"there is a preset {name!r} already", "Choose another name.")
-    if not is_alias and (meant := read_names().aliases.get(name)):
+    if is_alias:
+        return
+    meant = read_names().aliases.get(name)
+    if meant:
         raise PresetError(
             f"{name!r} is an alias of {meant}",
             f"Choose another name, or: localspec models alias {name} --clear",
@@ -412,11 +446,11 @@ def check_free(name: str, *, is_alias: bool) -> None:
 
 def common_servers(rpc: Sequence[str] | None, chosen: Preset | None) -> tuple[str, ...]:
     """The given addresses of RPC servers, or else the preset's. Raises OptionError."""
-    if rpc is None:
-        if chosen is None:
-            return ()
-        return chosen.rpc
-    return checked_addresses(rpc)
+    if rpc is not None:
+        return checked_addresses(rpc)
+    if chosen is None:
+        return ()
+    return chosen.rpc
 
 
 def read_names() -> Names:
@@ -426,7 +460,9 @@ def read_names() -> Names:
         found = parse_toml(read_regular_text(path, "utf-8-sig"))
         default = found.get("default")
         aliases = found.get("aliases", {})
-        texts = [*aliases.values(), "" if default is None else default]
+        texts = list(aliases.values())
+        if default is not None:
+            texts.append(default)
         if not all(isinstance(text, str) for text in texts):
             raise ValueError("a name in it is not a string")
     except FileNotFoundError:
@@ -441,9 +477,11 @@ def change_names(change: Callable[[Names], Names]) -> None:
     path = names_file()
     with locked(path):
         names = change(read_names())
-        default = {} if names.default is None else {"default": names.default}
-        text = toml_of({**default, "aliases": dict(names.aliases)})
-        write_whole(path, text.encode(), durable=True)
+        tables: dict[str, Any] = {}
+        if names.default is not None:
+            tables["default"] = names.default
+        tables["aliases"] = dict(names.aliases)
+        write_whole(path, toml_of(tables).encode(), durable=True)
 
 
 @contextlib.contextmanager
@@ -481,7 +519,8 @@ def header_of(line: str) -> tuple[str, ...]:
     header = re.fullmatch(r"\s*\[([^\[\]]+)\]\s*(#.*)?", line)
     if header is None:
         return ()
-    return tuple(a or b for a, b in re.findall(r'"([^"]*)"|([\w-]+)', header[1]))
+    keys = re.finditer(r'"([^"]*)"|([\w-]+)', header[1])
+    return tuple(key[1] or key[2] for key in keys)
 
 
 def read_presets(name: str, text: str, known: Mapping[str, Preset]) -> dict[str, Preset]:
@@ -497,7 +536,8 @@ def read_presets(name: str, text: str, known: Mapping[str, Preset]) -> dict[str,
     found: dict[str, Preset] = {}
     try:
         for preset, table in parse_toml(text).items():
-            found[preset] = _PresetReader(name, preset).preset(table, {**known, **found})
+            reader = _PresetReader(name, preset)
+            found[preset] = reader.preset(table, {**known, **found})
     except ValueError as error:  # a TOMLDecodeError, or a number with too many digits
         raise PresetError(f"{name}: {error}", "Correct the line.") from error
     except RecursionError:
@@ -519,12 +559,16 @@ class _PresetReader:
         if not PRESET_NAME.fullmatch(self._preset):
             raise self._error("", "is not a valid name for a preset")
         self._check(table, _PRESET, "")
-        values: dict[str, Any] = {**table, "name": self._preset}
-        if (extended := values.pop("extends", None)) is not None:
-            if extended not in known:
+        values: dict[str, Any] = {}
+        if "extends" in table:
+            if table["extends"] not in known:
                 raise self._error("", "extends: does not name a preset further up")
-            base = known[extended]
-            values = {f.name: getattr(base, f.name) for f in dataclasses.fields(base)} | values
+            base = known[table["extends"]]
+            for preset_field in dataclasses.fields(base):
+                values[preset_field.name] = getattr(base, preset_field.name)
+        values |= table
+        values.pop("extends", None)
+        values["name"] = self._preset
         values |= self._models(table)
         if "sampling" in table:
             change = SamplingParams().changed
@@ -536,37 +580,43 @@ class _PresetReader:
 
     def _models(self, table: Table) -> dict[str, Any]:
         """The models that a preset's table names, and the adapters, by their keys."""
-        found: dict[str, Any] = {
-            role: self._model(table[role], role) for role in get_args(Role) if role in table
-        }
+        found: dict[str, Any] = {}
+        for role in get_args(Role):
+            if role in table:
+                found[role] = self._model(table[role], role)
         if "adapters" in table:
-            found["adapters"] = tuple(map(self._adapter, table["adapters"]))
+            adapters = [self._adapter(adapter) for adapter in table["adapters"]]
+            found["adapters"] = tuple(adapters)
         return found
 
     def _adapter(self, table: Any) -> Adapter:
         """An adapter: a model's table with a scale."""
         if not isinstance(table, dict):
             raise self._error("", "adapters: each is a table with a path or a repo")
-        file = {key: value for key, value in table.items() if key != "scale"}
+        file = dict(table)
+        scale = file.pop("scale", USUAL_SCALE)
         model = self._model(file, "adapters")
-        return self._construct(".adapters", Adapter, model, table.get("scale", USUAL_SCALE))
+        return self._construct(".adapters", Adapter, model, scale)
 
     def _model(self, table: Table, name: str) -> PresetModel:
         where = f".{name}"
         kinds = [kind for kind in _MODEL if kind in table]
         if len(kinds) != 1:
             raise self._error(where, "needs one of: repo, path, packaged")
-        self._check(table, _MODEL[kinds[0]], where)
+        kind = kinds[0]
+        self._check(table, _MODEL[kind], where)
         common = {key: table.get(key, "") for key in _COMMON}
-        if kinds[0] == "packaged":
+        if kind == "packaged":
             return self._construct(where, PackagedModel, **{**table, **common})
-        if kinds[0] == "path":
+        if kind == "path":
             # Not Path.expanduser, which raises for the home of an unknown user.
-            return LocalModel(path=Path(os.path.expanduser(table["path"])), **common)
+            path = os.path.expanduser(table["path"])
+            return LocalModel(path=Path(path), **common)
         if ("file" in table) == ("parts" in table):
             raise self._error(where, "needs one of: file, parts")
-        files = tuple(self._file_of(part, table, where) for part in table.get("parts", [table]))
-        return self._construct(where, HubModel, files=files, **common)
+        parts = table.get("parts", [table])
+        files = [self._file_of(part, table, where) for part in parts]
+        return self._construct(where, HubModel, files=tuple(files), **common)
 
     def _file_of(self, part: Any, table: Table, where: str) -> HubFile:
         if part is not table:
@@ -582,16 +632,16 @@ class _PresetReader:
         """Raise PresetError for an unknown key, or a value of the wrong type."""
         for key, value in table.items():
             if key not in allowed:
-                near = (
-                    did_you_mean(ours_for(key), allowed).strip()
-                    or f"Known keys: {', '.join(allowed)}."
-                )
-                raise self._error(where, f"{key}: is not a key here", near)
-            if not isinstance(value, allowed[key]) or (
-                isinstance(value, bool) and allowed[key] is not bool
-            ):
-                kind = allowed[key].__name__
-                raise self._error(where, f"{key}: is {value!r}, not of type {kind}")
+                hint = did_you_mean(ours_for(key), allowed).strip()
+                if not hint:
+                    hint = f"Known keys: {', '.join(allowed)}."
+                raise self._error(where, f"{key}: is not a key here", hint)
+            kind = allowed[key]
+            is_of_kind = isinstance(value, kind)
+            if isinstance(value, bool):
+                is_of_kind = kind is bool  # a bool is an int, too
+            if not is_of_kind:
+                raise self._error(where, f"{key}: is {value!r}, not of type {kind.__name__}")
 
     def _construct(
         self, where: str, make: Callable[..., Made], *values: Any, **more: Any

@@ -58,10 +58,10 @@ def add_preset(
     Asks the hub about its files, and reads all headers.
 
     Args:
-        name: What the preset will be called.
-        models: By their roles, named as in `presets.model_names`. None or an empty text
-            counts as none.
-        adapters: Those of the target.
+        name: The new preset's name.
+        models: The names of its models by their roles, as `presets.model_names` reads them.
+            None or an empty text means that there is no such model.
+        adapters: The adapters of the target.
         description: One line for `localspec models`.
         context_length: In tokens. None: what the models were trained for, up to 8192.
 
@@ -73,54 +73,58 @@ def add_preset(
         DownloadError: The hub could not be asked.
     """
     check_free(name, is_alias=False)
-    named = {
-        role: find_model(text, role) for role in get_args(Role) if (text := models.get(role))
-    }
+    named: dict[Role, PresetModel] = {}
+    for role in get_args(Role):
+        model_name = models.get(role)
+        if model_name:
+            named[role] = find_model(model_name, role)
     found = read_model_headers(named)
-    headers = {role: one.header for role, one in found.items()}
+    headers = {role: model.header for role, model in found.items()}
     _check_together(headers)
     found_adapters(adapters, headers["target"])
     added: dict[str, object] = {"description": description}
     added |= _lengths(context_length, headers)
-    added |= {role: _model_table(model) for role, model in named.items()}
+    for role, model in named.items():
+        added[role] = _model_table(model)
     if adapters:
-        added["adapters"] = [
-            {**_model_table(adapter_model(one)), "scale": one.scale} for one in adapters
-        ]
+        added["adapters"] = [_adapter_table(adapter) for adapter in adapters]
     path = user_presets_file()
     with locked(path):
         # Again, since another process may have added it in the meantime.
         check_free(name, is_alias=False)
-        text = users_text()
-        text = f"{text.rstrip()}\n\n".lstrip() + toml_of({name: added})
+        before = users_text().strip()
+        if before:
+            before += "\n\n"
+        text = before + toml_of({name: added})
         preset = read_presets(str(path), text, load_presets())[name]
         write_whole(path, text.encode(), durable=True)
     return preset
 
 
 def drop_preset(name: str) -> None:
-    """Remove a preset from the user's file, and leave every other line as it is.
+    """Remove a preset from the user's file. No other line changes.
 
     Raises PresetError if it is not there under headers of its own, or another preset
     there extends it.
     """
     path = user_presets_file()
     with locked(path):
-        if users := extended_by(name):
+        users = extended_by(name)
+        if users:
             raise PresetError(f"{', '.join(users)} extends {name!r}", "Remove that first.")
         text = users_text()
-        is_out = False
-        left = _without(text, name)
+        shortened = _without(text, name)
         expected = parse_toml(text)
+        is_removed = False
         if expected.pop(name, None) is not None:
             with contextlib.suppress(ValueError):
-                is_out = parse_toml(left) == expected
-        if not is_out:
+                is_removed = parse_toml(shortened) == expected
+        if not is_removed:
             raise PresetError(
                 f"{name!r} is not in {path} under a header of its own",
                 "Edit that file by hand.",
             )
-        write_whole(path, left.encode(), durable=True)
+        write_whole(path, shortened.encode(), durable=True)
 
 
 def extended_by(name: str) -> list[str]:
@@ -129,8 +133,11 @@ def extended_by(name: str) -> list[str]:
     Raises PresetError if the file is malformed.
     """
     user_presets()
-    tables = parse_toml(users_text()).items()
-    return [other for other, one in tables if other != name and one.get("extends") == name]
+    users = []
+    for other, table in parse_toml(users_text()).items():
+        if other != name and table.get("extends") == name:
+            users.append(other)
+    return users
 
 
 def _without(text: str, name: str) -> str:
@@ -145,9 +152,10 @@ def _without(text: str, name: str) -> str:
         if not line.strip() or line.lstrip().startswith("#"):
             between.append(line)
             continue
-        header = header_of(line)
         was_its = is_its
-        is_its = header[0] == name if header else is_its
+        header = header_of(line)
+        if header:
+            is_its = header[0] == name
         if not (was_its and is_its):
             kept += between
         between = []
@@ -159,13 +167,16 @@ def _without(text: str, name: str) -> str:
 def _check_together(headers: dict[Role, Header]) -> None:
     """Raise PairError if they do not fit together, ModelFileError if the target is a head."""
     target = headers["target"]
-    head = headers.get("head")
     check_target(target)
     if "mmproj" in headers:
         require_projector_of(target, headers["mmproj"])
     if "draft" in headers:
         compare_vocabularies(target, headers["draft"])
-    if head is not None and (misfit := head_misfit(target, head)):
+    if "head" not in headers:
+        return
+    head = headers["head"]
+    misfit = head_misfit(target, head)
+    if misfit:
         raise PairError(
             f"{head.path} cannot draft for the target: {misfit}",
             "Choose the head that was made for this very model, or leave it out.",
@@ -173,15 +184,21 @@ def _check_together(headers: dict[Role, Header]) -> None:
 
 
 def _lengths(wanted: int | None, headers: dict[Role, Header]) -> dict[str, int]:
-    """The context, and what the models were trained for. Raises OptionError."""
-    trained = {
-        role: ModelShape(header).context_length
-        for role, header in headers.items()
-        if role != "mmproj"
-    }
-    most = min(trained["target"], trained.get("draft", trained["target"]))
-    name = headers["target"].path.name
-    length = context_to_open(wanted, most if wanted is None else trained["target"], name)
+    """The keys of both context lengths, in tokens. Raises OptionError.
+
+    Args:
+        wanted: The context that the user asks for. None: what the models were trained for, up
+            to 8192.
+        headers: The models of the preset.
+    """
+    of_target = ModelShape(headers["target"]).context_length
+    most = of_target
+    if "draft" in headers:
+        most = min(of_target, ModelShape(headers["draft"]).context_length)
+    trained = of_target
+    if wanted is None:
+        trained = most
+    length = context_to_open(wanted, trained, headers["target"].path.name)
     return {"context_length": length, "max_context_length": most}
 
 
@@ -191,14 +208,27 @@ def _model_table(model: PresetModel) -> dict[str, object]:
         # Links are not resolved: the parts of a split model are found by their names.
         return {"path": os.path.abspath(model.path)}
     files = [_pinned(file) for file in model.files]
-    parts = [
-        {key: value for key in _FACTS if (value := getattr(file, key)) is not None}
-        for file in files
-    ]
     common = {"repo": files[0].repo, "revision": files[0].revision}
+    parts = [_file_table(file) for file in files]
     if len(parts) == 1:
         return {**common, **parts[0]}
     return {**common, "parts": parts}
+
+
+def _adapter_table(adapter: Adapter) -> dict[str, object]:
+    """The adapter's table in a file of presets: a model's, with a scale."""
+    model = adapter_model(adapter)
+    return {**_model_table(model), "scale": adapter.scale}
+
+
+def _file_table(file: HubFile) -> dict[str, object]:
+    """A file's keys in a file of presets, but for what all parts of a model share."""
+    table = {}
+    for key in _FACTS:
+        value = getattr(file, key)
+        if value is not None:
+            table[key] = value
+    return table
 
 
 def _pinned(file: HubFile) -> HubFile:
@@ -206,5 +236,7 @@ def _pinned(file: HubFile) -> HubFile:
     if file.revision and file.sha256 and file.size_bytes:
         return file
     remote = remote_file(file)
-    sha256 = remote.etag if len(remote.etag) == 64 else None
+    sha256 = None
+    if len(remote.etag) == 64:
+        sha256 = remote.etag
     return replace(file, revision=remote.commit, size_bytes=remote.size_bytes, sha256=sha256)
