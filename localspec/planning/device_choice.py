@@ -29,14 +29,14 @@ class DeviceTimes:
     """The times with every layer in main memory, and large batches on the GPU."""
 
     copies: Times | None = None
-    """What it costs in addition if a part of the layers is there; None where they were not
-    tried."""
+    """The extra cost if only a part of the layers is on the GPU; None if that was not tried."""
 
     fault: str = ""
     """Why the device is not used, in words, or ""."""
 
     is_lasting: bool = True
-    """Whether that is kept; memory that was short may be free the next time."""
+    """Whether the result is kept on disk. A fault for lack of memory is not: memory may be free
+    the next time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,14 @@ class Measured:
     """What was measured of a model on this machine."""
 
     gpus: tuple[Device, ...]
-    """What was found of each GPU that was tried, by its name, in libllama's order."""
+    """The GPUs that may be chosen, in libllama's order."""
 
     cpu: Times | None = None
-    """None if its miniature cannot be timed."""
+    """The times of the processor; None if the miniature cannot be timed there."""
 
     found: Mapping[str, DeviceTimes] = field(default_factory=dict)
+    """The times of each GPU that was tried, by its name."""
+
     fault: str = ""
     """Why nothing could be measured, in words, or ""."""
 
@@ -62,22 +64,20 @@ class Measured:
         """The times of a model of which GPUs read a share; None where one is not known.
 
         Args:
-            names: of the GPUs that compute; the first one has the large batches of layers in
-                main memory.
-            share: of the weights that a token reads, 0 (none) … 1 (all).
-            num_copies: how often a decode changes to a GPU and back.
+            names: The names of the GPUs that compute. The first one also computes large batches
+                of the layers in main memory.
+            share: The share that they have of the weights that a token reads, 0 to 1.
+            num_copies: How often a decode changes to a GPU and back.
         """
         if not names:
             return self.cpu
-        known = [self.found.get(name) for name in names]
-        wholes = [each.whole for each in known if each is not None and each.whole is not None]
-        if len(wholes) < len(names):
-            return None
         on_gpus = _NOTHING
-        for whole in wholes:
-            on_gpus = on_gpus.plus(whole.scaled(1 / len(wholes)))
-        first = known[0]
-        assert first is not None
+        for name in names:
+            of_gpu = self.found.get(name)
+            if of_gpu is None or of_gpu.whole is None:
+                return None
+            on_gpus = on_gpus.plus(of_gpu.whole.scaled(1 / len(names)))
+        first = self.found[names[0]]
         copy = first.copies or _NOTHING
         in_main = first.offload or self.cpu
         if share == 1:
@@ -93,19 +93,21 @@ class Measured:
         options = target.options
         free_bytes = [gpu.free_bytes for gpu in plan.free.gpus]
         placement = place_layers(target.header, options, plan.free.gpus, free_bytes)
-        counts = placement.gpu_layers()
-        names = [gpu.name for gpu, count in zip(plan.free.gpus, counts, strict=True) if count]
+        names = []
+        for gpu, num_layers in zip(plan.free.gpus, placement.gpu_layers(), strict=True):
+            if num_layers:
+                names.append(gpu.name)
         if not names and options.device is not None:
             names = [options.device]
         copies = max(1, placement.num_cpu_moe_layers)
         return self.times(names, placement.read_share(target.header), copies)
 
     def in_words(self, used: Sequence[Device], helping: Sequence[Device]) -> str:
-        """What was chosen and why: "CPU: Vulkan0 (Intel UHD) was measured at 0.62 of it …".
+        """The chosen device and why: "CPU: Vulkan0 (Intel UHD) was measured at 0.62 of it …".
 
         Args:
-            used: the GPUs that have layers; none for the processor.
-            helping: the GPU that computes large batches of layers in main memory, if any.
+            used: The GPUs that have layers; none for the processor.
+            helping: The GPU that computes large batches of layers in main memory, if any.
         """
         name = named_devices(used, helping)
         if self.fault:
@@ -120,21 +122,21 @@ class Measured:
             best = whole
             others.append(_compared("the CPU", self.cpu, best))
         for gpu in self.gpus:
-            one = self.found.get(gpu.name)
-            if gpu in used or one is None:
+            of_gpu = self.found.get(gpu.name)
+            if gpu in used or of_gpu is None:
                 continue
             what = f"{gpu.name} ({gpu.description})"
-            if one.fault:
-                others.append(f"{what} {one.fault} and is not used")
-            elif one.whole is not None:
-                others.append(_compared(what, one.whole, best))
+            if of_gpu.fault:
+                others.append(f"{what} {of_gpu.fault} and is not used")
+            elif of_gpu.whole is not None:
+                others.append(_compared(what, of_gpu.whole, best))
         if others:
             return f"{name}: {'; '.join(others)}"
         return name
 
 
 def _compared(what: str, other: Times, best: Times) -> str:
-    """Its speed as a multiple of the best one's."""
+    """A device's speed as a multiple of the best one's, in words."""
     writing = best.write_s / other.write_s
     reading = best.read_s / other.read_s
     return f"{what} was measured at {writing:.2g} of it for writing, {reading:.2g} for reading"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from localspec.llama.devices import Device
 from localspec.llama.model_options import LlamaOptions
@@ -19,27 +19,38 @@ if TYPE_CHECKING:
 MakePlan = Callable[[Sequence[Planned]], Plan]
 
 
+class _Attempt(NamedTuple):
+    """A plan that is to be tried."""
+
+    plan: Plan
+    may_shrink: bool
+    """Whether plans with fewer layers on its GPUs are tried once it has failed."""
+
+
 @dataclass(frozen=True, slots=True)
 class Ranked:
     """Plans, the best first."""
 
     plans: list[Plan]
     measured: Measured | None = None
-    """What they were compared by; None where the user chose the device, or there is one."""
+    """The times that they were compared by; None where the user chose the device, or there is
+    only one."""
 
     def attempts(self) -> Iterator[Plan]:
         """The plans to try, one after another while memory runs out.
 
-        Behind a plan that failed there are those with fewer layers on its GPUs, too.
+        Once a plan has failed, plans with fewer layers on its GPUs are tried, too.
         """
-        waiting = [(plan, True) for plan in self.plans]
+        waiting = [_Attempt(plan, may_shrink=True) for plan in self.plans]
         while waiting:
-            plan, is_whole = waiting.pop(0)
-            yield plan
-            if is_whole:
-                waiting += [(smaller, False) for smaller in plan.fewer()]
-                if self.measured is not None:
-                    waiting.sort(key=lambda each: _cost_s(self.measured, each[0]))
+            attempt = waiting.pop(0)
+            yield attempt.plan
+            if not attempt.may_shrink:
+                continue
+            for smaller in attempt.plan.fewer():
+                waiting.append(_Attempt(smaller, may_shrink=False))
+            if self.measured is not None:
+                waiting.sort(key=lambda attempt: _cost_s(self.measured, attempt.plan))
 
 
 def ranked_plans(
@@ -48,10 +59,10 @@ def ranked_plans(
     """Plan the models for each device, and compare the plans.
 
     Args:
-        wanted: the models as asked for, the target first.
-        make_plan: makes a plan of models.
-        measure: whether to measure devices whose times are not known, which may take seconds.
-        again: whether to measure the others, too.
+        wanted: The models as asked for, the target first.
+        make_plan: Makes a plan of models.
+        measure: Whether to measure devices whose times are not known, which may take seconds.
+        again: Whether to measure the other devices again.
 
     Raises:
         What `make_plan` raises.
@@ -59,29 +70,40 @@ def ranked_plans(
     gpus = gpus_to_choose_from(wanted[0].options)
     if not gpus:
         return Ranked([make_plan(wanted)])
-    # Where there is no GPU it is not needed.
+    # late: not needed without a GPU
     from localspec.planning.device_trials import measured_devices
 
     measured = measured_devices(wanted[0].header, gpus, measure=measure, again=again)
     if measured.cpu is None:
         return Ranked([make_plan(wanted)], measured)
-    found = measured.found
-    usable = [gpu for gpu in gpus if gpu.name in found and not found[gpu.name].fault]
-    choices = [_placed(wanted, num_gpu_layers=0)]
-    for gpu in usable:
-        choices.append(_placed(wanted, device=gpu.name))
-        choices.append(_placed(wanted, device=gpu.name, num_gpu_layers=0))
-    of_default = [gpus[index] for index in default_gpus(gpus)]
-    if len(of_default) > 1 and all(gpu in usable for gpu in of_default):
-        choices.append(list(wanted))
+    choices = _choices(wanted, gpus, measured)
     plans = [make_plan(choice) for choice in choices]
     plans.sort(key=lambda plan: _cost_s(measured, plan))
     fitting = [plan for plan in plans if not plan.free.shortages(plan.memory)]
     return Ranked(fitting or plans, measured)
 
 
+def _choices(
+    wanted: Sequence[Planned], gpus: Sequence[Device], measured: Measured
+) -> list[list[Planned]]:
+    """The models on the processor, on each GPU that works, and on all of libllama's default."""
+    choices = [_placed(wanted, num_gpu_layers=0)]
+    usable = []
+    for gpu in gpus:
+        times = measured.found.get(gpu.name)
+        if times is None or times.fault:
+            continue
+        usable.append(gpu)
+        choices.append(_placed(wanted, device=gpu.name))
+        choices.append(_placed(wanted, device=gpu.name, num_gpu_layers=0))
+    of_default = [gpus[index] for index in default_gpus(gpus)]
+    if len(of_default) > 1 and all(gpu in usable for gpu in of_default):
+        choices.append(list(wanted))
+    return choices
+
+
 def gpus_to_choose_from(options: LlamaOptions) -> list[Device]:
-    """The GPUs of this machine; none where options or environment leave nothing to measure."""
+    """The GPUs of this machine; none where options or the environment fix the device."""
     is_chosen = (
         os.environ.get("LOCALSPEC_MEASURE") == "0"
         or options.num_gpu_layers is not None
@@ -101,7 +123,7 @@ def gpus_to_choose_from(options: LlamaOptions) -> list[Device]:
 def _placed(
     wanted: Sequence[Planned], *, device: str | None = None, num_gpu_layers: int | None = None
 ) -> list[Planned]:
-    """The models on a device, except those whose place was asked for."""
+    """The models on a device, except those whose device the user chose."""
     placed = []
     for model in wanted:
         options = model.options
@@ -113,7 +135,10 @@ def _placed(
 
 
 def _cost_s(measured: Measured | None, plan: Plan) -> float:
-    times = None if measured is None else measured.of_plan(plan)
+    """The measured cost of a plan's target, in seconds; infinite if it is not known."""
+    if measured is None:
+        return float("inf")
+    times = measured.of_plan(plan)
     if times is None:
         return float("inf")
     return times.cost_s
@@ -123,8 +148,15 @@ def device_in_words(plan: Plan, measured: Measured | None) -> str:
     """Where the target of a plan computes, and why, in a sentence."""
     options = plan.models[0].options
     layers = plan.memory.models[0].gpu_layers
-    used = [gpu for gpu, count in zip(plan.free.gpus, layers, strict=True) if count]
-    helping = [gpu for gpu in plan.free.gpus if gpu.name == options.device]
+    used = []
+    helping = []
+    for gpu, num_layers in zip(plan.free.gpus, layers, strict=True):
+        if num_layers:
+            used.append(gpu)
+        if gpu.name == options.device:
+            helping.append(gpu)
+    if used:
+        helping = []
     if measured is not None:
-        return measured.in_words(used, [] if used else helping)
-    return named_devices(used, [] if used else helping)
+        return measured.in_words(used, helping)
+    return named_devices(used, helping)

@@ -1,7 +1,7 @@
-"""Measures devices with a miniature of a model, in another process, and keeps what was found.
+"""Measures devices with a miniature of a model, in another process, and keeps the results.
 
-A driver that crashes there, or is not done in time, is not used; that is kept like a
-measurement, until the driver, libllama, or the model's shape is another.
+A device whose driver crashes there, or takes too long, is not used. That result is kept like a
+measurement, until the driver, libllama or the model's shape changes.
 """
 
 from __future__ import annotations
@@ -32,28 +32,32 @@ from localspec.system.machine import last_cache_bytes, num_usable_cores
 
 logger = logging.getLogger(__name__)
 
-TRIAL_S = 30.0  # that the trials of a device may take
+TRIAL_S = 30.0  # limit for the trials of one device
 _MOST_BYTES = 300_000_000  # of a miniature's layers
 _CPU = "CPU"
 _NEVER_SLOW_S = 1e9
-_VERSION = "1"  # of the trial: another one is not compared with this one's times
+_VERSION = "1"  # of the trial; times of different versions are not compared
 _CONTEXT_LENGTH = 1024  # tokens, for the choice of settings
 
 
 def measured_devices(
     header: Header, gpus: Sequence[Device], *, measure: bool, again: bool = False
 ) -> Measured:
-    """What is known of a model's devices here.
+    """The times of a model on the devices of this machine, as far as they are known.
 
     Args:
-        header: of the model's file.
-        gpus: of this machine, those that may be chosen.
-        measure: whether to measure what is not known, which may take seconds.
-        again: whether to measure the rest, too.
+        header: The header of the model's file.
+        gpus: The GPUs of this machine that may be chosen.
+        measure: Whether to measure devices without kept times, which may take seconds.
+        again: Whether to measure the other devices again.
     """
     profiles = {_CPU: _profile(header, None)}
-    profiles |= {gpu.name: _profile(header, gpu) for gpu in gpus}
-    kept = {name: None if again else _saved(profile) for name, profile in profiles.items()}
+    for gpu in gpus:
+        profiles[gpu.name] = _profile(header, gpu)
+    kept: dict[str, DeviceTimes | None] = dict.fromkeys(profiles)
+    if not again:
+        for name, profile in profiles.items():
+            kept[name] = _saved(profile)
     if measure and None in kept.values():
         logger.info("measuring which device suits %s", header.path.name)
         fault = _measure(header, gpus, kept)
@@ -66,16 +70,24 @@ def measured_devices(
     of_gpus = {name: found for name, found in kept.items() if found is not None}
     if of_cpu is None:
         return Measured(tuple(gpus), found=of_gpus)
-    fault = f"the processor {of_cpu.fault}" if of_cpu.fault else ""
+    fault = ""
+    if of_cpu.fault:
+        fault = f"the processor {of_cpu.fault}"
     return Measured(tuple(gpus), of_cpu.whole, of_gpus, fault)
 
 
 def _profile(header: Header, gpu: Device | None) -> Profile:
-    """Where the times of a model's shape on a device are kept. gpu: None for the processor."""
+    """The file that keeps the times of a model's shape on a device.
+
+    Args:
+        header: The header of the model's file.
+        gpu: None for the processor.
+    """
     from localspec.llama.library import kernels  # loads libllama
 
     shapes = [f"{tensor.name} {tensor.kind} {tensor.shape}" for tensor in header.tensors]
-    shape = hashlib.sha256("\n".join(shapes).encode()).hexdigest()[:16]
+    text = "\n".join(shapes)
+    shape = hashlib.sha256(text.encode()).hexdigest()[:16]
     device = f"{_CPU} · {num_usable_cores()} cores"
     if gpu is not None:
         device = f"{gpu.name} · {gpu.description} · {driver_version(gpu)}"
@@ -84,7 +96,7 @@ def _profile(header: Header, gpu: Device | None) -> Profile:
 
 
 def _saved(profile: Profile) -> DeviceTimes | None:
-    """What was kept; None if there is nothing usable."""
+    """The times that were kept; None if there are none, or the file is damaged."""
     kept = profile.load()
     if kept is None:
         return None
@@ -92,15 +104,24 @@ def _saved(profile: Profile) -> DeviceTimes | None:
 
 
 def _parse_times(kept: dict[str, Any]) -> DeviceTimes | None:
-    """What a file has; None if that is of another version or damaged."""
+    """The times in a file's content; None if it is of another version or damaged."""
     try:
-        whole, offload, copies = (
-            None if kept[name] is None else Times(*map(float, kept[name]))
-            for name in ("whole", "offload", "copies")
+        return DeviceTimes(
+            whole=_times_of(kept["whole"]),
+            offload=_times_of(kept["offload"]),
+            copies=_times_of(kept["copies"]),
+            fault=str(kept["fault"]),
         )
-        return DeviceTimes(whole, offload, copies, str(kept["fault"]))
     except DAMAGES:
         return None
+
+
+def _times_of(seconds: Any) -> Times | None:
+    """The times that a file has as a list of two numbers, or as null."""
+    if seconds is None:
+        return None
+    read_s, write_s = seconds
+    return Times(float(read_s), float(write_s))
 
 
 def trials_in_words() -> Iterator[str]:
@@ -109,25 +130,28 @@ def trials_in_words() -> Iterator[str]:
         found = _parse_times(learned)
         if found is None:
             continue
-        what, device = identity[:2]
-        begin = f"{' · '.join(device.split(' · ')[:2])}, {' '.join(what.split()[:-1])}"
+        model = " ".join(identity[0].split()[:-1])  # without the hash of its shape
+        device = " · ".join(identity[1].split(" · ")[:2])  # without the driver's version
         if found.whole is None:
-            yield f"{begin}: {found.fault}"
+            yield f"{device}, {model}: {found.fault}"
         else:
             reading = TRIAL_TOKENS / found.whole.read_s
             writing = 1 / found.whole.write_s
-            yield f"{begin}: reads {reading:.3g}, writes {writing:.3g} tokens/s"
+            yield f"{device}, {model}: reads {reading:.3g}, writes {writing:.3g} tokens/s"
 
 
 def _measure(
     header: Header, gpus: Sequence[Device], kept: dict[str, DeviceTimes | None]
 ) -> str:
-    """Measure what is not kept, the processor first. Why nothing can be measured, or "".
+    """Measure the devices without kept times, the processor first.
 
     Args:
-        header: of the model's file.
-        gpus: that may be chosen.
-        kept: what is known by device, None for what is not; gets the rest.
+        header: The header of the model's file.
+        gpus: The GPUs that may be chosen.
+        kept: The times by device, None where there are none. New times are added to it.
+
+    Returns:
+        Why nothing can be measured, in words, or "".
     """
     if not _can_start_python():
         return "this application has no Python of its own to measure in"
@@ -154,23 +178,35 @@ def _measure(
 
 
 def _gpu_times(header: Header, gpu: Device, made: Miniature, slow_s: float) -> DeviceTimes:
-    """Measure a GPU. slow_s: see `device_trial`, of the miniature."""
+    """Measure a GPU.
+
+    Args:
+        header: The header of the model's file.
+        gpu: The GPU.
+        made: The model's miniature.
+        slow_s: As in `run_trials`.
+    """
     num_layers = made.num_layers + 1  # the output counts as one
     half = num_layers // 2
-    options = {
-        "whole": LlamaOptions(device=gpu.name, num_gpu_layers=num_layers),
-        "offload": LlamaOptions(device=gpu.name, num_gpu_layers=0),
-        "half": LlamaOptions(device=gpu.name, num_gpu_layers=half),
-    }
-    suiting = {name: suited(each, header, _CONTEXT_LENGTH) for name, each in options.items()}
-    found = _times_of_model(run_trials(made, suiting, slow_s), made, half / num_layers)
+    options = {}
+    for name, on_gpu in (("whole", num_layers), ("offload", 0), ("half", half)):
+        on_device = LlamaOptions(device=gpu.name, num_gpu_layers=on_gpu)
+        options[name] = suited(on_device, header, _CONTEXT_LENGTH)
+    tried = run_trials(made, options, slow_s)
+    found = _times_of_model(tried, made, half / num_layers)
     if found.fault:
         logger.info("%s (%s) %s", gpu.name, gpu.description, found.fault)
     return found
 
 
 def _times_of_model(tried: Tried, made: Miniature, half: float = 0.5) -> DeviceTimes:
-    """The whole model's times. half: the share of the layers that were on the GPU as "half"."""
+    """The times of the whole model, from those of its miniature.
+
+    Args:
+        tried: The miniature's times.
+        made: The miniature.
+        half: The share of the layers that were on the GPU in the trial "half".
+    """
     if tried.fault:
         return DeviceTimes(fault=tried.fault, is_lasting=not tried.lacks_memory)
     whole = tried.times["whole"]
@@ -183,7 +219,7 @@ def _times_of_model(tried: Tried, made: Miniature, half: float = 0.5) -> DeviceT
 
 
 class Tried(NamedTuple):
-    """What a process of trials said."""
+    """The results of a process of trials."""
 
     times: dict[str, Times]
     """The miniature's times, by the name of the options; fewer for a device that is much
@@ -193,20 +229,28 @@ class Tried(NamedTuple):
     """Why it did not end well, in words, or ""."""
 
     lacks_memory: bool = False
-    """Whether that is why."""
+    """Whether the fault was a lack of memory."""
 
 
 def run_trials(made: Miniature, options: dict[str, LlamaOptions], slow_s: float) -> Tried:
     """Time the miniature in another process.
 
     Args:
-        made: the miniature.
-        options: with which it is opened, by name, in this order.
-        slow_s: a device that takes longer in its first trial gets no other: see `device_trial`.
+        made: The miniature.
+        options: The options that it is opened with, by a name for each trial, in this order.
+        slow_s: A device that takes longer in its first trial gets no other: see `device_trial`.
     """
-    trials = [{"name": name, "options": asdict(each)} for name, each in options.items()]
-    asked = {"path": str(made.path), "num_tokens": made.num_tokens, "trials": trials}
-    command = trial_command(json.dumps({**asked, "slow_s": slow_s, "seconds": 2 * TRIAL_S}))
+    trials = []
+    for name, of_trial in options.items():
+        trials.append({"name": name, "options": asdict(of_trial)})
+    asked = {
+        "path": str(made.path),
+        "num_tokens": made.num_tokens,
+        "trials": trials,
+        "slow_s": slow_s,
+        "seconds": 2 * TRIAL_S,
+    }
+    command = trial_command(json.dumps(asked))
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
@@ -220,24 +264,33 @@ def run_trials(made: Miniature, options: dict[str, LlamaOptions], slow_s: float)
         except subprocess.TimeoutExpired:
             process.kill()
             return Tried({}, f"was not done with its trial in {TRIAL_S:.0f} s")
-    lines = said.decode(errors="replace").splitlines()
-    found = [json.loads(line) for line in lines if line.startswith("{")]
-    for each in found:
-        if "error" in each:
-            fault = f"failed in its trial ({each['error']})"
-            return Tried({}, fault, lacks_memory=each["lacks_memory"])
-    is_slow = any(each["is_slow"] for each in found)
-    if len(found) < len(options) and not is_slow:
+    times: dict[str, Times] = {}
+    is_slow = False
+    for line in said.decode(errors="replace").splitlines():
+        if not line.startswith("{"):
+            continue
+        result = json.loads(line)
+        if "error" in result:
+            fault = f"failed in its trial ({result['error']})"
+            return Tried({}, fault, lacks_memory=result["lacks_memory"])
+        times[result["name"]] = Times(result["read_s"], result["write_s"])
+        is_slow = is_slow or result["is_slow"]
+    if len(times) < len(options) and not is_slow:
         return Tried({}, f"crashed in its trial ({_ending(process.returncode)})")
-    return Tried({each["name"]: Times(each["read_s"], each["write_s"]) for each in found})
+    return Tried(times)
 
 
 def trial_command(asked: str) -> list[str]:
-    """The command line that runs trials. asked: JSON, for `device_trial`."""
+    """The command line that runs trials.
+
+    Args:
+        asked: The trials in JSON, as `device_trial` reads them.
+    """
     return [sys.executable, "-m", "localspec.llama.device_trial", asked]
 
 
 def _ending(code: int) -> str:
+    """How a process ended, in words."""
     if code < 0:
         return f"signal {-code}"
     return f"exit status {code}"

@@ -3,9 +3,9 @@
 Attention on a CPU is fused, or done product by product. ggml's fused kernel ("flash attention")
 takes the queries one at a time unless there are 64 or more of them, so the cost of decoding a
 few tokens grows quickly with the text: after 3000 cached tokens a 0.5B model takes 552 ms for 5
-tokens with it and 133 ms without, and 162 against 86 ms for one: the decodes of an answer with
-and without a draft. The fused kernel reads prompts of whole batches faster, by up to a fifth
-(see `model_options.graph_batch_size`), and in less memory.
+tokens with it and 133 ms without, and 162 against 86 ms for one token. Such are the decodes of
+an answer with and without a draft. The fused kernel reads prompts of whole batches faster, by
+up to a fifth (see `model_options.graph_batch_size`), and in less memory.
 
 A model's file is mapped into memory, or read. ggml's CPU backend repacks many types of weights
 (see `repacked_types`). The weights of a mapped file are then in memory twice: as the file's
@@ -39,7 +39,7 @@ from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, REPLAY_TOKENS
 from localspec.system.machine import memory_here
 
 _PROCESS_BYTES = 14 << 20  # code that is paged in, modules that are imported: measured
-# Memory that attention without the fused kernel may take more: 32 heads need as much in
+# Limit of the extra memory for attention without the fused kernel: 32 heads stay below it in
 # contexts of up to 32768 tokens.
 _MOST_BYTES = 128 << 20
 _PLAIN_TYPES = (None, "f32", "f16", "bf16")  # types of values that need no fused kernel
@@ -55,10 +55,10 @@ class MemoryRoom:
     """Devices of RPC servers first, then this machine's GPUs."""
 
     repacked: Mapping[str, float]
-    """The tensor types that the processor repacks."""
+    """The tensor types that the processor repacks, with the factor by which each grows."""
 
     uneven: Collection[str] = ()
-    """Those of them whose kernels make rows differ, see `tensor_types`."""
+    """The repacked types whose kernels make rows differ, see `tensor_types`."""
 
     def shortages(self, memory: PairMemory) -> list[Shortage]:
         """The devices with less memory than is needed there; none if all fits."""
@@ -82,7 +82,9 @@ def free_memory(rpc: Sequence[str] = ()) -> MemoryRoom:
     from localspec.llama.library import devices, system_info  # loads libllama
     from localspec.llama.rpc_backend import usable_servers
 
-    remote = [device for server in usable_servers(rpc) for device in server.devices]
+    remote: list[Device] = []
+    for server in usable_servers(rpc):
+        remote += server.devices
     return MemoryRoom(
         main_bytes=memory_here().available_bytes,
         gpus=(*remote, *usable_gpus(devices())),
@@ -95,7 +97,7 @@ class Shortage(NamedTuple):
     """A device with too little free memory."""
 
     gpu: str
-    """Its name, or "" for main memory."""
+    """The device's name, or "" for main memory."""
 
     needed_bytes: int
     free_bytes: int
@@ -109,7 +111,7 @@ class Planned(NamedTuple):
     role: Role = "target"
 
     adapters: tuple[Header, ...] = ()
-    """Those of the model."""
+    """The model's LoRA adapters."""
 
     def changed(self, **changes: Any) -> Planned:
         """The model with other options."""
@@ -128,12 +130,15 @@ class PairMemory:
     @property
     def needed_bytes(self) -> int:
         """Memory that must be free, on all devices together."""
-        return _PROCESS_BYTES + sum(SMALL_BYTES + m.needed_bytes for m in self.models)
+        of_models = sum(model.needed_bytes for model in self.models)
+        return _PROCESS_BYTES + SMALL_BYTES * len(self.models) + of_models
 
     @property
     def gpu_bytes(self) -> tuple[int, ...]:
         """Memory that must be free on each GPU."""
-        return tuple(map(sum, zip(*(model.gpu_bytes for model in self.models), strict=True)))
+        by_model = [model.gpu_bytes for model in self.models]
+        by_gpu = zip(*by_model, strict=True)
+        return tuple(map(sum, by_gpu))
 
     @property
     def main_bytes(self) -> int:
@@ -143,61 +148,87 @@ class PairMemory:
     @property
     def gpu_layers_in_words(self) -> str:
         """How many layers of each model are on GPUs."""
-        return ", ".join(
-            f"{sum(model.gpu_layers)} of {model.num_layers} of the {role}"
-            for role, model in zip(self.roles, self.models, strict=True)
-            if role != "mmproj"
-        )
+        phrases = []
+        for role, model in zip(self.roles, self.models, strict=True):
+            if role != "mmproj":
+                count = sum(model.gpu_layers)
+                phrases.append(f"{count} of {model.num_layers} of the {role}")
+        return ", ".join(phrases)
 
     @property
     def peak_bytes(self) -> int:
         """The largest size of the process, without the interpreter."""
-        return _PROCESS_BYTES + sum(SMALL_BYTES + m.peak_bytes for m in self.models)
+        of_models = sum(model.peak_bytes for model in self.models)
+        return _PROCESS_BYTES + SMALL_BYTES * len(self.models) + of_models
 
 
 def pair_memory(models: Sequence[Planned], context_length: int, free: MemoryRoom) -> PairMemory:
     """The memory that the models take, opened in this order: the target first."""
     estimates: list[MemoryEstimate] = []
     free_bytes = [gpu.free_bytes for gpu in free.gpus]
-    for header, options, role, adapters in models:
-        if role == "mmproj":
-            estimates.append(_of_projector(header, models[0].options, free, free_bytes))
+    for model in models:
+        if model.role == "mmproj":
+            target = models[0].options
+            estimates.append(_of_projector(model.header, target, free, free_bytes))
             continue
-        context = context_length
-        if role == "draft":
-            context = min(context_length, ModelShape(header).context_length)
-        is_target = role == "target"
-        options = replace(
-            options,
-            context_length=context,
-            max_outputs=MAX_DRAFT_TOKENS + 1 if is_target else REPLAY_TOKENS,
-            num_snapshots=options.num_snapshots if is_target else 0,
-        )
-        on_gpu = bool(chosen_gpus(free.gpus, options))
-        options, repacked = suited_options(options, header, free, uses_gpu=on_gpu)
-        placement = place_layers(header, options, free.gpus, free_bytes)
-        estimates.append(estimate_memory(header, options, repacked, placement, adapters))
-        free_bytes = [
-            max(0, left - taken)
-            for left, taken in zip(free_bytes, estimates[-1].gpu_bytes, strict=True)
-        ]
+        estimate = _of_model(model, context_length, free, free_bytes)
+        estimates.append(estimate)
+        for index, taken in enumerate(estimate.gpu_bytes):
+            free_bytes[index] = max(0, free_bytes[index] - taken)
     return PairMemory(context_length, tuple(estimates), tuple(model.role for model in models))
+
+
+def _of_model(
+    model: Planned, context_length: int, free: MemoryRoom, free_bytes: Sequence[int]
+) -> MemoryEstimate:
+    """The memory of a target, a draft or a head.
+
+    Args:
+        model: The model.
+        context_length: The target's, in tokens.
+        free: The memory before any model is loaded.
+        free_bytes: The free bytes of each GPU, once the models before this one are loaded.
+    """
+    header = model.header
+    changes = {
+        "context_length": context_length,
+        "max_outputs": MAX_DRAFT_TOKENS + 1,
+        "num_snapshots": model.options.num_snapshots,
+    }
+    if model.role != "target":
+        changes["max_outputs"] = REPLAY_TOKENS
+        changes["num_snapshots"] = 0
+    if model.role == "draft":
+        changes["context_length"] = min(context_length, ModelShape(header).context_length)
+    options = model.changed(**changes).options
+    on_gpu = bool(chosen_gpus(free.gpus, options))
+    options, repacked = suited_options(options, header, free, uses_gpu=on_gpu)
+    placement = place_layers(header, options, free.gpus, free_bytes)
+    return estimate_memory(header, options, repacked, placement, model.adapters)
 
 
 def _of_projector(
     header: Header, target: LlamaOptions, free: MemoryRoom, free_bytes: Sequence[int]
 ) -> MemoryEstimate:
-    """The memory of a projector. free_bytes: of each GPU, once the models are loaded.
+    """The memory of a projector.
 
     libmtmd takes the first GPU of this machine, if the target may use any and it fits there.
+
+    Args:
+        header: The projector's header.
+        target: The options of its target.
+        free: The memory before any model is loaded.
+        free_bytes: The free bytes of each GPU, once the models are loaded.
     """
+    num_gpus = len(free.gpus)
     here = [index for index, gpu in enumerate(free.gpus) if not gpu.server]
     if target.num_gpu_layers != 0 and here:
-        on_gpu = projector_memory(header, len(free.gpus), here[0])
-        is_known = free.gpus[here[0]].total_bytes > 0
-        if not is_known or free_bytes[here[0]] > sum(on_gpu.gpu_bytes):
+        first = here[0]
+        on_gpu = projector_memory(header, num_gpus, first)
+        is_known = free.gpus[first].total_bytes > 0
+        if not is_known or free_bytes[first] > sum(on_gpu.gpu_bytes):
             return on_gpu
-    return projector_memory(header, len(free.gpus))
+    return projector_memory(header, num_gpus)
 
 
 def suited_options(
@@ -205,12 +236,19 @@ def suited_options(
 ) -> tuple[LlamaOptions, Mapping[str, float]]:
     """The options, with open choices made to suit the file; the types that are repacked.
 
+    No types are repacked where a GPU computes.
+
     Args:
-        options: The options, with a context length. No types are repacked where a GPU computes.
+        options: The options, with a context length.
+        header: The header of the model's file.
+        free: This machine's memory, and the types that its processor repacks.
+        uses_gpu: Whether a GPU computes.
     """
     length = options.context_length or 0
     options = with_exact_settings(options, header, free.uneven, uses_gpu=uses_gpu)
-    repacked = {} if uses_gpu or options.repack is False else free.repacked
+    repacked = free.repacked
+    if uses_gpu or options.repack is False:
+        repacked = {}
     options = with_suited_attention(options, header, length, uses_gpu=uses_gpu)
     return with_suited_mapping(options, header, repacked), repacked
 
@@ -226,12 +264,9 @@ def with_suited_attention(
     is_open = options.flash_attention == "auto" and options.cache_type_v in _PLAIN_TYPES
     if not is_open or uses_gpu or shape.architecture.has_state or shape.is_latent:
         return options
-    settings: tuple[FlashAttention, ...] = ("auto", "off")
-    with_flash, without = (
-        compute_bytes(header, context_length, options.max_outputs, each) for each in settings
-    )
-    is_small = without - with_flash <= _MOST_BYTES
-    if is_small:
+    with_flash = compute_bytes(header, context_length, options.max_outputs, "auto")
+    without = compute_bytes(header, context_length, options.max_outputs, "off")
+    if without - with_flash <= _MOST_BYTES:
         return replace(options, flash_attention="off")
     return options
 
@@ -253,17 +288,23 @@ def with_exact_settings(
     if not options.exact:
         return options
     if options.flash_attention == "auto":
-        is_off = uses_gpu and options.cache_type_v in _PLAIN_TYPES
-        options = replace(options, flash_attention="off" if is_off else "on")
+        attention: FlashAttention = "on"
+        if uses_gpu and options.cache_type_v in _PLAIN_TYPES:
+            attention = "off"
+        options = replace(options, flash_attention=attention)
     if uses_gpu:
         return options
-    key = options.cache_type_k or ("f16" if options.cache_type_v not in (None, "f16") else None)
-    if key is None:
+    key = options.cache_type_k
+    value = options.cache_type_v
+    if key is None and value in (None, "f16"):
         options = replace(options, cache_type_k="bf16", cache_type_v="f16")
-    elif options.cache_type_v is None:
-        options = replace(options, cache_type_v="bf16" if key == "f16" else "f16")
-    has_uneven = any(type_name(tensor.kind) in uneven for tensor in header.tensors)
-    return replace(options, repack=False if has_uneven else options.repack)
+    elif value is None and key == "f16":
+        options = replace(options, cache_type_v="bf16")
+    elif value is None:
+        options = replace(options, cache_type_v="f16")
+    if any(type_name(tensor.kind) in uneven for tensor in header.tensors):
+        options = replace(options, repack=False)
+    return options
 
 
 def with_suited_mapping(

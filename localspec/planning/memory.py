@@ -2,7 +2,7 @@
 
 The sums follow libllama's allocations: the weights, the caches, and the largest buffer of its
 graph, which is for a feed-forward layer of a whole batch, or without flash attention for the
-scores of all heads. tests/planning/test_memory.py compares them with the size of a process.
+scores of all heads. tests/planning/test_memory.py compares the sums with a process's size.
 """
 
 from __future__ import annotations
@@ -29,20 +29,15 @@ from localspec.llama.placement import MAIN_MEMORY, Placement
 from localspec.pictures.picture import KEPT_PICTURE_BYTES, KEPT_ROW_BYTES
 from localspec.speculative.policy_api import REPLAY_TOKENS
 
-DEFAULT_KEPT_BYTES = 2**30  # at most, for the caches of waiting conversations
+DEFAULT_KEPT_BYTES = 2**30  # limit for the caches of waiting conversations
 
 _FLOAT = 4
 _HALF = 2  # bytes
 SMALL_BYTES = 2 << 20  # a model's buffers that are too small to be listed: measured
 _ACTIVATION = "q8_0"  # the type of ggml's copies of activations for products
-# Numbers of a projector's header: side of its pictures and of a patch, and its layers.
-_OF_PICTURES = (
-    *("image_size", "patch_size", "embedding_length", "feed_forward_length"),
-    "attention.head_count",
-)
-# buffers of a layer's width; columns of scores at once
-_STREAMS = 8
-_MOST_SCORES = 4096
+# Of a projector that encodes a picture:
+_STREAMS = 8  # buffers of a layer's width
+_MOST_SCORES = 4096  # columns of scores at once
 _BYTES_PER_TOKEN = 310  # of libllama's vocabulary, its merges and texts: measured
 
 
@@ -57,7 +52,7 @@ class MemoryEstimate:
     """All weights, repacked for the processor."""
 
     adapter_bytes: int = 0
-    """The part that is LoRA adapters'."""
+    """The part of weights_bytes that LoRA adapters take."""
 
     repacked_bytes: int = 0
     """The repacked weights' pages of a mapped file, which are in memory a second time."""
@@ -66,15 +61,17 @@ class MemoryEstimate:
     """Keys, values and recurrent states."""
 
     num_snapshots: int = 0
+    """The number of tokens whose recurrent states are kept."""
+
     snapshot_bytes: int = 0
-    """The part for the states of num_snapshots tokens."""
+    """The part of cache_bytes for these states."""
 
     compute_bytes: int
     """Intermediate results and logits."""
 
     vocabulary_bytes: int = 0
     gpu_bytes: tuple[int, ...]
-    """The part of all that on each GPU."""
+    """The part of needed_bytes on each GPU."""
 
     num_layers: int = 0
     """The model's layers; the output counts as one."""
@@ -86,7 +83,7 @@ class MemoryEstimate:
     """The number of first layers whose experts are in main memory."""
 
     picture_bytes: int = 0
-    """The most that is kept of pictures."""
+    """The limit for pictures that are kept."""
 
     @property
     def needed_bytes(self) -> int:
@@ -122,9 +119,13 @@ def estimate_memory(
     A GPU's library takes more memory, which is not included.
 
     Args:
+        header: The header of the model's file.
+        options: The options, with a context length.
         repacked: The types that are repacked, and how much they grow, see `tensor_types`; none
             where a GPU computes.
-        adapters: Those of the model; each matrix is where the weight is that it changes.
+        placement: Where each layer is.
+        adapters: The model's LoRA adapters. Each of their matrices is in the same memory as the
+            weight that it changes.
     """
     facts = head_facts(header)
     if facts is not None and facts.graph is HeadGraph.OUTPUT:
@@ -141,14 +142,12 @@ def estimate_memory(
     model_context, head_context = _contexts(header, options)
     with_head = head_context is not None
     weights = placement.weights_bytes(header, with_head=with_head)
-    weights[MAIN_MEMORY] += sum(  # repacked weights may be larger
-        int(tensor.size_bytes * (repacked.get(type_name(tensor.kind), 1.0) - 1))
-        for tensor in _products(header)
-    )
-    of_adapters = _sums(
-        placement.zeros(),
-        *(placement.weights_bytes(each, with_head=True) for each in adapters),
-    )
+    for tensor in _products(header):  # repacked weights may be larger
+        growth = repacked.get(type_name(tensor.kind), 1.0) - 1
+        weights[MAIN_MEMORY] += int(tensor.size_bytes * growth)
+    of_adapters = placement.zeros()
+    for adapter in adapters:
+        of_adapters = _sums(of_adapters, placement.weights_bytes(adapter, with_head=True))
     weights = _sums(weights, of_adapters)
     caches = placement.zeros()
     for layer, size in enumerate(_layer_cache_bytes(header, options)):
@@ -162,11 +161,14 @@ def estimate_memory(
     num_snapshots = (options.num_snapshots or 0) * ModelShape(header).has_snapshots
     one_state = cache_bytes(header, replace(options, num_snapshots=0))
     places = _sums(weights, caches, compute)
+    twice_bytes = 0
+    if options.use_mmap is not False:
+        twice_bytes = repacked_bytes(header, repacked)
     return MemoryEstimate(
         with_head=with_head,
         weights_bytes=sum(weights),
         adapter_bytes=sum(of_adapters),
-        repacked_bytes=0 if options.use_mmap is False else repacked_bytes(header, repacked),
+        repacked_bytes=twice_bytes,
         cache_bytes=sum(caches),
         num_snapshots=num_snapshots,
         snapshot_bytes=sum(caches) - one_state,
@@ -186,17 +188,23 @@ def projector_memory(header: Header, num_gpus: int, place: int = MAIN_MEMORY) ->
     scores of attention and its buffers.
 
     Args:
-        place: The number of its GPU, or main memory.
+        header: The projector's header.
+        num_gpus: The number of GPUs.
+        place: The number of the projector's GPU, or main memory.
     """
-    stated = {key: header.number(f"clip.vision.{key}") for key in _OF_PICTURES}
-    size, patch, width, hidden, heads = stated.values()
+    size = header.number("clip.vision.image_size")
+    patch = header.number("clip.vision.patch_size")
+    width = header.number("clip.vision.embedding_length")
+    hidden = header.number("clip.vision.feed_forward_length")
+    heads = header.number("clip.vision.attention.head_count")
     patches = (size // max(patch, 1)) ** 2
-    compute = patches * (_STREAMS * width + 2 * hidden + min(patches, _MOST_SCORES) * heads)
+    scores = min(patches, _MOST_SCORES) * heads
+    encoding_bytes = patches * (_STREAMS * width + 2 * hidden + scores) * _FLOAT
     places = [0] * (num_gpus + 1)
-    places[place] = header.weights_bytes + compute * _FLOAT
+    places[place] = header.weights_bytes + encoding_bytes
     return MemoryEstimate(
         weights_bytes=header.weights_bytes,
-        compute_bytes=compute * _FLOAT,
+        compute_bytes=encoding_bytes,
         gpu_bytes=tuple(places[:MAIN_MEMORY]),
         gpu_layers=(0,) * num_gpus,
         picture_bytes=KEPT_PICTURE_BYTES + KEPT_ROW_BYTES,
@@ -204,7 +212,7 @@ def projector_memory(header: Header, num_gpus: int, place: int = MAIN_MEMORY) ->
 
 
 def _rows_bytes(header: Header, facts: HeadFacts, num_sequences: int) -> int:
-    """Bytes of the rows that a head reads: a decode's, and those of each text's last tokens."""
+    """Bytes of the rows that a head reads: one decode's, and each text's last tokens'."""
     shape = ModelShape(header)
     width = shape.row_width
     if facts.layers_read:
@@ -223,11 +231,15 @@ def _contexts(
     facts = head_facts(header)
     if facts is None or not (facts.layers_read or facts.is_apart or options.with_head):
         return options, None
-    max_outputs = options.max_outputs if facts.is_apart else REPLAY_TOKENS
+    max_outputs = REPLAY_TOKENS
     if facts.layers_read:
         max_outputs = ROWS_BATCH_SIZE
+    elif facts.is_apart:
+        max_outputs = options.max_outputs
     head = replace(options, max_outputs=max_outputs, num_sequences=1)
-    return None if facts.layers_read or facts.is_apart else options, head
+    if facts.layers_read or facts.is_apart:
+        return None, head
+    return options, head
 
 
 def _sums(*places: list[int]) -> list[int]:
@@ -254,15 +266,17 @@ def _compute_by_place(header: Header, options: LlamaOptions, placement: Placemen
     sizes[MAIN_MEMORY] = placement.num_input_copies * inputs
     if placement.computes_on(MAIN_MEMORY):
         sizes[MAIN_MEMORY] = compute_bytes(header, context_length, max_outputs, attention)
-    sizes[MAIN_MEMORY] += logits  # which are copied out of the graph
+    sizes[MAIN_MEMORY] += logits  # they are copied out of the graph
     return sizes
 
 
 def repacked_bytes(header: Header, repacked: Mapping[str, float]) -> int:
     """The size of the weights in the file that ggml's CPU backend repacks."""
-    return sum(
-        tensor.size_bytes for tensor in _products(header) if type_name(tensor.kind) in repacked
-    )
+    size_bytes = 0
+    for tensor in _products(header):
+        if type_name(tensor.kind) in repacked:
+            size_bytes += tensor.size_bytes
+    return size_bytes
 
 
 def cache_bytes(header: Header, options: LlamaOptions) -> int:
@@ -283,16 +297,23 @@ def _layer_cache_bytes(header: Header, options: LlamaOptions) -> list[int]:
     cells = num_cells(options.context_length or 0) * options.num_sequences
     num_states = 1 + (options.num_snapshots or 0) * shape.has_snapshots
     num_states *= options.num_sequences
-    state = shape.state_width() * _FLOAT * num_states
+    state_bytes = shape.state_width() * _FLOAT * num_states
     model_context, head_context = _contexts(header, options)
-    heads = shape.kv_heads()
-    heads += [0] * (shape.num_layers - len(heads))  # layers that share another's cache
-    sizes = [int(each * width * cells) if each > 0 else state for each in heads]
-    if model_context is None:
-        sizes = [0] * len(sizes)
+    heads_by_layer = shape.kv_heads()
+    # Layers that share another's cache.
+    heads_by_layer += [0] * (shape.num_layers - len(heads_by_layer))
+    sizes = []
+    for num_heads in heads_by_layer:
+        if model_context is None:
+            sizes.append(0)
+        elif num_heads > 0:
+            sizes.append(int(num_heads * width * cells))
+        else:
+            sizes.append(state_bytes)
     facts = head_facts(header)
     if head_context is not None and facts is not None and facts.graph is not HeadGraph.SHARED:
-        sizes += [int(each * width * cells) for each in shape.head_kv_heads()]
+        for num_heads in shape.head_kv_heads():
+            sizes.append(int(num_heads * width * cells))
     return sizes
 
 
@@ -321,9 +342,9 @@ def graph_bytes(
     shape = ModelShape(header)
     batch = graph_batch_size(flash_attention, context_length)
     cells = num_cells(context_length)
-    # At once: gate, up and their product; the tokens' embeddings, which llama.cpp keeps from
-    # October 2026 on; the layer's input, norm, residual and result. In a model of fewer layers
-    # they are fewer: its last one has max_outputs rows only.
+    # In memory at once: gate, up and their product; the tokens' embeddings, which llama.cpp
+    # keeps since October 2026; the layer's input, norm, residual and result. A model of one or
+    # two layers has fewer of them, since its last layer has max_outputs rows only.
     streams = min(5, 2 * shape.num_layers - 1) * shape.width
     feed_forward = 3 * shape.hidden + shape.num_experts_used * shape.width + streams
     queries = shape.num_heads * shape.key_width
@@ -333,16 +354,23 @@ def graph_bytes(
         scores = shape.num_heads * cells
         attention = scores + 2 * (queries + keys) + 4 * shape.width
     logits = max_outputs * len(header.tokens)
-    return max(max(feed_forward, attention) * batch, logits) * _FLOAT + _mask_bytes(
-        shape, context_length, flash_attention
-    )
+    num_values = max(feed_forward * batch, attention * batch, logits)
+    return num_values * _FLOAT + _mask_bytes(shape, context_length, flash_attention)
 
 
 def _mask_bytes(shape: ModelShape, context_length: int, attention: FlashAttention) -> int:
+    """The masks of attention: one, and another one for a sliding window."""
+    if shape.architecture.is_recurrent:
+        return 0
+    num_masks = 1
+    if shape.sliding_window > 0:
+        num_masks = 2
+    value_bytes = _HALF
+    if attention == "off":
+        value_bytes = _FLOAT
     batch = graph_batch_size(attention, context_length)
     cells = num_cells(context_length)
-    masks = 0 if shape.architecture.is_recurrent else 1 + (shape.sliding_window > 0)
-    return masks * batch * cells * (_FLOAT if attention == "off" else _HALF)
+    return num_masks * batch * cells * value_bytes
 
 
 def _products(header: Header) -> list[Tensor]:
@@ -350,16 +378,15 @@ def _products(header: Header) -> list[Tensor]:
 
     If the embeddings are the output layer, too, libllama makes a second tensor of them.
     """
-    names = {tensor.name for tensor in header.tensors}
-    shared_head = "output.weight" not in names
-    return [
-        tensor
-        for tensor in header.tensors
-        if tensor.name.endswith(".weight")
-        and len(tensor.shape) > 1
-        and tensor.shape[1] % 8 == 0
-        and (shared_head or tensor.name != "token_embd.weight")
-    ]
+    has_output = any(tensor.name == "output.weight" for tensor in header.tensors)
+    found = []
+    for tensor in header.tensors:
+        if has_output and tensor.name == "token_embd.weight":
+            continue
+        is_weight = tensor.name.endswith(".weight")
+        if is_weight and len(tensor.shape) > 1 and tensor.shape[1] % 8 == 0:
+            found.append(tensor)
+    return found
 
 
 def embedder_bytes(header: Header, context_length: int) -> int:
@@ -368,12 +395,14 @@ def embedder_bytes(header: Header, context_length: int) -> int:
     batch = embedding_batch_size(header, context_length)
     streams = 4 * shape.width
     queries = 2 * shape.num_heads * shape.key_width
-    logits = caches = 0
+    logits = 0
+    caches = 0
     if "bert" not in header.architecture:  # BERT has neither logits nor a cache
         logits = len(header.tokens)
         caches = cache_bytes(header, LlamaOptions(context_length=context_length))
-    # The logits, which libllama computes, and hands out once more; and the attention's mask.
+    # The logits count twice: libllama computes them, and hands out a copy.
     rows = max(3 * shape.hidden + streams, queries + streams, logits) + logits
-    compute = batch * (rows + context_length) * _FLOAT
+    mask = context_length
+    compute = batch * (rows + mask) * _FLOAT
     vocabulary = len(header.tokens) * _BYTES_PER_TOKEN
     return header.weights_bytes + caches + compute + vocabulary + SMALL_BYTES

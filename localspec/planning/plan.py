@@ -1,10 +1,10 @@
 """Plans the layers on GPUs, and the texts side by side, and says whether the models fit.
 
-A draft goes onto GPUs first and whole, if it can: it runs several times a step. Then as many of
-the target's layers as there is memory left for, counted from the last one. RPC servers hold
+A draft goes onto GPUs first and whole, if it can: it runs several times a step. The remaining
+memory gets as many of the target's layers as fit, counted from the last one. RPC servers hold
 layers as GPUs do, of the models that name them. The experts of a mixture of experts go last: a
-token reads a few of them, but all the rest of a layer, so a GPU's memory is better used for the
-rest. Numbers that a user sets stay as they are.
+token reads only a few of them, but all the other weights of a layer, so a GPU's memory is
+better used for those. Numbers that a user sets do not change.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ class Plan:
         taken = self.memory.gpu_bytes
         last = self.models
         for share in _SHARES:
-            gpus = tuple(
-                replace(gpu, free_bytes=int(share * size), total_bytes=max(1, gpu.total_bytes))
-                for gpu, size in zip(self.free.gpus, taken, strict=True)
-            )
-            limited = replace(self.free, gpus=gpus)
+            gpus = []
+            for gpu, size in zip(self.free.gpus, taken, strict=True):
+                total = max(1, gpu.total_bytes)
+                gpus.append(replace(gpu, free_bytes=int(share * size), total_bytes=total))
+            limited = replace(self.free, gpus=tuple(gpus))
             models = _chosen(self.wanted, self.context_length, limited)
             smaller = replace(self, models=models)
             if models != last and not self.free.shortages(smaller.memory):
@@ -85,7 +85,9 @@ def plan_layers(models: Sequence[Planned], context_length: int, free: MemoryRoom
     """Choose what the options leave open, so that the models fit if they can.
 
     Args:
-        context_length: tokens.
+        models: The models as asked for, the target first.
+        context_length: Tokens.
+        free: The free memory.
     """
     target = models[0]
     for options in _left_open(target):
@@ -111,7 +113,8 @@ def _left_open(target: Planned) -> Iterator[LlamaOptions]:
         most = options.num_snapshots
         if most is None:
             most = DEFAULT_SNAPSHOTS
-        for count in (most, *(fewer for fewer in _FEWER_SNAPSHOTS if fewer < most)):
+        fewer = [count for count in _FEWER_SNAPSHOTS if count < most]
+        for count in (most, *fewer):
             if count or not with_head:  # a head needs snapshots
                 yield replace(chosen, num_snapshots=count)
 
@@ -120,10 +123,11 @@ def _with_layers(wanted: tuple[Planned, ...], context_length: int, free: MemoryR
     """Choose the layers that the options leave open, so that the models fit if they can."""
     # Without the margin, if main memory cannot take the other layers.
     for margin in (MARGIN_BYTES, 0):
-        gpus = tuple(
-            replace(gpu, free_bytes=max(0, gpu.free_bytes - margin)) for gpu in free.gpus
-        )
-        chosen = _chosen(wanted, context_length, replace(free, gpus=gpus))
+        gpus = []
+        for gpu in free.gpus:
+            gpus.append(replace(gpu, free_bytes=max(0, gpu.free_bytes - margin)))
+        limited = replace(free, gpus=tuple(gpus))
+        chosen = _chosen(wanted, context_length, limited)
         plan = Plan(wanted, chosen, context_length, free)
         if chosen == wanted or not free.shortages(plan.memory):
             break
@@ -136,15 +140,15 @@ def _chosen(
     """The models with the most layers that the GPUs have memory for."""
     if not free.gpus:
         return wanted
-    models = [
-        model.changed(num_gpu_layers=0) if model.options.num_gpu_layers is None else model
-        for model in wanted
-    ]
-    for index in reversed(range(len(wanted))):
-        of_text = wanted[index].role != "mmproj"
-        is_open = of_text and wanted[index].options.num_gpu_layers is None
-        if is_open and chosen_gpus(free.gpus, wanted[index].options):
-            models[index] = wanted[index]
+    models = []
+    for model in wanted:
+        if model.options.num_gpu_layers is None:
+            model = model.changed(num_gpu_layers=0)
+        models.append(model)
+    for index, model in reversed(list(enumerate(wanted))):
+        is_open = model.role != "mmproj" and model.options.num_gpu_layers is None
+        if is_open and chosen_gpus(free.gpus, model.options):
+            models[index] = model
             models[index] = _Search(models, index, context_length, free).best()
     return tuple(models)
 
@@ -155,14 +159,15 @@ class _Search:
     def __init__(
         self, models: Sequence[Planned], index: int, context_length: int, free: MemoryRoom
     ) -> None:
-        self._model = model = models[index]
+        model = models[index]
+        self._model = model
         self._index = index
         self._models = list(models)
         self._context_length = context_length
         self._free = free
         self._num_layers = ModelShape(model.header).num_blocks + 1
         self._gpus = chosen_gpus(free.gpus, model.options)
-        # Else the number of layers decides how many each GPU gets.
+        # Whether to choose the layers of each GPU. Otherwise their total number decides that.
         self._is_split_here = len(self._gpus) > 1 and not any(model.options.tensor_split)
 
     def best(self) -> Planned:
@@ -170,11 +175,12 @@ class _Search:
         fixed = self._model.options.num_cpu_moe_layers
         options = self._most(fixed or 0)
         if fixed is None and has_experts(self._model.header) and not self._is_whole(options):
-            blocks = self._num_layers - 1
-            most_with_experts = largest(
-                blocks - 1, lambda count: self._is_whole(self._most(blocks - count))
-            )
-            options = self._most(blocks - most_with_experts)
+            num_blocks = self._num_layers - 1
+
+            def fits_with_experts(count: int) -> bool:
+                return self._is_whole(self._most(num_blocks - count))
+
+            options = self._most(num_blocks - largest(num_blocks - 1, fits_with_experts))
             if options.num_gpu_layers == 0:  # all layers are in main memory anyway
                 options = replace(options, num_cpu_moe_layers=None)
         return self._model._replace(options=options)
@@ -183,7 +189,11 @@ class _Search:
         return options.num_gpu_layers == self._num_layers
 
     def _most(self, num_cpu_moe_layers: int) -> LlamaOptions:
-        """The most layers, with the experts of that many layers in main memory."""
+        """The options with the most layers on GPUs.
+
+        Args:
+            num_cpu_moe_layers: The number of layers whose experts are in main memory.
+        """
         base = self._model.options
         if num_cpu_moe_layers:
             base = replace(base, num_cpu_moe_layers=num_cpu_moe_layers)
@@ -198,27 +208,33 @@ class _Search:
         counts = [0] * len(self._gpus)
         for index in reversed(range(len(counts))):  # the last layers are the last GPU's
 
-            def with_count(count: int, index: int = index) -> LlamaOptions:
-                return self._split(base, [*counts[:index], count, *counts[index + 1 :]])
+            def fits(count: int, index: int = index) -> bool:
+                tried = list(counts)
+                tried[index] = count
+                return self._fits(self._split(base, tried))
 
-            counts[index] = largest(
-                self._num_layers - sum(counts), lambda n: self._fits(with_count(n))
-            )
+            counts[index] = largest(self._num_layers - sum(counts), fits)
         return self._split(base, counts)
 
     def _by_free_memory(self, options: LlamaOptions) -> list[int]:
         """Layers of each GPU if libllama divides all layers by free memory."""
-        others = [model for at, model in enumerate(self._models) if at != self._index]
         gpus = self._free.gpus
-        taken = (0,) * len(self._free.gpus)
+        free_bytes = [gpu.free_bytes for gpu in gpus]
+        others = list(self._models)
+        del others[self._index]
         if others:
-            taken = pair_memory(others, self._context_length, self._free).gpu_bytes
-        left = [max(0, gpu.free_bytes - size) for gpu, size in zip(gpus, taken, strict=True)]
-        placement = place_layers(self._model.header, options, gpus, left)
-        return [placement.gpu_layers()[gpu] for gpu in self._gpus]
+            memory = pair_memory(others, self._context_length, self._free)
+            for gpu, taken in enumerate(memory.gpu_bytes):
+                free_bytes[gpu] = max(0, free_bytes[gpu] - taken)
+        placement = place_layers(self._model.header, options, gpus, free_bytes)
+        layers = placement.gpu_layers()
+        return [layers[gpu] for gpu in self._gpus]
 
     def _split(self, options: LlamaOptions, counts: Sequence[int]) -> LlamaOptions:
-        shares = tuple(map(float, counts)) if any(counts) else ()
+        """The options with this number of layers on each GPU."""
+        shares: tuple[float, ...] = ()
+        if any(counts):
+            shares = tuple(map(float, counts))
         return replace(options, num_gpu_layers=sum(counts), tensor_split=shares)
 
     def _fits(self, options: LlamaOptions) -> bool:
@@ -232,6 +248,7 @@ def largest(limit: int, fits: Callable[[int], bool]) -> int:
     """The largest number up to the limit that fits, by bisection. 0 counts as fitting."""
     if fits(limit):
         return limit
+    # The index of the first number that does not fit, which is the number before it.
     return bisect_left(range(1, limit), 1, key=lambda number: not fits(number))
 
 
@@ -252,14 +269,13 @@ class AtOnce:
 
     num: int
     num_asked: int
-    """How many were wanted."""
+    """The number that the user asked for."""
 
     num_bytes: int
-    """The part of the memory that every answer but the first takes."""
+    """The memory that every answer but the first takes."""
 
     kept_bytes: int
-    """Memory that an engine takes in addition, at most, for the caches of waiting
-    conversations."""
+    """The limit of the additional memory for the caches of waiting conversations."""
 
 
 def plan_side_by_side(
@@ -269,10 +285,10 @@ def plan_side_by_side(
     parallel: int,
     kept_bytes: int,
 ) -> Plan:
-    """The plan for up to `parallel` texts side by side; for one with RPC servers.
+    """The plan for up to `parallel` texts side by side; for one text with RPC servers.
 
-    They take half of kept_bytes at most, so that a copy of any text fits into the rest, and
-    cost no layer on a GPU and no snapshot.
+    All texts but the first take at most half of kept_bytes, so that a copy of any text fits
+    into the other half. They cost no layer on a GPU and no snapshot.
     """
     alone = plan_layers(wanted, context_length, free)
     if any(model.options.rpc for model in wanted):
@@ -281,7 +297,8 @@ def plan_side_by_side(
         planned = [model.changed(num_sequences=count) for model in wanted]
         plan = plan_layers(planned, context_length, free)
         # Nothing but the sequences may differ from the plan for one text.
-        is_like = [model.changed(num_sequences=1) for model in plan.models] == [*alone.models]
+        models = [model.changed(num_sequences=1) for model in plan.models]
+        is_like = models == list(alone.models)
         reserved = plan.memory.needed_bytes - alone.memory.needed_bytes
         is_small = reserved <= kept_bytes // 2
         if is_small and is_like and not free.shortages(plan.memory):
@@ -305,36 +322,43 @@ def plan_here(models: Sequence[Planned], parallel: int = 1, kept_bytes: int = 0)
     """
     target = models[0]
     context_length = target_context_length(target.header, target.options.context_length)
-    rpc = dict.fromkeys(address for model in models for address in model.options.rpc)
+    rpc: dict[str, None] = {}  # a set that keeps the order
+    for model in models:
+        rpc |= dict.fromkeys(model.options.rpc)
     free = free_memory(tuple(rpc))
     return plan_side_by_side(models, context_length, free, parallel, kept_bytes)
 
 
 def check_fit(plan: Plan) -> None:
-    """Raise MemoryLimitError for models that do not fit, with hints at what would."""
-    if shortages := plan.free.shortages(plan.memory):
+    """Raise MemoryLimitError for models that do not fit, with a hint at what would fit."""
+    needs = []
+    for gpu, needed_bytes, free_bytes in plan.free.shortages(plan.memory):
+        place = "of main memory"
+        if gpu:
+            place = f"on {gpu}"
+        needs.append(f"{needed_bytes / 1e9:.1f} GB {place} ({free_bytes / 1e9:.1f} GB free)")
+    if needs:
         names = " and ".join(model.header.path.name for model in plan.wanted)
-        lacking = ", ".join(
-            f"{needed / 1e9:.1f} GB {f'on {gpu}' if gpu else 'of main memory'} "
-            f"({free / 1e9:.1f} GB free)"
-            for gpu, needed, free in shortages
-        )
         raise MemoryLimitError(
-            f"{names} need {lacking} at a context of {plan.context_length} tokens",
+            f"{names} need {', '.join(needs)} at a context of {plan.context_length} tokens",
             _way_out(plan.wanted, plan.context_length, plan.free),
         )
 
 
 def _way_out(models: Sequence[Planned], context_length: int, free: MemoryRoom) -> str:
+    """The hint for models that do not fit: fewer layers, a shorter context, another preset."""
     ways = []
-    on_gpus = bool(free.gpus) and models[0].options.num_gpu_layers != 0
-    if on_gpus and (layers := most_gpu_layers(models, context_length, free)) is not None:
-        ways.append(f"with {layers} layers on GPUs (num_gpu_layers=…)")
-    if context := largest_context(models, free):
+    if free.gpus and models[0].options.num_gpu_layers != 0:
+        layers = most_gpu_layers(models, context_length, free)
+        if layers is not None:
+            ways.append(f"with {layers} layers on GPUs (num_gpu_layers=…)")
+    context = largest_context(models, free)
+    if context:
         ways.append(f"at a context of up to {context} tokens (context_length=…)")
     if ways:
         return f"It fits {', or '.join(ways)}; force=True loads it anyway."
-    if smaller := fitting_preset(free):
+    smaller = fitting_preset(free)
+    if smaller:
         return f"The preset {smaller.name} fits; force=True loads this one anyway."
     return "Close other programs, or use the demo preset; force=True loads it anyway."
 
@@ -355,46 +379,58 @@ def most_gpu_layers(
 ) -> int | None:
     """The most layers of the target on GPUs that fit, up to the number in its options.
 
-    None if no number fits, or the options leave it open. A draft with the same number gets
-    this one, too, as in `load`.
+    None if no number fits, or the options leave it open. A draft whose options have the same
+    number gets the new number, too, as in `load`.
     """
     wanted = models[0].options.num_gpu_layers
     if wanted is None:
         return None
     num_layers = ModelShape(models[0].header).num_blocks + 1
     for count in range(min(wanted, num_layers), -1, -1):
-        changed = [
-            model.changed(num_gpu_layers=count)
-            if model.options.num_gpu_layers == wanted
-            else model
-            for model in models
-        ]
-        if not free.shortages(plan_layers(changed, context_length, free).memory):
+        changed = []
+        for model in models:
+            if model.options.num_gpu_layers == wanted:
+                model = model.changed(num_gpu_layers=count)
+            changed.append(model)
+        plan = plan_layers(changed, context_length, free)
+        if not free.shortages(plan.memory):
             return count
     return None
 
 
 def fitting_preset(free: MemoryRoom) -> Preset | None:
     """The largest preset of the newest year that fits, judged by the sizes of its files."""
-    fitting: dict[int, Preset] = {}
+    best: Preset | None = None
+    best_rank = ("", 0)  # year, then bytes
     for preset in load_presets().values():
-        models = [model for model in preset.models if isinstance(model, HubModel)]
-        is_known = models and all(model.size_bytes is not None for model in models)
-        size = sum(model.size_bytes or 0 for model in models)
-        if is_known and not preset.embeds and fits_by_size(size, free):
-            fitting[size] = preset
-    newest = max((preset.released[:4] for preset in fitting.values()), default="")
-    sizes = [size for size, preset in fitting.items() if preset.released[:4] == newest]
-    if sizes:
-        return fitting[max(sizes)]
-    return None
+        size = _hub_bytes(preset)
+        if not size or preset.embeds or not fits_by_size(size, free):
+            continue
+        year = preset.released[:4]
+        if (year, size) >= best_rank:
+            best = preset
+            best_rank = (year, size)
+    return best
+
+
+def _hub_bytes(preset: Preset) -> int | None:
+    """The bytes of a preset's files on the hub; None if the size of one is unknown."""
+    total = 0
+    for model in preset.models:
+        if not isinstance(model, HubModel):
+            continue
+        if model.size_bytes is None:
+            return None
+        total += model.size_bytes
+    return total
 
 
 def fits_by_size(size_bytes: int, free: MemoryRoom) -> bool:
     """Whether models are likely to fit into the GPUs or the main memory alone.
 
     Args:
-        size_bytes: The sizes of their files.
+        size_bytes: The size of their files together.
+        free: The free memory.
     """
     return fits_on_gpus(size_bytes, free) or size_bytes * _OVER_FILES <= free.main_bytes
 
@@ -403,7 +439,8 @@ def fits_on_gpus(size_bytes: int, free: MemoryRoom) -> bool:
     """Whether models are likely to fit into GPUs with memory of their own.
 
     Args:
-        size_bytes: The sizes of their files.
+        size_bytes: The size of their files together.
+        free: The free memory.
     """
     own = sum(gpu.free_bytes for gpu in free.gpus if not is_in_main_memory(gpu))
     return size_bytes * _OVER_FILES <= own

@@ -118,7 +118,6 @@ def search_folder(folder: Path) -> FolderContent:
     return FolderContent(proposals=proposals, known=known, skipped=skipped)
 
 
-
 def _names_by_content() -> dict[_Content, str]:
     """The names of the presets whose target is a file of the user's own."""
     names = {}
@@ -130,7 +129,7 @@ def _names_by_content() -> dict[_Content, str]:
 
 
 def _without_copies(header: Header, others: Iterable[Header]) -> Header:
-    """The header without its parts, and with the same tuple of tokens as an equal one of others.
+    """The header without its parts, and with the tokens of another header if they are equal.
 
     Models with the same tokenizer then share its tokens, which are large.
     """

@@ -170,9 +170,13 @@ def missing_files(wanted: Preset | PresetModel) -> list[HubFile]:
     Does not use the network.
     """
     if isinstance(wanted, Preset):
-        files = hub_files(wanted.needed)
-    else:
-        files = hub_files([wanted])
+        return _missing_of(wanted.needed)
+    return _missing_of([wanted])
+
+
+def _missing_of(models: Sequence[PresetModel]) -> list[HubFile]:
+    """The hub files of several models that are not on this machine."""
+    files = hub_files(models)
     if not files:
         return []
     cache = HubCache()
@@ -443,20 +447,23 @@ def read_model_header(
         size_bytes = sum(remote.size_bytes for remote in remotes)
         return FoundHeader(header=header, size_bytes=size_bytes, is_here=False)
     path = path_of(model)
-    if embeds:
-        header = check_model_file(path, embeds=True)
-    else:
-        header = role_header(path, role)
+    header = role_header(path, role, embeds=embeds)
     # header.size_bytes is the first part's only; the others are almost all weights.
     size_bytes = max(header.size_bytes, header.weights_bytes)
     return FoundHeader(header=header, size_bytes=size_bytes, is_here=True)
 
 
-def role_header(path: Path, role: Role) -> Header:
-    """The header of a model or a projector, checked. Raises ModelFileError."""
+def role_header(path: Path, role: Role, *, embeds: bool = False) -> Header:
+    """The header of a model or a projector, checked. Raises ModelFileError.
+
+    Args:
+        path: The file.
+        role: The model's role.
+        embeds: Whether an embedding model is allowed.
+    """
     if role == "mmproj":
         return checked_projector(path)
-    return check_model_file(path)
+    return check_model_file(path, embeds=embeds)
 
 
 def find_model(name: str | os.PathLike[str], role: Role) -> PresetModel:

@@ -182,10 +182,7 @@ def resolve_pair(
         OptionError: a draft or a head is given without a target, or two targets are given.
         LocalspecError: as `resolve_answering`.
     """
-    given: dict[Role, Any] = {}
-    for role, named_model in named.items():
-        if named_model is not None:
-            given[role] = named_model
+    given = {role: one for role, one in named.items() if one is not None}
     if given.get("mmproj") == NO_PROJECTOR:
         del given["mmproj"]
     helper = None
