@@ -27,18 +27,18 @@ USUAL_SCALE = 1.0
 
 ADAPTED = ", with adapters"  # in a model's identity
 
-# end the names of the two matrices of a weight
+# Endings of the names of the two matrices of a weight.
 _FIRST = ".lora_a"
 _SECOND = ".lora_b"
-_LEFT_OUT = "_norm.weight"  # ends the names of tensors that libllama passes over
+_LEFT_OUT = "_norm.weight"  # ending of the names of tensors that libllama passes over
 _EMBEDDINGS = "token_embd.weight"
 _OUTPUT = "output.weight"
 _ALPHA = "adapter.lora.alpha"
 _CALLS = "adapter.alora.invocation_tokens"
 # libllama ends the process where weights of this type in a feed-forward layer have an adapter.
 _UNSUITED = "NVFP4"
-# libllama's graph of an architecture with recurrent states has room for as many pairs, for each
-# tensor of the model: 32 nodes, of which 16 are the adapters' here, 6 for each pair.
+# libllama's graph of an architecture with recurrent states has room for 32 nodes for each
+# tensor of the model. Here adapters may use 16 of them; each pair of matrices needs 6.
 _NODES_PER_PAIR = 6
 _NODES_PER_TENSOR = 16
 _OTHER_MODEL = "Choose an adapter that was made for this very model."
@@ -50,18 +50,19 @@ class AdapterFile(NamedTuple):
     header: Header
 
     scale: float
-    """What its weights are multiplied with, where nobody says otherwise."""
+    """The factor of its weights, unless an answer's options state another one."""
 
     @property
     def path(self) -> Path:
-        """The file's."""
+        """The path of the file."""
         return self.header.path
 
     @property
     def title(self) -> str:
         """The file's name, and the scale if it is not the usual one."""
-        scale = "" if self.scale == USUAL_SCALE else f" ({self.scale:g})"
-        return f"{self.path.name}{scale}"
+        if self.scale == USUAL_SCALE:
+            return self.path.name
+        return f"{self.path.name} ({self.scale:g})"
 
 
 def checked_scale(scale: object) -> float:
@@ -74,14 +75,17 @@ def checked_scale(scale: object) -> float:
 
 
 def adapted(contents: Sequence[str], scales: Sequence[float]) -> str:
-    """The part of a model's identity that is its adapters'; nothing where all are left out.
+    """The part of a model's identity that its adapters add; empty if all are left out.
 
     Args:
-        contents: What their files hold, as `FileContent.digest` has it.
-        scales: Theirs; 0 leaves one out, and so does none.
+        contents: The digests of their files, as `FileContent.digest` has them.
+        scales: Their scales, in the same order. An adapter with the scale 0, or without one, is
+            left out.
     """
-    pairs = zip(contents, scales, strict=False)
-    used = [f"{content} times {scale!r}" for content, scale in pairs if scale != 0]
+    used = []
+    for content, scale in zip(contents, scales, strict=False):
+        if scale != 0:
+            used.append(f"{content} times {scale!r}")
     if used:
         return f"{ADAPTED} {', '.join(used)}"
     return ""
@@ -96,14 +100,14 @@ def is_adapted(identity: str, words: str) -> bool:
 
 def split_scale(text: str) -> tuple[str, float]:
     """File and scale of FILE or FILE=SCALE. Raises OptionError for a scale out of range."""
-    file, sign, number = text.rpartition("=")
+    file, _, number = text.rpartition("=")
     try:
         scale = float(number)
     except ValueError:
-        return text, USUAL_SCALE  # the name of the file has a "=" in it, or there is none
-    if sign and file:
-        return (file, checked_scale(scale))
-    return (text, USUAL_SCALE)
+        return text, USUAL_SCALE  # there is no "=", or it is a part of the file's name
+    if file:
+        return file, checked_scale(scale)
+    return text, USUAL_SCALE
 
 
 def read_adapter(path: str | os.PathLike[str]) -> Header:
@@ -127,7 +131,8 @@ def checked_adapter(header: Header) -> Header:
             f"{path} is of type {kind!r}, not an adapter",
             "Choose a LoRA adapter's file; llama.cpp's convert_lora_to_gguf.py makes one.",
         )
-    if (form := metadata.get("adapter.type")) != "lora":
+    form = metadata.get("adapter.type")
+    if form != "lora":
         raise ModelFileError(
             f"{path} is an adapter of type {form!r}, not 'lora'",
             "Choose a LoRA adapter; control vectors cannot be used.",
@@ -138,16 +143,15 @@ def checked_adapter(header: Header) -> Header:
             "prompt, which localspec cannot do",
             "Choose an adapter that always counts.",
         )
-    faults = list(_faults(header))
+    faults = _faults(header)
     if faults:
-        raise ModelFileError(
-            f"{path} is damaged: {'; '.join(faults[:3])}", "Download or convert it again."
-        )
+        named = "; ".join(faults[:3])
+        raise ModelFileError(f"{path} is damaged: {named}", "Download or convert it again.")
     return replace(header, parts=(header,))
 
 
 def _faults(header: Header) -> list[str]:
-    """What is wrong with an adapter's file, whatever model it is for."""
+    """The faults of an adapter's file that do not depend on its model, in words."""
     faults = []
     if header.kinds.get(_ALPHA, FLOAT32) != FLOAT32:
         faults.append(f"its {_ALPHA} is not a 32-bit float")
@@ -164,6 +168,7 @@ def _faults(header: Header) -> list[str]:
 
 
 def _faults_of_tensors(header: Header) -> list[str]:
+    """Duplicate names, and tensors that are no adapter's or incomplete, in words."""
     faults = []
     names = set()
     for tensor in header.tensors:
@@ -191,7 +196,9 @@ def _pairs(header: Header) -> dict[str, dict[str, Tensor]]:
     for tensor in header.tensors:
         for ending in (_FIRST, _SECOND):
             if tensor.name.endswith(ending):
-                pairs.setdefault(tensor.name.removesuffix(ending), {})[ending] = tensor
+                weight = tensor.name.removesuffix(ending)
+                pair = pairs.setdefault(weight, {})
+                pair[ending] = tensor
     return pairs
 
 
@@ -199,8 +206,8 @@ def check_adapters(adapters: Sequence[Header], target: Header) -> None:
     """Raise PairError if one of these adapters is not for this model.
 
     Args:
-        adapters: Of `read_adapter`.
-        target: Of `check_model_file`.
+        adapters: Headers from `read_adapter`.
+        target: The header from `check_model_file`.
     """
     for adapter in adapters:
         why_not = adapter_misfit(adapter, target)
@@ -245,21 +252,22 @@ def adapter_misfit(adapter: Header, target: Header) -> str:
 
 
 def _shape_misfit(name: str, weight: Tensor, pair: Mapping[str, Tensor]) -> str:
-    """Why the product of two matrices cannot be added to a weight, in words; or nothing."""
+    """Why the product of two matrices cannot be added to a weight, in words, or ""."""
     inner, outer, *experts = _padded(weight.shape)
     first_in, first_out, *first_experts = _padded(pair[_FIRST].shape)
     second_in, second_out, *second_experts = _padded(pair[_SECOND].shape)
-    if name == _EMBEDDINGS:  # whose first matrix has a row for each token
+    if name == _EMBEDDINGS:  # its first matrix has a row for each token
+        first_rank = first_in
         fits = (first_out, second_out) == (outer, inner)
     else:
+        first_rank = first_out
         fits = (first_in, second_out) == (inner, outer)
-    first_rank = first_in if name == _EMBEDDINGS else first_out
-    if not fits or first_rank != second_in or not first_experts == second_experts == experts:
-        shapes = " and ".join(_in_words(each.shape) for each in pair.values())
-        return (
-            f"its matrices for {name} are {shapes}, and the weight is {_in_words(weight.shape)}"
-        )
-    return ""
+    have_same_rank = first_rank == second_in
+    have_same_experts = first_experts == second_experts == experts
+    if fits and have_same_rank and have_same_experts:
+        return ""
+    shapes = " and ".join(_in_words(matrix.shape) for matrix in pair.values())
+    return f"its matrices for {name} are {shapes}, and the weight is {_in_words(weight.shape)}"
 
 
 def _padded(shape: tuple[int, ...]) -> tuple[int, ...]:

@@ -12,21 +12,30 @@ from enum import Enum
 class HeadGraph(Enum):
     """How a head is computed, if it can be.
 
-    MTP layers, by libllama (LLM_GRAPH_TYPE_DECODER_MTP): ONE (more of them end the process);
-    CHAIN, each of which drafts one token; SHARED, all at once, with the keys and values of the
-    target's last layers. LAYERS: by libllama, a layer that reads the inputs of some of the
-    target's layers (EAGLE-3). BLOCK: by libllama, likewise, but all tokens of a draft in one
-    decode (DFlash). OUTPUT: here, a few products with the input of its output layer
-    (Medusa).
+    libllama computes MTP layers by LLM_GRAPH_TYPE_DECODER_MTP.
     """
 
     NONE = "none"
+    """It cannot be computed."""
+
     ONE = "one"
+    """One MTP layer, by libllama; more of them would end the process."""
+
     CHAIN = "chain"
+    """MTP layers, by libllama, each of which drafts one token."""
+
     SHARED = "shared"
+    """MTP layers, by libllama, all at once, with the keys and values of the target's last
+    layers."""
+
     LAYERS = "layers"
+    """EAGLE-3, by libllama: a layer that reads the inputs of some of the target's layers."""
+
     BLOCK = "block"
+    """DFlash, by libllama: as EAGLE-3, but all tokens of a draft in one decode."""
+
     OUTPUT = "output"
+    """Medusa, by localspec: a few products with the input of the target's output layer."""
 
 
 # Heads of an architecture that is no model's, so all of its blocks are the head's.
@@ -35,13 +44,13 @@ HEADS_APART = (HeadGraph.LAYERS, HeadGraph.BLOCK, HeadGraph.OUTPUT)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """The properties of an architecture; the defaults are those of one that is not listed."""
+    """The properties of an architecture; the defaults hold for every one that is not listed."""
 
     has_state: bool = False
     """Some layers have a recurrent state."""
 
     is_recurrent: bool = False
-    """All of them."""
+    """All layers have a recurrent state."""
 
     has_snapshots: bool = False
     """libllama can keep the last states (llm_arch_supports_rs_rollback)."""
@@ -59,8 +68,8 @@ class Architecture:
     outputs."""
 
     loaded_anyway: tuple[str, ...] = ()
-    """Prefixes of the names of tensors of an MTP layer that are loaded without the head,
-    too."""
+    """Prefixes of the names of those tensors of an MTP layer that are also loaded without the
+    head."""
 
     gives_layers: bool = False
     """libllama gives the inputs of its layers; for other architectures it ends the process."""
@@ -79,6 +88,7 @@ _GIVES = Architecture(gives_layers=True)
 
 
 def _giving(other: Architecture) -> Architecture:
+    """The architecture, with libllama giving the inputs of its layers and the last output."""
     return replace(other, gives_layers=True, gives_last=True)
 
 

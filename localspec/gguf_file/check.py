@@ -10,7 +10,7 @@ from pathlib import Path
 
 from localspec.errors import ModelFileError, ModelNotFoundError
 from localspec.gguf_file.architectures import HeadGraph
-from localspec.gguf_file.header import Header, read_header
+from localspec.gguf_file.header import Header, Tensor, read_header
 from localspec.gguf_file.shape import ModelShape
 
 _PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
@@ -19,8 +19,8 @@ _NOT_TEXT_MODELS = {
     "t5encoder": "an encoder",
     "wavtokenizer-dec": "a vocoder",
 }
-# How names of encoders' tensors begin in GGUF files (tools/mtmd/clip-impl.h); libllama's
-# models have no such names.
+# The prefixes of the names of encoders' tensors (tools/mtmd/clip-impl.h); libllama's models
+# have no such names.
 _ENCODER_SIGNS = ("v.", "mm.", "a.", "vision", "resampler.")
 _MAX_LAYERS = 512  # libllama's limit; estimates have an entry for each layer
 
@@ -29,14 +29,17 @@ def check_model_file(path: Path, *, embeds: bool = False) -> Header:
     """The header of a text generation model, with the tensors of all its parts.
 
     Args:
-        embeds: It may be an embedder instead; whether it is, libllama finds out.
+        path: The file; of a split model, its first part.
+        embeds: Whether an embedding model is allowed, too. That it is one, libllama finds out.
 
     Raises:
         ModelFileError: If the file is something else or a part is missing.
     """
     first = read_header(path)
+    parts = [first]
     try:
-        parts = [first, *(read_header(part) for part in _other_parts(first))]
+        for part in _other_parts(first):
+            parts.append(read_header(part))
     except ModelNotFoundError as error:
         raise ModelFileError(
             f"{path} is the first of {first.number('split.count')} parts, and {error}",
@@ -61,17 +64,23 @@ def check_embedder_file(path: Path) -> Header:
 
 
 def _pools(header: Header) -> bool:
-    """Whether the file makes one vector of a text's rows."""
+    """Whether the model makes one vector of a text's rows."""
     return header.number(f"{header.architecture}.pooling_type") > 0
 
 
 def check_parts(parts: Sequence[Header], *, embeds: bool = False) -> Header:
     """The header of a model's first part, with the tensors of all parts.
 
-    embeds, and what it raises: as in `check_model_file`.
+    Raises what `check_model_file` raises.
+
+    Args:
+        parts: The headers of all files of the model.
+        embeds: As in `check_model_file`.
     """
-    tensors = tuple(tensor for part in parts for tensor in part.tensors)
-    header = replace(parts[0], tensors=tensors, parts=tuple(parts))
+    tensors: list[Tensor] = []
+    for part in parts:
+        tensors += part.tensors
+    header = replace(parts[0], tensors=tuple(tensors), parts=tuple(parts))
     path = header.path
     if not tensors:
         raise ModelFileError(
@@ -89,9 +98,12 @@ def check_parts(parts: Sequence[Header], *, embeds: bool = False) -> Header:
             f"{path} is {_NOT_TEXT_MODELS[architecture]}", "Choose a text generation model."
         )
     # Ollama stores some models with an encoder, which llama.cpp has in files of their own.
-    encoders = [one.name for one in tensors if one.name.startswith(_ENCODER_SIGNS)]
+    names = [tensor.name for tensor in tensors]
+    encoders = [name for name in names if name.startswith(_ENCODER_SIGNS)]
     if encoders:
-        kind = "an audio" if all(name.startswith("a.") for name in encoders) else "an image"
+        kind = "an image"
+        if all(name.startswith("a.") for name in encoders):
+            kind = "an audio"
         raise ModelFileError(
             f"{path} holds {kind} encoder beside its language model, as Ollama's files do",
             "llama.cpp needs them in two files: localspec download owner/repo:Q4_K_M.",
@@ -113,15 +125,16 @@ def check_parts(parts: Sequence[Header], *, embeds: bool = False) -> Header:
 def _check_what_aborts(header: Header, shape: ModelShape) -> None:
     """Raise ModelFileError for faults with which libllama ends the process."""
     faults = []
-    fewest = (
-        0 if shape.architecture.head_graph is HeadGraph.OUTPUT else 1
-    )  # heads are no layers
+    fewest = 1
+    if shape.architecture.head_graph is HeadGraph.OUTPUT:  # Medusa heads are no layers
+        fewest = 0
     if not fewest <= shape.num_blocks <= _MAX_LAYERS:
         faults.append(f"its block_count is {shape.num_blocks}, not {fewest} to {_MAX_LAYERS}")
     for key, value in header.metadata.items():
-        # Written as "not inside", since NaN compares false.
-        if key.endswith("_epsilon") and isinstance(value, float) and not 0 <= value < math.inf:
-            faults.append(f"its {key} is {value}, not 0 or more")
+        if key.endswith("_epsilon") and isinstance(value, float):
+            is_valid = 0 <= value < math.inf  # False for NaN, too
+            if not is_valid:
+                faults.append(f"its {key} is {value}, not 0 or more")
     words = [token for token in header.tokens if token]  # libllama names empty ones itself
     if len(set(words)) < len(words):
         faults.append("two of its tokens have the same text")
@@ -143,11 +156,13 @@ def _other_parts(header: Header) -> list[Path]:
             f"Rename the parts to …-00001-of-{count:05}.gguf and so on.",
         )
     stem = header.path.name[: named.start()]
-    parts = [
-        header.path.with_name(f"{stem}-{n:05}-of-{count:05}.gguf") for n in range(1, count + 1)
-    ]
-    if int(named[1]) != 1:
+    parts = []
+    for number in range(1, count + 1):
+        name = f"{stem}-{number:05}-of-{count:05}.gguf"
+        parts.append(header.path.with_name(name))
+    own_number = int(named[1])
+    if own_number != 1:
         raise ModelFileError(
-            f"{header.path} is part {int(named[1])} of {count}", f"Name {parts[0]}"
+            f"{header.path} is part {own_number} of {count}", f"Name {parts[0]}"
         )
     return parts[1:]

@@ -19,7 +19,7 @@ from localspec.gguf_file.header import Header
 
 logger = logging.getLogger(__name__)
 
-# Paths, and what changes with each file; None if it is gone.
+# Paths, and a mark that changes with each file; None if it is gone.
 FileStates = Mapping[Path, tuple[int, ...] | None]
 _NUM_SAMPLES = 8
 _SAMPLE_BYTES = 64  # of each tensor
@@ -29,20 +29,19 @@ _CHUNK_BYTES = 1 << 20  # of a header, read at a time
 class FileContent:
     """A model's files, as they were when this was made.
 
-    states: see `require_unwritten`.
-
     Args:
         header: The header that `check_model_file` returned.
     """
 
     def __init__(self, header: Header) -> None:
         self._header = header
+        # For `require_unwritten`.
         self.states = self._current_states()
 
     def digest(self) -> str | None:
-        """A hash of their content, as hexadecimal digits.
+        """A hash of the files' content, as hexadecimal digits.
 
-        None if a file is gone or has changed, so that it is not known what was loaded; the
+        None if a file is gone or has changed, since the loaded content is then unknown. The
         reason goes to the log.
         """
         digest = hashlib.blake2b(digest_size=16)
@@ -69,22 +68,26 @@ def _pieces(part: Header) -> Iterator[tuple[int, int]]:
     for begin in range(0, part.data_start, _CHUNK_BYTES):
         yield begin, min(_CHUNK_BYTES, part.data_start - begin)
     for tensor in part.tensors:
-        last = tensor.size_bytes - _SAMPLE_BYTES
         if tensor.size_bytes <= _NUM_SAMPLES * _SAMPLE_BYTES:  # it is read whole
             yield tensor.offset, tensor.size_bytes
-        else:
-            for index in range(_NUM_SAMPLES):
-                yield tensor.offset + last * index // (_NUM_SAMPLES - 1), _SAMPLE_BYTES
+            continue
+        last = tensor.size_bytes - _SAMPLE_BYTES
+        for index in range(_NUM_SAMPLES):
+            begin = last * index // (_NUM_SAMPLES - 1)
+            yield tensor.offset + begin, _SAMPLE_BYTES
 
 
 def require_unwritten(states: FileStates) -> None:
     """Raise ModelFileError if one of these files was written to after it was loaded.
 
-    A file that was removed or replaced stays as it was where it is mapped.
+    A file that was removed or replaced does no harm: its old content stays mapped.
     """
     for path, before in states.items():
         now = _state(path)
-        if now != before and now is not None and before is not None and now[:2] == before[:2]:
+        if now is None or before is None or now == before:
+            continue
+        is_same_file = now[:2] == before[:2]
+        if is_same_file:
             raise ModelFileError(
                 f"{path} was written to after it was loaded, which changes the model in use",
                 "Load it again. Next time, write the new file under another name, then rename "

@@ -1,17 +1,17 @@
 """Trained heads in GGUF files, checked by their header before libllama sees the file.
 
-An MTP head lies in its target's file, or in one of its own. The others have an architecture and
-a file of their own. EAGLE-3 (arXiv 2503.01840) is one layer that reads, at each token, the
-inputs of some layers of its target. The layers of DFlash (arXiv 2602.06036) read the same, and
-draft a whole block in one decode, of the last token and masks. libllama tells two further kinds
-of it apart by their tensors: DSpark (a Markov head corrects each row by the likeliest token of
-the row before, and a confidence head says how likely each token is right) and DFlash2 (a
-selector scores pairs of the best tokens of neighbouring rows). Both may lack what they share
-with their target: the token embeddings and the output layer, which may know some of the
-target's tokens only.
+An MTP head is in its target's file, or in a file of its own. The other heads have an
+architecture and a file of their own. EAGLE-3 (arXiv 2503.01840) is one layer that reads, at
+each token, the inputs of some layers of its target. The layers of DFlash (arXiv 2602.06036)
+read the same inputs, and draft a whole block in one decode of the last token and masks.
+libllama recognises two other kinds of DFlash by their tensors: DSpark (a Markov head corrects
+each row by the likeliest token of the row before, and a confidence head says how likely each
+token is right) and DFlash2 (a selector scores pairs of the best tokens of neighbouring rows).
+EAGLE-3 and DFlash heads may lack what they share with their target: the token embeddings and
+the output layer. An output layer of their own may have only some of the target's tokens.
 
-Head k of Medusa (arXiv 2401.10774, section 2.1) reads what its target's output layer reads, h,
-and predicts the token k + 1 positions behind the one that this layer predicts: output_k(r(h)),
+Head k of Medusa (arXiv 2401.10774, section 2.1) reads what its target's output layer reads, h.
+It predicts the token k + 1 positions after the one that this layer predicts: output_k(r(h)),
 where each residual block is r(h) = h + SiLU(W h + b). libllama knows no such heads; the layout
 of these files is ours:
 
@@ -19,19 +19,20 @@ of these files is ours:
   `medusa.residual_count` that of residual blocks in each, `medusa.embedding_length` the width;
 - `blk.K.residual.J.weight` (width, width) and `.bias` (width,), `blk.K.output.weight` (tokens,
   width), as F32, F16 or BF16;
-- `d2t`, int64 (tokens,), the tokens that they know if not all; and the tokenizer.
+- `d2t`, int64 (tokens,), the tokens of the output if they are not all; and the tokenizer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from math import prod
 from typing import NamedTuple
 
 from localspec.errors import ModelFileError
 from localspec.gguf_file.architectures import HeadGraph
-from localspec.gguf_file.header import Header
+from localspec.gguf_file.header import Header, Value
 from localspec.gguf_file.header_vocabulary import HeaderVocabulary
 from localspec.gguf_file.shape import ModelShape, block_of
 from localspec.gguf_file.tensor_types import BF16, F16, F32
@@ -58,10 +59,10 @@ class BlockFacts(NamedTuple):
     """How a DFlash head drafts a block."""
 
     kind: str
-    """Its name in the field."""
+    """Its name in the literature: DFlash, DFlash2 or DSpark."""
 
     mask: int
-    """The token in place of those that are to be drafted."""
+    """The token that stands in place of a token to draft."""
 
     size: int
     """Tokens that it was trained to decode at once, the last token of the text included."""
@@ -76,7 +77,7 @@ class BlockFacts(NamedTuple):
     """Whether it says how likely each token is right."""
 
     is_causal: bool
-    """Whether a token attends to those before it only."""
+    """Whether a token attends only to the tokens before it."""
 
     @property
     def most_tokens(self) -> int:
@@ -98,7 +99,7 @@ class HeadFacts:
     """Bytes of its own weights in memory."""
 
     num_read_bytes: int
-    """Read to draft one token."""
+    """Bytes of weights that are read to draft one token."""
 
     why_not: str = ""
     """Why it cannot be used, in words; empty if it can."""
@@ -116,19 +117,24 @@ class HeadFacts:
     """Whether it is cropped, as in `Architecture`."""
 
     block: BlockFacts | None = None
-    """How DFlash drafts; its num_read_bytes are those of a whole block."""
+    """How DFlash drafts; num_read_bytes are then those for a whole block."""
 
     @property
     def description(self) -> str:
         """The head in the field's words."""
         if self.graph in (HeadGraph.LAYERS, HeadGraph.BLOCK):
-            reads = f"head that reads layers {', '.join(map(str, self.layers_read))}"
+            layers = ", ".join(map(str, self.layers_read))
+            reads = f"head that reads layers {layers}"
             if self.block is None:
                 return f"an EAGLE-3 {reads}"
             most = self.block.most_tokens
             return f"a {self.block.kind} {reads} and drafts up to {most} tokens at once"
-        what = "Medusa head" if self.graph is HeadGraph.OUTPUT else "MTP layer"
-        return f"{self.num_layers} {what}{'s' if self.num_layers > 1 else ''}"
+        what = "MTP layer"
+        if self.graph is HeadGraph.OUTPUT:
+            what = "Medusa head"
+        if self.num_layers > 1:
+            what += "s"
+        return f"{self.num_layers} {what}"
 
 
 def head_facts(header: Header) -> HeadFacts | None:
@@ -137,7 +143,8 @@ def head_facts(header: Header) -> HeadFacts | None:
     if shape.num_head_layers == 0 and not shape.architecture.is_head:
         return None
     kind = _KINDS.get(shape.architecture.head_graph, _MTP)
-    return replace(kind.facts(header, shape), why_not=next(kind.refusals(header), ""))
+    why_not = next(kind.refusals(header), "")
+    return replace(kind.facts(header, shape), why_not=why_not)
 
 
 def has_only_head(header: Header) -> bool:
@@ -147,7 +154,7 @@ def has_only_head(header: Header) -> bool:
 
 
 def check_target(header: Header) -> None:
-    """Raise ModelFileError if a file has nothing but a head, which ends libllama's process."""
+    """Raise ModelFileError if a file has nothing but a head: libllama would end the process."""
     if has_only_head(header):
         raise ModelFileError(
             f"{header.path} holds only a head, without its model's layers",
@@ -166,20 +173,22 @@ def head_misfit(target: Header, head: Header) -> str:
 
 
 def _vocabulary_misfit(target: Header, head: Header) -> str:
+    """Why a head's vocabulary is not its target's, in words; empty if it is, nearly."""
     ours = HeaderVocabulary(target)
     theirs = HeaderVocabulary(head)
     if ours.size != theirs.size:
         return f"it has {theirs.size} tokens, the target has {ours.size}"
     if ours.kind != theirs.kind:
         return f"its tokenizer is of type {theirs.kind}, the target's of type {ours.kind}"
-    pairs = enumerate(zip(ours.entries(), theirs.entries(), strict=True))
-    different = [(token, one, other) for token, (one, other) in pairs if one != other]
+    our_texts = ours.entries()
+    their_texts = theirs.entries()
+    different = [token for token in range(ours.size) if our_texts[token] != their_texts[token]]
     if len(different) <= _MAX_DIFFERENT * ours.size:
         return ""
-    token, one, other = different[0]
+    first = different[0]
     return (
         f"{len(different)} of its {ours.size} tokens differ from the target's: "
-        f"{token} is {other!r}, and {one!r} there"
+        f"{first} is {their_texts[first]!r}, and {our_texts[first]!r} there"
     )
 
 
@@ -187,21 +196,38 @@ def _vocabulary_misfit(target: Header, head: Header) -> str:
 
 
 def _mtp_facts(header: Header, shape: ModelShape) -> HeadFacts:
+    """The facts of MTP layers."""
     known = shape.architecture
-    sizes = {tensor.name: tensor.size_bytes for tensor in header.tensors}
-    num_chained = shape.num_head_layers if known.head_graph is HeadGraph.CHAIN else 1
-    own = {name for name in sizes if known.is_head or _mtp_layer(shape, name) >= 0}
-    read = {name for name in own if num_chained == 1 or _mtp_layer(shape, name) <= 0}
-    if not any("nextn.shared_head_head" in name for name in read):
-        read.add(_OUTPUT if _OUTPUT in sizes else _TABLE)
-    read = {name for name in read if "nextn.embed_tokens" not in name}  # except for a row
+    num_chained = 1
+    if known.head_graph is HeadGraph.CHAIN:
+        num_chained = shape.num_head_layers
+    num_bytes = 0
+    num_read_bytes = 0
+    has_output = False
+    for tensor in header.tensors:
+        layer = _mtp_layer(shape, tensor.name)
+        if not known.is_head and layer < 0:
+            continue
+        num_bytes += tensor.size_bytes
+        if num_chained > 1 and layer > 0:  # another token's layer
+            continue
+        if "nextn.shared_head_head" in tensor.name:
+            has_output = True
+        if "nextn.embed_tokens" not in tensor.name:  # only a row of it is read
+            num_read_bytes += tensor.size_bytes
+    by_name = header.by_name()
+    if not has_output and not known.is_head:  # the target's output; else it is counted already
+        output = by_name.get(_OUTPUT) or by_name.get(_TABLE)
+        if output is not None:
+            num_read_bytes += output.size_bytes
+    # As libllama tests it; and architectures that are heads.
+    is_apart = known.is_head or not shape.num_layers or "blk.0.attn_norm.weight" not in by_name
     return HeadFacts(
         graph=known.head_graph,
         num_layers=shape.num_head_layers,
-        num_bytes=sum(sizes[name] for name in own),
-        num_read_bytes=sum(sizes.get(name, 0) for name in read),
-        # As libllama tests it; and architectures that are heads.
-        is_apart=known.is_head or not shape.num_layers or "blk.0.attn_norm.weight" not in sizes,
+        num_bytes=num_bytes,
+        num_read_bytes=num_read_bytes,
+        is_apart=is_apart,
         num_chained=num_chained,
         is_cropped=known.is_cropped,
     )
@@ -222,19 +248,23 @@ def _mtp_refusals(header: Header) -> Iterator[str]:
     known = shape.architecture
     count = shape.num_head_layers
     if known.head_graph is HeadGraph.NONE:
-        what = "heads" if known.is_head else "MTP layers"
+        what = "MTP layers"
+        if known.is_head:
+            what = "heads"
         yield f"{what} of {header.architecture!r} cannot be used"
     if known.head_graph is HeadGraph.SHARED:
         return
     for block in range(shape.num_layers, shape.num_blocks):
         for part in _NEEDED:
-            if (name := f"blk.{block}.{part}.weight") not in names:
+            name = f"blk.{block}.{part}.weight"
+            if name not in names:
                 yield f"its header states MTP layers, and the file lacks {name}"
     if known.head_graph is HeadGraph.ONE and count > 1:
         yield f"{count} MTP layers of {header.architecture!r} cannot be used, only one"
 
 
 def _mtp_misfits(target: Header, head: Header) -> Iterator[str]:
+    """Why MTP layers in a file of their own cannot draft for a target."""
     ours = ModelShape(target)
     theirs = ModelShape(head)
     if target.architecture != (theirs.architecture.head_of or head.architecture):
@@ -253,38 +283,60 @@ def block_facts(header: Header) -> BlockFacts:
     """How the head in a file drafts a block, by the same facts as libllama."""
     shape = ModelShape(header)
     names = header.by_name()
-    is_dflash2 = _SELECTOR in names
-    is_dspark = _MARKOV in names and not is_dflash2
+    kind = "DFlash"
+    first_row = 1
+    num_candidates = 0
+    has_confidences = False
+    if _SELECTOR in names:
+        kind = "DFlash2"
+        num_candidates = shape.most("selector_top_k")
+    elif _MARKOV in names:
+        kind = "DSpark"
+        has_confidences = f"{_CONFIDENCE}.weight" in names
+        if shape.stated("sample_from_anchor") in (None, True):
+            first_row = 0
     mask = header.metadata.get("tokenizer.ggml.mask_token_id")
-    from_anchor = shape.stated("sample_from_anchor") in (None, True)
+    if not isinstance(mask, int):
+        mask = _NO_TOKEN
     return BlockFacts(
-        kind="DFlash2" if is_dflash2 else "DSpark" if is_dspark else "DFlash",
-        mask=mask if isinstance(mask, int) else _NO_TOKEN,
+        kind=kind,
+        mask=mask,
         size=shape.most("block_size") or _USUAL_BLOCK,
-        first_row=0 if is_dspark and from_anchor else 1,
-        num_candidates=shape.most("selector_top_k") if is_dflash2 else 0,
-        has_confidences=is_dspark and f"{_CONFIDENCE}.weight" in names,
+        first_row=first_row,
+        num_candidates=num_candidates,
+        has_confidences=has_confidences,
         is_causal=shape.stated("attention.causal") is True,
     )
 
 
 def _layers_facts(header: Header, shape: ModelShape) -> HeadFacts:
-    is_block = shape.architecture.head_graph is HeadGraph.BLOCK
-    block = block_facts(header) if is_block else None
-    # EAGLE-3 combines the rows of layers once for each token of the text.
-    unread = _READ_BY_ROWS if block else _READ_BY_ROWS | {"fc.weight"}
+    """The facts of an EAGLE-3 or DFlash head."""
+    unread = set(_READ_BY_ROWS)
+    block = None
+    is_cropped = False
+    if shape.architecture.head_graph is HeadGraph.BLOCK:
+        block = block_facts(header)
+        is_cropped = not block.num_candidates
+    else:
+        # EAGLE-3 combines the rows of layers once for each token of the text.
+        unread.add("fc.weight")
+    num_read_bytes = 0
+    for tensor in header.tensors:
+        if tensor.name not in unread:
+            num_read_bytes += tensor.size_bytes
     return HeadFacts(
         graph=shape.architecture.head_graph,
         num_layers=shape.num_blocks,
         layers_read=shape.layers_read,
         num_bytes=header.weights_bytes,
-        num_read_bytes=sum(t.size_bytes for t in header.tensors if t.name not in unread),
-        is_cropped=block is not None and not block.num_candidates,
+        num_read_bytes=num_read_bytes,
+        is_cropped=is_cropped,
         block=block,
     )
 
 
 def _block_refusals(header: Header) -> Iterator[str]:
+    """Why a DFlash head cannot be used."""
     shape = ModelShape(header)
     if shape.most("hyper_connection.count"):
         yield "DSpark heads of DeepSeek V4's layers cannot be used"
@@ -299,24 +351,35 @@ def _layers_misfits(target: Header, head: Header) -> Iterator[str]:
     ours = ModelShape(target)
     theirs = ModelShape(head)
     known = ours.architecture
-    layers = theirs.layers_read
-    is_eagle = theirs.architecture.head_graph is HeadGraph.LAYERS
-    wanted = theirs.stated("target_hidden_size") if is_eagle else theirs.width
     if not known.gives_layers or ours.row_width != ours.width:
         yield f"libllama gives no access to the layers of {target.architecture!r}"
-    if wanted != ours.width:
-        yield f"it was made for a model of width {wanted}, the target's is {ours.width}"
+    made_for: Value = theirs.width
+    if theirs.architecture.head_graph is HeadGraph.LAYERS:
+        made_for = theirs.stated("target_hidden_size")
+    if made_for != ours.width:
+        yield f"it was made for a model of width {made_for}, the target's is {ours.width}"
+    layers = theirs.layers_read
     if min(layers, default=0) < 0 or max(layers, default=0) > ours.num_layers:
         yield f"it reads layers {layers}, the target has {ours.num_layers}"
     if ours.num_layers in layers and not known.gives_last:
         yield f"libllama gives no access to the last layer of {target.architecture!r}"
+    yield from _table_misfits(target, head)
+
+
+def _table_misfits(target: Header, head: Header) -> Iterator[str]:
+    """Why a head's embeddings or output layer, or the lack of one, do not suit a target."""
+    width = ModelShape(head).width
     tensors = head.by_name()
-    lacking = [name for name in (_TABLE, _OUTPUT) if name not in tensors]
-    if lacking and theirs.width != ours.width:
-        yield f"it lacks {lacking[0]}, and the target's is not {theirs.width} wide"
+    if width != ModelShape(target).width:
+        for name in (_TABLE, _OUTPUT):
+            if name not in tensors:
+                yield f"it lacks {name}, and the target's is not {width} wide"
     table = tensors.get(_TABLE)
-    if table is not None and table.shape[-1] < len(target.tokens):
-        yield f"its table has {table.shape[-1]} tokens, the target {len(target.tokens)}"
+    if table is None:
+        return
+    num_tokens = table.shape[-1]
+    if num_tokens < len(target.tokens):
+        yield f"its table has {num_tokens} tokens, the target {len(target.tokens)}"
 
 
 # --- Medusa ---
@@ -325,20 +388,27 @@ def _layers_misfits(target: Header, head: Header) -> Iterator[str]:
 def medusa_names(header: Header) -> list[list[str]]:
     """The tensors of each Medusa head: weight and bias of each residual block, the output."""
     shape = ModelShape(header)
-    count = shape.stated("residual_count")
-    blocks = range(count if isinstance(count, int) else 1)
-    return [
-        [
-            *(f"blk.{head}.residual.{n}.{part}" for n in blocks for part in ("weight", "bias")),
-            f"blk.{head}.output.weight",
-        ]
-        for head in range(shape.num_blocks)
-    ]
+    num_residual = shape.stated("residual_count")
+    if not isinstance(num_residual, int):
+        num_residual = 1
+    names = []
+    for head in range(shape.num_blocks):
+        of_head = []
+        for block in range(num_residual):
+            of_head.append(f"blk.{head}.residual.{block}.weight")
+            of_head.append(f"blk.{head}.residual.{block}.bias")
+        of_head.append(f"blk.{head}.output.weight")
+        names.append(of_head)
+    return names
 
 
 def _medusa_facts(header: Header, shape: ModelShape) -> HeadFacts:
-    values = sum(prod(each.shape) for each in header.tensors if each.name != OWN_TOKENS)
-    num_bytes = 4 * values  # as float32
+    """The facts of Medusa heads."""
+    num_values = 0
+    for tensor in header.tensors:
+        if tensor.name != OWN_TOKENS:
+            num_values += prod(tensor.shape)
+    num_bytes = 4 * num_values  # as float32
     return HeadFacts(
         graph=HeadGraph.OUTPUT,
         num_layers=shape.num_blocks,
@@ -351,16 +421,20 @@ def _medusa_refusals(header: Header) -> Iterator[str]:
     """Why Medusa heads cannot be computed."""
     width = ModelShape(header).width
     tensors = header.by_name()
+    num_tokens = len(header.tokens)
     known = tensors.get(OWN_TOKENS)
-    num_tokens = len(header.tokens) if known is None else prod(known.shape)
+    if known is not None:
+        num_tokens = prod(known.shape)
     if len(header.parts) > 1:
         yield f"it is split into {len(header.parts)} files"
     heads = medusa_names(header)
     if not heads:
         yield "its header states no heads"
-    for name in (name for names in heads for name in names):
-        shape = (width,) if name.endswith("bias") else (width, width)
-        if ".output." in name:
+    for name in chain.from_iterable(heads):
+        shape: tuple[int, ...] = (width, width)
+        if name.endswith("bias"):
+            shape = (width,)
+        elif ".output." in name:
             shape = (width, num_tokens)
         tensor = tensors.get(name)
         if tensor is None or tensor.shape != shape or tensor.kind not in (F32, F16, BF16):
@@ -368,6 +442,7 @@ def _medusa_refusals(header: Header) -> Iterator[str]:
 
 
 def _medusa_misfits(target: Header, head: Header) -> Iterator[str]:
+    """Why Medusa heads cannot draft for a target."""
     ours = ModelShape(target).row_width
     theirs = ModelShape(head).width
     if ours != theirs:

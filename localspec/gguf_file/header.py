@@ -1,10 +1,10 @@
 """The header of a GGUF file, read with every length checked against the file's size.
 
 libllama trusts a header more than a downloaded or damaged file deserves: an error that it
-finds late can end the process. So the header is read here first. Of its arrays, only short ones
-of numbers and the tokens are kept; the other strings would be 300 000 more. A header can be
-read before its file is downloaded: only the start of a `ByteSource` is requested. Why gguf's
-own reader is not used is in docs/inside.md.
+finds late can end the process. So the header is read here first. Of its arrays, only the tokens
+and short arrays of numbers are kept; the other arrays of strings would be 300 000 strings more.
+A header can be read before its file is downloaded: only the start of a `ByteSource` is
+requested. docs/inside.md says why gguf's own reader is not used.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MAX_DIMENSIONS = 4
 _MAX_KEPT = 512  # numbers in an array that is kept: one for each layer
 _FIRST_READ = 8 << 20  # bytes; vocabularies of 150 000 tokens end before
 _LAST_READ = 128 << 20
-_BEGINNING = 1024  # bytes that show what a file is that is not GGUF
+_BEGINNING = 1024  # bytes of a file that is not GGUF by which its kind is recognised
 _MAX_NAMED = 5  # files in a hint
 _TOKENS = "tokenizer.ggml.tokens"
 _LENGTH = struct.Struct("<Q")  # of a string
@@ -51,7 +51,7 @@ class ByteSource(Protocol):
     size_bytes: int
 
     def read(self, offset: int, size: int) -> bytes:
-        """size bytes from an offset on, all of them within the file."""
+        """Read `size` bytes from an offset on, all of them within the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class Tensor:
     """The shape as in the file, the length of a row first."""
 
     offset: int
-    """Where it starts in its file."""
+    """The place in its file where it starts, in bytes."""
 
     size_bytes: int
     """Bytes in the file, with the few bytes of padding."""
@@ -83,14 +83,14 @@ class Header:
     """Scalars, strings and short arrays of numbers."""
 
     data_start: int
-    """Where the tensors start."""
+    """The place in the file where the tensors start, in bytes."""
 
     tokens: Sequence[bytes] = ()
     """The vocabulary, if any."""
 
     parts: Sequence[Header] = ()
-    """The headers of all files of a model that was checked (`gguf_file.check`), which are
-    one unless it is split."""
+    """The headers of all files of a model that was checked (`gguf_file.check`): one, unless it
+    is split."""
 
     kinds: Mapping[str, int] = field(default_factory=dict)
     """GGUF's number of each value's type, by the keys of the metadata."""
@@ -104,8 +104,8 @@ class Header:
     def num_weights(self) -> int:
         """Weights in all parts of a split model.
 
-        A file may store the output layer beside the embeddings although the model has them in
-        common. No entry says so, and then there are more weights than parameters.
+        There may be more weights than parameters: a file may store embeddings and output layer
+        separately although they are the same in the model, and no entry says so.
         """
         return sum(math.prod(tensor.shape) for tensor in self.tensors)
 
@@ -216,12 +216,13 @@ class _HeaderReader:
         for _ in range(num_entries):
             begin = self._at
             key = self._string()
-            self._value(key, self._scalar("<I"))
+            kind = self._scalar("<I")
+            self._value(key, kind)
             entries[key] = self._data[begin : self._at]
         return entries
 
     def _counts(self) -> tuple[int, int]:
-        """The numbers of tensors and of entries, behind which the entries are."""
+        """Read the numbers of tensors and of entries. The entries follow."""
         if self._data[:4] != b"GGUF":
             raise _not_gguf(self._path, self._data[:_BEGINNING])
         version = self._scalar("<I")
@@ -237,6 +238,7 @@ class _HeaderReader:
         return num_tensors, num_entries
 
     def header(self) -> Header:
+        """Read the whole header."""
         num_tensors, num_entries = self._counts()
         metadata: dict[str, Value] = {}
         kinds: dict[str, int] = {}
@@ -245,7 +247,8 @@ class _HeaderReader:
             kinds[key] = self._scalar("<I")
             metadata[key] = self._value(key, kinds[key])
         described = [self._tensor() for _ in range(num_tensors)]
-        last_offset = max((tensor.offset for tensor in described), default=0)
+        offsets = [tensor.offset for tensor in described]
+        last_offset = max(offsets, default=0)
         alignment = metadata.get("general.alignment", 32)
         if not isinstance(alignment, int) or alignment < 8 or alignment & (alignment - 1):
             raise self._damaged(f"its alignment is {alignment}")
@@ -282,7 +285,8 @@ class _HeaderReader:
         return begin
 
     def _scalar(self, kind: str) -> int:
-        value: int = struct.unpack_from(kind, self._data, self._skip(struct.calcsize(kind)))[0]
+        begin = self._skip(struct.calcsize(kind))
+        value: int = struct.unpack_from(kind, self._data, begin)[0]
         return value
 
     def _string(self) -> str:
@@ -340,8 +344,10 @@ class _HeaderReader:
         num_dimensions = self._scalar("<I")
         if num_dimensions > _MAX_DIMENSIONS:
             raise self._damaged(f"a tensor has {num_dimensions} dimensions")
-        shape = tuple(self._scalar("<Q") for _ in range(num_dimensions)) or (1,)  # as in ggml
-        return Tensor(name, self._scalar("<I"), shape, self._scalar("<Q"), 0)
+        shape = tuple(self._scalar("<Q") for _ in range(num_dimensions))
+        kind = self._scalar("<I")
+        offset = self._scalar("<Q")
+        return Tensor(name, kind, shape or (1,), offset, 0)  # ggml has no empty shape
 
 
 def _placed(described: list[Tensor], start: int, end: int) -> tuple[Tensor, ...]:
@@ -350,12 +356,14 @@ def _placed(described: list[Tensor], start: int, end: int) -> tuple[Tensor, ...]
     A table of types would have to know the newest type.
     """
     offsets = sorted({tensor.offset for tensor in described})
-    borders = pairwise([*offsets, end - start])
-    sizes = dict(zip(offsets, [b - a for a, b in borders], strict=True))
-    return tuple(
-        replace(tensor, offset=start + tensor.offset, size_bytes=sizes[tensor.offset])
-        for tensor in described
-    )
+    sizes = {}
+    for offset, following in pairwise([*offsets, end - start]):
+        sizes[offset] = following - offset
+    tensors = []
+    for tensor in described:
+        size = sizes[tensor.offset]
+        tensors.append(replace(tensor, offset=start + tensor.offset, size_bytes=size))
+    return tuple(tensors)
 
 
 def _not_gguf(path: Path, start: bytes) -> ModelFileError:
@@ -379,7 +387,7 @@ def _not_gguf(path: Path, start: bytes) -> ModelFileError:
 
 
 def _files_in(folder: Path, wanted: str = "") -> str:
-    """A hint that names some models of a folder, and those like a wanted name."""
+    """A hint: the names that are like the wanted one, and some models of the folder."""
     names = sorted(path.name for path in folder.glob("*.gguf"))
     listed = ", ".join(names[:_MAX_NAMED]) or "no .gguf file"
     return f"{did_you_mean(wanted, names)}{folder} holds {listed}."

@@ -26,17 +26,21 @@ class HeaderVocabulary:
 
     def __init__(self, header: Header) -> None:
         self._tokens = list(header.tokens)
-        stated = header.metadata.get
-        model = str(stated("tokenizer.ggml.model"))
+        metadata = header.metadata
+        model = str(metadata.get("tokenizer.ggml.model"))
         self.kind = _KINDS.get(model, 0)
         self.size = len(self._tokens)
-        bos = stated("tokenizer.ggml.bos_token_id")
-        self.bos = bos if isinstance(bos, int) else -1
-        add_bos = stated("tokenizer.ggml.add_bos_token")
-        if not isinstance(add_bos, bool):
-            starts_pieces = stated("tokenizer.ggml.pre") in _ADD_BOS
-            add_bos = starts_pieces if self.kind == _BPE else self.kind in (_SPM, _WPM)
-        self.add_bos = add_bos
+        self.bos = -1
+        bos = metadata.get("tokenizer.ggml.bos_token_id")
+        if isinstance(bos, int):
+            self.bos = bos
+        add_bos = metadata.get("tokenizer.ggml.add_bos_token")
+        if isinstance(add_bos, bool):
+            self.add_bos = add_bos
+        elif self.kind == _BPE:
+            self.add_bos = metadata.get("tokenizer.ggml.pre") in _ADD_BOS
+        else:
+            self.add_bos = self.kind in (_SPM, _WPM)
 
     def entries(self) -> list[bytes]:
         """The text of every id, in order: (size,)."""
@@ -65,7 +69,7 @@ _FIM_TEXTS = {
 
 
 class FimTokens(NamedTuple):
-    """Ids of the tokens."""
+    """Ids of the fill-in tokens."""
 
     prefix: int
     suffix: int
@@ -79,9 +83,13 @@ class FimTokens(NamedTuple):
 
 def fim_tokens(header: Header) -> FimTokens | None:
     """The fill-in tokens of a model; None if it has none for prefix, suffix and middle."""
-    prefix, suffix, middle, repo, file = (_fim_token(header, role) for role in _FIM_KEYS)
+    prefix = _fim_token(header, "prefix")
+    suffix = _fim_token(header, "suffix")
+    middle = _fim_token(header, "middle")
     if prefix is None or suffix is None or middle is None:
         return None
+    repo = _fim_token(header, "repo")
+    file = _fim_token(header, "file")
     return FimTokens(prefix, suffix, middle, repo, file)
 
 
@@ -92,4 +100,7 @@ def _fim_token(header: Header, role: str) -> int | None:
         if isinstance(token, int) and 0 <= token < len(header.tokens):
             return token
     texts = set(_FIM_TEXTS[role].encode().split())
-    return next((token for token, text in enumerate(header.tokens) if text in texts), None)
+    for token, text in enumerate(header.tokens):
+        if text in texts:
+            return token
+    return None

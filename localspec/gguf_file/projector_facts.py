@@ -14,6 +14,7 @@ from localspec.gguf_file.header import Header, read_header
 _BRIDGES = ("mm.", "resampler.", "adapter.", "v.qf", "qf")
 NO_PROJECTOR = "none"  # as mmproj: do not even look into the target's folder
 _SIGN = re.compile(r"mmproj", re.IGNORECASE)
+# Parts of a file's name that do not name a model.
 _WORDS = re.compile(
     r"-\d{5}-of-\d{5}|mmproj|[0-9]*bf16|f16|f32|(ud-)?i?q\d\w*|model|gguf", re.IGNORECASE
 )
@@ -23,10 +24,13 @@ _BEST = ("f16", "bf16", "q8_0", "f32")  # types in file names, in order of prefe
 
 @dataclass(frozen=True, slots=True)
 class ProjectorFacts:
-    """A projector's type as llama.cpp names it, and possible widths of its output rows."""
+    """The facts of a projector that its header states."""
 
     kind: str
+    """Its type, as llama.cpp names it; empty if none is stated."""
+
     widths: frozenset[int]
+    """The possible widths of its output rows."""
 
 
 def checked_projector(path: Path) -> Header:
@@ -45,10 +49,10 @@ def check_projector(header: Header) -> None:
             f"{path} is not a projector (its architecture is {what!r}, not 'clip')",
             "Choose the model's projector; its file name usually begins with mmproj.",
         )
-    kind = projector_facts(header).kind
-    if header.metadata.get("clip.has_vision_encoder") is False or (
-        not kind and header.metadata.get("clip.audio.projector_type")
-    ):
+    has_vision = header.metadata.get("clip.has_vision_encoder") is not False
+    if not projector_facts(header).kind and header.metadata.get("clip.audio.projector_type"):
+        has_vision = False
+    if not has_vision:
         raise ModelFileError(
             f"{path} is a projector for audio only", "Choose a projector for images."
         )
@@ -56,12 +60,17 @@ def check_projector(header: Header) -> None:
 
 def projector_facts(header: Header) -> ProjectorFacts:
     """The kind and the widths that a projector's header states."""
-    names = ("clip.vision.projector_type", "clip.projector_type")
-    kinds = [value for value in map(header.metadata.get, names) if isinstance(value, str)]
-    bridges = [one for one in header.tensors if one.name.startswith(_BRIDGES)]
-    widths = {size for one in bridges for size in one.shape}
-    stated = header.number("clip.vision.projection_dim")
-    return ProjectorFacts(kinds[0] if kinds else "", frozenset(widths | {stated}))
+    kind = ""
+    for key in ("clip.vision.projector_type", "clip.projector_type"):
+        stated = header.metadata.get(key)
+        if isinstance(stated, str):
+            kind = stated
+            break
+    widths = {header.number("clip.vision.projection_dim")}
+    for tensor in header.tensors:
+        if tensor.name.startswith(_BRIDGES):
+            widths.update(tensor.shape)
+    return ProjectorFacts(kind, frozenset(widths))
 
 
 def require_projector_of(target: Header, projector: Header) -> None:
@@ -78,13 +87,13 @@ def require_projector_of(target: Header, projector: Header) -> None:
 def projector_beside(target: Header) -> Path | None:
     """The projector in the target's folder, recognized by its name; None without a match.
 
-    The name contains "mmproj"; without that and a type such as F16, it is a prefix of the
+    The name contains "mmproj". The rest of it, without a type such as F16, is a prefix of the
     target's name. An empty prefix counts only if the folder has no other model. Of several
     projectors, F16 is preferred.
     """
     folder = target.path.parent
     try:
-        files = [each.name for each in folder.glob("*.gguf")]
+        files = [path.name for path in folder.glob("*.gguf")]
     except OSError:
         return None
     models = {_own_letters(name) for name in files if not _HELPERS.search(name)}
@@ -102,15 +111,19 @@ def named_projectors(model: str, files: Iterable[str], *, is_alone: bool) -> lis
     """The files that are a model's projectors by their names, the preferred type first.
 
     Args:
-        model: Its file name.
+        model: The model's file name.
+        files: The names of files in its folder.
         is_alone: Whether a projector that names no model counts, too.
     """
     letters = _letters(Path(model).stem)
-    found = sorted(filter(_SIGN.search, files), key=_rank)
-    owns = {name: _own_letters(name) for name in found}
-    return [
-        name for name in found if letters.startswith(owns[name]) and (owns[name] or is_alone)
-    ]
+    found = []
+    for name in files:
+        if not _SIGN.search(name):
+            continue
+        prefix = _own_letters(name)
+        if letters.startswith(prefix) and (prefix or is_alone):
+            found.append(name)
+    return sorted(found, key=_rank)
 
 
 def _own_letters(name: str) -> str:
@@ -123,9 +136,12 @@ def _letters(text: str) -> str:
 
 
 def _rank(name: str) -> tuple[int, str]:
-    found = [number for number, kind in enumerate(_BEST) if kind in name.lower()]
-    # bf16 has f16 in its name, too.
-    return (max(found) if "bf16" in name.lower() else min(found, default=len(_BEST))), name
+    """The place of a projector in order of preference: by its type, then by its name."""
+    lowered = name.lower()
+    places = [place for place, kind in enumerate(_BEST) if kind in lowered]
+    if "bf16" in lowered:  # f16 is in it, too
+        return max(places), name
+    return min(places, default=len(_BEST)), name
 
 
 # Types whose output for a picture also depends on the number of pictures or tokens that come
@@ -147,7 +163,7 @@ def require_free_of_position(header: Header) -> None:
 
 
 def cells_at_once(header: Header) -> int:
-    """How many cells of a picture have to be in one decode; 0 if it may be split anywhere.
+    """The number of a picture's cells that have to be in one decode; 0 if it may be split.
 
     Some models attend without a causal mask within a picture: it must not be split.
     """

@@ -8,7 +8,7 @@ from localspec.errors import OptionError
 from localspec.gguf_file.architectures import HEADS_APART, HeadGraph, architecture
 from localspec.gguf_file.header import Header, Value
 
-DEFAULT_CONTEXT_LENGTH = 8192  # tokens, at most, if nobody chooses
+DEFAULT_CONTEXT_LENGTH = 8192  # tokens: the limit unless the user chooses a length
 _BLOCK = re.compile(r"blk\.(\d+)\.")
 
 
@@ -19,7 +19,7 @@ class ModelShape:
         self._header = header
         self.architecture = architecture(header.architecture)
         self.has_snapshots = self.architecture.has_snapshots
-        # Whether the cache can lose its last tokens, as a target has to after a refused draft.
+        # Whether the last tokens can be removed from the cache, as after a refused draft.
         self.can_roll_back = not self.architecture.has_state or self.has_snapshots
         self.context_length = self.most("context_length")
         # Tokens that some layers look back at; 0 if all layers see the whole text.
@@ -38,7 +38,9 @@ class ModelShape:
         if header.architecture in ("deepseek4", "qwen4exp"):
             self.row_width = self.width * self.most("hyper_connection.count")
         self.num_heads = self.most("attention.head_count")
-        head_width = self.width // self.num_heads if self.num_heads else 0
+        head_width = 0
+        if self.num_heads:
+            head_width = self.width // self.num_heads
         self.key_width = self.most("attention.key_length") or head_width
         self.value_width = self.most("attention.value_length") or head_width
         # Latent attention (DeepSeek's) keeps one compressed row for keys and values.
@@ -56,8 +58,11 @@ class ModelShape:
         if self.architecture.is_recurrent:
             return [0] * self.num_layers
         heads = self.stated_kv_heads()[: self.num_layers]
-        if interval := self.most("full_attention_interval"):
-            heads = [n if (i + 1) % interval == 0 else 0 for i, n in enumerate(heads)]
+        interval = self.most("full_attention_interval")
+        if interval:  # only every n-th layer has a cache
+            for index in range(len(heads)):
+                if (index + 1) % interval:
+                    heads[index] = 0
         shared = self.most("attention.shared_kv_layers")
         return heads[: len(heads) - shared]
 
@@ -71,8 +76,11 @@ class ModelShape:
         """The header's numbers for all blocks, with a cache or without: (num_blocks,)."""
         stated = self.stated("attention.head_count_kv")
         if isinstance(stated, tuple):  # of another length, libllama refuses it
-            return [*whole_numbers(stated), *[0] * self.num_blocks][: self.num_blocks]
-        return [stated if isinstance(stated, int) else self.num_heads] * self.num_blocks
+            padded = [*whole_numbers(stated), *[0] * self.num_blocks]
+            return padded[: self.num_blocks]
+        if isinstance(stated, int):
+            return [stated] * self.num_blocks
+        return [self.num_heads] * self.num_blocks
 
     def is_head_tensor(self, name: str) -> bool:
         """Whether the tensor belongs to an MTP layer, and is loaded only with the head."""
@@ -87,15 +95,18 @@ class ModelShape:
 
     def state_width(self) -> int:
         """Numbers in the state of a recurrent layer (llama_hparams::n_embd_r, n_embd_s)."""
-        if head := self.most("wkv.head_size"):
+        head = self.most("wkv.head_size")
+        if head:
             return self.width * (self.most("token_shift_count") + head)
-        if taps := self.most("shortconv.l_cache"):
+        taps = self.most("shortconv.l_cache")
+        if taps:
             return self.width * (taps - 1)
         inner = self.most("ssm.inner_size")
         state = self.most("ssm.state_size")
-        taps = self.most("ssm.conv_kernel")
         groups = self.most("ssm.group_count")
-        return max(0, taps - 1) * (inner + 2 * groups * state) + state * inner
+        num_kept = max(0, self.most("ssm.conv_kernel") - 1)
+        convolution = num_kept * (inner + 2 * groups * state)
+        return convolution + state * inner
 
     def most(self, name: str) -> int:
         """The whole number of that name, the largest of several; 0 if there is none."""
@@ -112,7 +123,9 @@ def block_of(tensor: str) -> int | None:
 
 def whole_numbers(value: Value) -> tuple[int, ...]:
     """The whole numbers of a value or an array; libllama refuses a file with others there."""
-    values = value if isinstance(value, tuple) else (value,)
+    values: tuple[Value, ...] = (value,)
+    if isinstance(value, tuple):
+        values = value
     return tuple(number for number in values if isinstance(number, int))
 
 
@@ -120,8 +133,9 @@ def context_to_open(wanted: int | None, trained: int, name: str) -> int:
     """The number of tokens to open a model's context for.
 
     Args:
-        wanted: None for the default.
+        wanted: The tokens that the user asks for; None for the default.
         trained: Tokens that the model was trained for.
+        name: The model's name, for the error.
 
     Raises:
         OptionError: If more are wanted.

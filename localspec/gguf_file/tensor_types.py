@@ -45,7 +45,7 @@ def _block(name: str) -> tuple[int, int]:
     return GGML_QUANT_SIZES[GGMLQuantizationType(type_number(name))]
 
 
-_NO_WEIGHTS = ("I8", "I16", "I32", "I64", "F64")  # types that libllama multiplies nothing with
+_NO_WEIGHTS = ("I8", "I16", "I32", "I64", "F64")  # types that libllama cannot multiply with
 
 
 def stored_bytes(kind: int, shape: Sequence[int]) -> int | None:
@@ -56,7 +56,7 @@ def stored_bytes(kind: int, shape: Sequence[int]) -> int | None:
         shape: The length of a row first.
 
     Returns:
-        None for a type of no weights, and where a row does not end with a block.
+        None if weights cannot have this type, or if a row does not end with a block.
     """
     name = type_name(kind)
     if name in _NO_WEIGHTS:
@@ -70,18 +70,21 @@ def stored_bytes(kind: int, shape: Sequence[int]) -> int | None:
     return math.prod(shape) // num_values * num_bytes
 
 
-# AMX kernels: bytes that are kept for each block, in addition.
+# AMX kernels: additional bytes in memory for each block.
 _AMX = {
     "F16": 0, "Q4_0": 0, "Q4_1": 0, "Q8_0": 4, "Q4_K": 4, "Q5_K": 4, "Q6_K": 0, "IQ4_XS": 2,
 }  # fmt: skip
-# Types whose repacked kernels for one row and for several add alike, unless they are AMX's.
+# Types whose repacked kernels add in the same order for one row and for several, unless they
+# are AMX's.
 _EVEN = {"Q4_0", "IQ4_NL"}
 
 
 def unevenly_repacked(system_info: str) -> set[str]:
     """Types for which the rows of a decode depend on its size if they are repacked."""
-    even = set() if "AMX_INT8 = 1" in system_info else _EVEN
-    return set(repacked_types(system_info)) - even
+    uneven = set(repacked_types(system_info))
+    if "AMX_INT8 = 1" not in system_info:
+        uneven -= _EVEN
+    return uneven
 
 
 def repacked_types(system_info: str) -> Mapping[str, float]:
@@ -91,10 +94,13 @@ def repacked_types(system_info: str) -> Mapping[str, float]:
     ggml-cpu/amx/amx.cpp and get_row_size in mmq.cpp there.
 
     Args:
-        system_info: libllama's description of its build and this processor. Returns, by name,
-            how many bytes one byte of the file becomes.
+        system_info: libllama's description of its build and this processor.
+
+    Returns:
+        By the names of the types: the bytes in memory for one byte of the file.
     """
-    has = {part.strip() for part in system_info.replace(":", "|").split("|")}
+    parts = system_info.replace(":", "|").split("|")
+    has = {part.strip() for part in parts}
     names: set[str] = set()
     if "REPACK = 1" in has and "AVX2 = 1" in has:
         names = {"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"}
@@ -102,9 +108,9 @@ def repacked_types(system_info: str) -> Mapping[str, float]:
             names.add("Q2_K")
     elif "REPACK = 1" in has and "NEON = 1" in has and "DOTPROD = 1" in has:
         names = {"Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4", "Q1_0"}
-    same = dict.fromkeys(names, 1.0)
-    if "AMX_INT8 = 1" not in has:
-        return same
-    # AMX kernels are preferred to the others.
-    blocks = {name: _block(name)[1] for name in _AMX}
-    return same | {name: (size + _AMX[name]) / size for name, size in blocks.items()}
+    growth = dict.fromkeys(names, 1.0)
+    if "AMX_INT8 = 1" in has:  # AMX kernels are preferred to the others
+        for name, num_added in _AMX.items():
+            _, num_bytes = _block(name)
+            growth[name] = (num_bytes + num_added) / num_bytes
+    return growth
