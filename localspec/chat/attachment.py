@@ -21,10 +21,12 @@ _PDF = re.compile(rb"%PDF-\d")
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A file, as it was when it was read: a text, or a picture, whose text is empty."""
+    """A file, as it was when it was read: a text or a picture."""
 
     name: str
     text: str = ""
+    """The text; empty for a picture."""
+
     picture: Picture | None = None
 
 
@@ -40,7 +42,7 @@ def read_attachment(path: Path) -> Attachment:
         raise OptionError(
             f"{path} has more than {MAX_ATTACHED_BYTES} bytes", "Attach the part that matters."
         )
-    if _PDF.match(data):  # some have characters of text alone
+    if _PDF.match(data):  # some consist of text characters only
         raise OptionError(f"{path} is a PDF", "Convert it to text first, with pdftotext, say.")
     try:
         return Attachment(path.name, text_of(data))
@@ -53,29 +55,37 @@ def read_attachment(path: Path) -> Attachment:
 def without_files(question: str) -> tuple[str, str]:
     """The text that `attached` has put before a question, and the question alone."""
     at = 0
-    while found := _ATTACHED.match(question, at):
+    found = _ATTACHED.match(question)
+    while found is not None:
         at = found.end()
+        found = _ATTACHED.match(question, at)
     return question[:at], question[at:]
 
 
 def attached(question: str, attachments: Sequence[Attachment]) -> str:
-    """The question after the texts: each has its name and a fence longer than any in it."""
+    """The attached texts, and the question after them.
+
+    Each text has its name, and a fence that is longer than any fence in it.
+    """
     parts = []
-    for each in attachments:
-        if each.picture is not None:
+    for attachment in attachments:
+        if attachment.picture is not None:
             continue
-        longest = max(map(len, re.findall("`{3,}", each.text)), default=2)
+        text = attachment.text
+        fences = re.findall("`{3,}", text)
+        longest = max(map(len, fences), default=2)
         fence = "`" * (longest + 1)
-        parts.append(f"{each.name}:\n{fence}\n{each.text.rstrip()}\n{fence}")
+        parts.append(f"{attachment.name}:\n{fence}\n{text.rstrip()}\n{fence}")
     return "\n\n".join([*parts, question])
 
 
 def pictures_in(attachments: Sequence[Attachment]) -> list[Picture]:
     """The pictures among the attachments."""
-    return [each.picture for each in attachments if each.picture is not None]
+    pictures = [attachment.picture for attachment in attachments]
+    return [picture for picture in pictures if picture is not None]
 
 
-# Longer marks first: that of UTF-32 begins as that of UTF-16 does.
+# Longer marks first: the mark of UTF-32 begins with that of UTF-16.
 _ENCODINGS = {
     codecs.BOM_UTF8: "utf-8",
     codecs.BOM_UTF32_LE: "utf-32-le",
@@ -85,7 +95,7 @@ _ENCODINGS = {
 }
 WIDE_MARKS = tuple(_ENCODINGS)[1:]
 ONE_BYTE = "cp1252"  # all of Latin-1's letters, and the quotes and dashes of Windows
-# Bytes that no text has, whatever its encoding; escapes and form feeds some have.
+# Bytes that occur in no text, whatever its encoding. Escapes and form feeds do occur.
 _CONTROLS = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
 _MULTIBYTE = re.compile("[^\x00-\x7f\ufffd]")
 
@@ -103,6 +113,7 @@ def text_of(data: bytes, *, otherwise: str = ONE_BYTE) -> str:
     ValueError, in words, for bytes that are not text.
 
     Args:
+        data: The bytes.
         otherwise: The encoding of such bytes; by default the one of Windows, which has the
             letters of Latin-1.
     """
@@ -122,6 +133,7 @@ def text_of(data: bytes, *, otherwise: str = ONE_BYTE) -> str:
 
 
 def _decoded(data: bytes, encoding: str) -> str:
+    """The text in an encoding. Raises ValueError, in words."""
     try:
         return data.decode(encoding)
     except UnicodeDecodeError as error:

@@ -1,15 +1,15 @@
 """How a template writes calls of tools, read off what it makes of made-up ones.
 
 The template is rendered with one call and with two, whose names and values occur nowhere else.
-What stands between these is the form. It counts only if the template's own calls are read back
-by it, with values of all kinds. llama.cpp does likewise (docs/autoparser.md there).
+The text between these is the form. It counts only if the template's own calls, with values of
+all kinds, can be read back by it. llama.cpp does the same (its docs/autoparser.md).
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import json
+import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -45,7 +45,7 @@ from localspec.tools.grammar import Calls
 from localspec.tools.partial_text import first_of
 from localspec.tools.tool import tool_use, whole_calls
 
-# Of processor time for all that a template is asked here, where nothing else ends it
+# Limit of processor time for all renderings of a template here, which nothing else would end.
 _MOST_S = 10.0
 
 _FIRST = "firsttool"
@@ -59,7 +59,7 @@ _SAID = "somewords"
 _RESULT = "someresult"
 _IDS = ("callid001", "callid002")
 _PLAIN: Mapping[str, Any] = {_KEY_A: _VALUE_A, _KEY_B: _VALUE_B}
-# Values that a form has to bear.
+# Values of all kinds, which a form has to carry.
 _HARD: Mapping[str, Any] = {
     _KEY_A: 'a "quoted" <b> 中\nand a line',
     _KEY_B: 3,
@@ -76,17 +76,21 @@ _TYPES: Mapping[type, Mapping[str, Any]] = {
     list: {"type": "array", "items": {}},
     dict: {"type": "object"},
 }
+
+
+def _schema(value: Any) -> dict[str, Any]:
+    return {"description": "d", **_TYPES[type(value)]}
+
+
 _PARAMETERS = {
     "type": "object",
-    "properties": {
-        key: {"description": "d", **_TYPES[type(value)]} for key, value in _HARD.items()
-    },
+    "properties": {key: _schema(value) for key, value in _HARD.items()},
     "required": [_KEY_A, _KEY_B],
 }
 _USE = tool_use(
     [
-        {"name": name, "description": "d", "parameters": _PARAMETERS}
-        for name in (_FIRST, _SECOND)
+        {"name": _FIRST, "description": "d", "parameters": _PARAMETERS},
+        {"name": _SECOND, "description": "d", "parameters": _PARAMETERS},
     ],
     None,
     is_parallel=True,
@@ -95,37 +99,39 @@ _TOOLS = _USE.tools
 
 
 class _UnreadError(Exception):
-    """The form cannot be told from what the template makes of the calls."""
+    """The form cannot be read off what the template makes of the calls."""
 
 
 class TemplateTools(NamedTuple):
-    """What a template has of tools."""
+    """How a template shows tools and writes calls."""
 
     form: CallForm
     """How calls are written."""
 
     are_shown: bool
-    """Whether the template shows a model its tools. Else words have to."""
+    """Whether the template shows a model its tools. If not, they have to be described in
+    words."""
 
     is_known: bool
-    """Whether the template, or its family, has that form. Else words have to say it."""
+    """Whether the template, or its family, has that form. If not, it has to be explained in
+    words."""
 
 
 @functools.lru_cache(maxsize=16)
 def tools_of(source: str) -> TemplateTools:
-    """What a template has of tools. It is rendered for that once."""
-    until_s = time.thread_time() + _MOST_S  # a busy machine makes no template late
+    """How a template shows tools and writes calls. It is rendered for that once."""
+    until_s = time.thread_time() + _MOST_S  # not of the clock: the machine may be busy
 
     def is_late() -> bool:
         return time.thread_time() > until_s
 
     try:
         template = ChatTemplate(source, bos="<s>", eos="</s>")
-        form = (
-            unlike_template(source)
-            or _read_form(template, source, is_late)
-            or unshown_form(source)
-        )
+        form = unlike_template(source)
+        if form is None:
+            form = _read_form(template, source, is_late)
+        if form is None:
+            form = unshown_form(source)
         are_shown = form is not None and _shows_tools(template, is_late)
     except (TemplateError, Interrupted):
         form = None
@@ -134,11 +140,12 @@ def tools_of(source: str) -> TemplateTools:
 
 
 def takes_tools(source: str | None) -> bool:
-    """Whether a template shows tools, and it is known how its models call them."""
+    """Whether a template shows tools, and the form of its models' calls is known."""
     return source is not None and tools_of(source).are_shown
 
 
 def _shows_tools(template: ChatTemplate, is_late: CancelCheck) -> bool:
+    """Whether the names of tools come out in a prompt."""
     tools = [tool.declared() for tool in _TOOLS]
     question: Message = {"role": "user", "content": _QUESTION}
     try:
@@ -148,7 +155,8 @@ def _shows_tools(template: ChatTemplate, is_late: CancelCheck) -> bool:
 
 
 def _read_form(template: ChatTemplate, source: str, is_late: CancelCheck) -> CallForm | None:
-    for said in (_SAID, ""):  # some refuse words beside calls
+    """The form that the template shows; None if it shows none that can be read."""
+    for said in (_SAID, ""):  # some templates refuse words before calls
         try:
             return _FormReader(template, source, said, is_late).form()
         except (TemplateError, _UnreadError):
@@ -157,29 +165,29 @@ def _read_form(template: ChatTemplate, source: str, is_late: CancelCheck) -> Cal
 
 
 class _Parted(NamedTuple):
-    """The text behind a call's name."""
+    """The text after a call's name, in parts."""
 
     middle: str
-    """What stands before the arguments."""
+    """The text between the name and the arguments."""
 
     tags: Tags | None
-    """How they are written one by one, but for the end; None for an object."""
+    """How arguments are written one by one, but for the end; None for an object."""
 
     notation: type[ArgumentReader]
-    """The kind of reader for an object."""
+    """The kind of reader for the arguments."""
 
     rest: str
-    """What stands behind them."""
+    """The text after the arguments."""
 
 
 class _FormReader:
     """Reads the form off a template.
 
     Args:
-        template: the template.
-        source: of the template.
-        said: the words in front of the calls.
-        is_late: whether reading has taken too long.
+        template: The template.
+        source: Its source.
+        said: The words before the calls.
+        is_late: Whether reading has taken too long.
     """
 
     def __init__(
@@ -220,35 +228,33 @@ class _FormReader:
 
     def _first_mark(self, text: str) -> str:
         """The mark that comes first in the text; "" for none."""
-        return first_of((*self._thoughts.marks(), *marks_in(text)[:1]), text) or ""
+        candidates = (*self._thoughts.marks(), *marks_in(text)[:1])
+        return first_of(candidates, text) or ""
 
     def _rendered(self, messages: Sequence[Message]) -> str:
         tools = [tool.declared() for tool in _TOOLS]
         return self._template.render(messages, self._is_late, tools=tools, opens_answer=False)
 
     def _turn(self, messages: Sequence[Message]) -> str:
-        """What is made of an answer, up to what follows it."""
+        """The text that the template makes of an answer, up to the next message's content."""
         text = self._rendered([*self._asked, *messages])
-        turn = text.rpartition(_QUESTION)[2].partition(_RESULT)[0]
-        for each in _IDS:
-            turn = turn.replace(each, CALL_ID)
+        _, _, after = text.rpartition(_QUESTION)
+        turn, _, _ = after.partition(_RESULT)
+        for call_id in _IDS:
+            turn = turn.replace(call_id, CALL_ID)
         return turn
 
     def _turn_of_calls(self, *arguments: Mapping[str, Any], ids: Sequence[str] = _IDS) -> str:
-        """What is made of an answer with such calls."""
+        """The text that the template makes of an answer with a call for each of the arguments."""
         names = (_FIRST, _SECOND)[: len(arguments)]
-        calls = [
-            {
-                "id": call_id,
-                "type": "function",
-                "function": {"name": name, "arguments": dict(given)},
-            }
-            for call_id, name, given in zip(ids, names, arguments, strict=False)
-        ]
-        results: list[Message] = [
-            {"role": "tool", "tool_call_id": call_id, "name": name, "content": _RESULT}
-            for call_id, name in zip(ids, names, strict=False)
-        ]
+        calls = []
+        results: list[Message] = []
+        for call_id, name, given in zip(ids, names, arguments, strict=False):
+            function = {"name": name, "arguments": dict(given)}
+            calls.append({"id": call_id, "type": "function", "function": function})
+            results.append(
+                {"role": "tool", "tool_call_id": call_id, "name": name, "content": _RESULT}
+            )
         answer: Message = {"role": "assistant", "content": self._said, "tool_calls": calls}
         turn = self._turn([answer, *results])
         if not all(name in turn for name in names):
@@ -256,7 +262,7 @@ class _FormReader:
         return turn
 
     def _without_head(self, prefix: str, head: str) -> str:
-        """What stands in front of the name, without what begins an answer, and thoughts."""
+        """The text before the name, without the beginning of the answer, and thoughts."""
         if self._said and self._said in prefix:
             prefix = prefix.rpartition(self._said)[2]
         else:
@@ -268,7 +274,7 @@ class _FormReader:
     def _opening(self, prefix: str) -> str:
         """The text with which calls begin, up to and with a mark."""
         mark = self._first_mark(prefix)
-        if mark and mark == self._turn_end:  # what follows tells a call from any other turn
+        if mark and mark == self._turn_end:  # only the marks after it are a call's alone
             mark = marks_in(prefix)[-1]
         opening = prefix[: prefix.find(mark) + len(mark)] or prefix
         if not opening.strip() or "{" in opening:
@@ -276,7 +282,7 @@ class _FormReader:
         return opening
 
     def _up_to_mark(self, text: str) -> str:
-        """The text with its first mark, or without it if that ends the turn, or begins one."""
+        """The text up to its first mark, and the mark, unless that ends or begins a turn."""
         mark = self._first_mark(text)
         if not mark:
             return ""
@@ -301,7 +307,14 @@ class _FormReader:
         return _with_arguments(form, call)
 
     def _of_several(self, prefix: str, call: _Parted, link: str, second: _Parted) -> CallForm:
-        """The form, by what stands before the first call, behind it, and before the second."""
+        """The form of a template that takes several calls in a message.
+
+        Args:
+            prefix: The text before the first call's name.
+            call: The text after it.
+            link: The text between the first call's arguments and the second call's name.
+            second: The text after that name.
+        """
         prefix, link = _with_numbers(prefix, link)
         middle, other = _with_numbers(call.middle, second.middle)
         if middle != other:
@@ -312,18 +325,21 @@ class _FormReader:
         start = _common_suffix(prefix.removeprefix(opening), link)
         link = link[: len(link) - len(start)]
         end = _common_prefix(link, rest)
+        after = ""
+        if opening not in link:
+            after = self._up_to_mark(rest[len(end) :])
         form = CallForm(
             before=prefix[: len(prefix) - len(start)],
             start=f"{start}{NAME}{middle}",
             end=end,
             between=link[len(end) :],
-            after="" if opening in link else self._up_to_mark(rest[len(end) :]),
+            after=after,
             openings=(opening,),
         )
         return _with_arguments(form, call)
 
     def _with_ids(self, form: CallForm) -> CallForm:
-        """The form, as the template takes ids."""
+        """The form, with whether the template accepts only ids of its own kind."""
         try:
             self._turn_of_calls(_PLAIN, ids=("call-1",))
         except TemplateError:
@@ -331,33 +347,42 @@ class _FormReader:
         return form
 
     def _check(self, form: CallForm) -> None:
-        """Refuse a form by which the template's own calls are not read as they were."""
-        several = [_HARD] if form.is_single else [_HARD, _PLAIN]
-        for arguments in ([_HARD], several):
-            turn = self._turn_of_calls(*arguments)
-            _, opening, written = turn.partition(form.openings[0])
-            last = (form.end + form.after).strip()
-            written = written[: written.rfind(last or self._turn_end)] + last
-            stream = CallStream(Calls(form, _USE))
-            parts = stream.push(Part(f"{opening}{written}", is_thought=False))
-            parts += stream.finish(is_cut=False)
-            calls = whole_calls(part.call for part in parts)
-            if [call.arguments for call in calls] != arguments:
-                raise _UnreadError("calls are not read as they are written")
+        """Raise _UnreadError for a form by which the template's own calls are read wrongly."""
+        self._check_reads(form, [_HARD])
+        if not form.is_single:
+            self._check_reads(form, [_HARD, _PLAIN])
+
+    def _check_reads(self, form: CallForm, arguments: list[Mapping[str, Any]]) -> None:
+        """Raise _UnreadError if calls with these arguments are read wrongly."""
+        turn = self._turn_of_calls(*arguments)
+        _, opening, written = turn.partition(form.openings[0])
+        last = (form.end + form.after).strip()
+        length = written.rfind(last or self._turn_end)
+        text = opening + written[:length] + last
+        stream = CallStream(Calls(form, _USE))
+        parts = stream.push(Part(text, is_thought=False))
+        parts += stream.finish(is_cut=False)
+        calls = whole_calls(part.call for part in parts)
+        if [call.arguments for call in calls] != arguments:
+            raise _UnreadError("calls are not read as they are written")
 
 
 def _with_arguments(form: CallForm, call: _Parted) -> CallForm:
-    """The form, with what follows from its parts and from how arguments are written."""
+    """The form, with the fields that follow from its parts and from the arguments' notation."""
     tags = call.tags
     if tags is not None:
         end = form.end.strip() or form.after.strip()
         if not end:
             raise _UnreadError("arguments have no end")
         mark = to_first_mark(end)
-        tags = tags._replace(end=end if mark in tags.closing else mark)
+        if mark not in tags.closing:
+            end = mark
+        tags = tags._replace(end=end)
     last = (form.end + form.after).rstrip()
     ends = marks_in(last)
-    closing = ends[-1] if ends and last.endswith(ends[-1]) else ""
+    closing = ""
+    if ends and last.endswith(ends[-1]):
+        closing = ends[-1]
     form = replace(form, notation=call.notation, tags=tags, closing=closing)
     marks = dict.fromkeys(marks_in(form.literals))
     if call.notation is GemmaArguments:
@@ -367,10 +392,11 @@ def _with_arguments(form: CallForm, call: _Parted) -> CallForm:
 
 def _forgotten(form: CallForm) -> str:
     """The tag with the name before which models may leave out the opening; "" for none."""
-    before, _, behind = form.start.lstrip().partition(NAME)
-    if not before.startswith("<") or ">" not in behind or CALL_ID in form.start:
+    before, _, after = form.start.lstrip().partition(NAME)
+    if not before.startswith("<") or ">" not in after or CALL_ID in form.start:
         return ""
-    return f"{before}{NAME}{behind.partition('>')[0]}>"
+    end_of_tag, _, _ = after.partition(">")
+    return f"{before}{NAME}{end_of_tag}>"
 
 
 def _without_ids(text: str) -> str:
@@ -387,7 +413,7 @@ _NUMBER = re.compile(r"""(?<=["':])\d(?=["'<])""")
 
 
 def _with_numbers(text: str, other: str) -> tuple[str, str]:
-    """Two texts in which the number of a call may stand as its id."""
+    """Two texts, with the number of a call replaced by its id if they then have more in common."""
     numbered = _NUMBER.sub(CALL_ID, text)
     other_numbered = _NUMBER.sub(CALL_ID, other)
     if len(_common_suffix(numbered, other_numbered)) > len(_common_suffix(text, other)):
@@ -396,15 +422,19 @@ def _with_numbers(text: str, other: str) -> tuple[str, str]:
 
 
 def _parted(text: str, name: str) -> tuple[str, _Parted]:
-    """The text before a call's name, and the parts of that behind it. Raises _UnreadError."""
+    """The text before a call's name, and the parts of the text after it.
+
+    Raises _UnreadError.
+    """
     before, _, rest = text.partition(_KEY_A)
     prefix, named, middle = before.rpartition(name)
     if not named or not rest:
         raise _UnreadError("a call is not shown")
     brace = middle.rfind("{")
     if brace >= 0 and middle[brace + 1 :].strip() == '"':
+        begin = len(before) - len(middle) + brace
         try:
-            value, end = _DECODER.raw_decode(text, len(before) - len(middle) + brace)
+            value, end = _DECODER.raw_decode(text, begin)
         except ValueError as error:
             raise _UnreadError("arguments are no object") from error
         if value != _PLAIN:
@@ -419,7 +449,8 @@ def _parted(text: str, name: str) -> tuple[str, _Parted]:
     if naming_other.replace('"number"', '"string"') == naming:
         naming_other = naming_other.replace('"number"', f'"{KIND}"')
     link = link.replace(_KEY_A, KEY)
-    rest = rest.replace(_KEY_B, KEY, 1) if KEY in link else rest
+    if KEY in link:
+        rest = rest.replace(_KEY_B, KEY, 1)
     is_quoted = naming[-1:] in ("'", '"') and link.startswith(naming[-1:])
     if is_quoted:
         naming = naming[:-1]
@@ -448,12 +479,12 @@ def _common_prefix(text: str, other: str) -> str:
 
 
 def _num_common(text: str, other: str) -> int:
-    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(text, other, strict=False))
-    return sum(1 for _ in pairs)
+    """The number of characters with which both begin."""
+    return len(os.path.commonprefix([text, other]))
 
 
 def _common_suffix(text: str, other: str) -> str:
-    """The text with which both end, from behind a mark that only one of them has whole."""
+    """The text with which both end, starting after a mark that only one of them has whole."""
     found = text[len(text) - _num_common(text[::-1], other[::-1]) :]
     at = found.find(">")
     is_within = at >= 0 and "<" not in found[:at]

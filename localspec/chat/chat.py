@@ -47,9 +47,9 @@ _INSTEAD = {
 class Chat(ForeignNames):
     """Turns of a conversation over an engine. Made by `Engine.chat`.
 
-    An answer that is stopped early stays in the conversation. So do the model's thoughts, of
-    which the template shows what it wants to in the next prompt; most leave out those that led
-    to no calls of tools.
+    An answer that is stopped early stays in the conversation. So do the model's thoughts. The
+    template decides which of them are in the next prompt; most leave out thoughts that led to
+    no calls of tools.
     When the context is full, the oldest turns are forgotten: as few as possible so that the
     prompt takes at most half of it.
     """
@@ -69,7 +69,7 @@ class Chat(ForeignNames):
         self._system, self._turns = turns_of(messages, system)
         self._forgotten: list[Turn] = []
         source = template_source(template, engine.chat_template)
-        ChatTemplate(source, bos="", eos="", think=think)  # which refuses some
+        ChatTemplate(source, bos="", eos="", think=think)  # raises for a bad template
         self._template = template
         self._think = think
         self._num_asked = len(self._turns)
@@ -114,7 +114,7 @@ class Chat(ForeignNames):
 
     @property
     def num_asked(self) -> int:
-        """How many answers were started; the next one has the random numbers of this turn."""
+        """The number of answers started so far. It selects the next answer's random numbers."""
         return self._num_asked
 
     @property
@@ -133,16 +133,18 @@ class Chat(ForeignNames):
         images: Sequence[PictureSource] = (),
         **keywords: Unpack[AnswerKeywords],
     ) -> Answer:
-        """The answer to `text`. Options as for `Engine.generate`.
+        """The answer to `text`, with options as for `Engine.generate`.
 
-        tools: functions that the model may call until other tools are given. They are not run
-        here: see `run_tools` and `send_tool_results`. With queue=True it waits for answers to
-        questions that were asked before, and stands behind them. The conversation changes only
-        when the answer is read. Then ContextError is raised if the message alone does not fit
-        the context, and the conversation stays as it was.
+        The functions given as `tools` can be called by the model until other tools are given.
+        They are not run here: see `run_tools` and `send_tool_results`. With queue=True the
+        question waits for the answers to earlier questions, and follows them. The conversation
+        changes only when the answer is read. Then ContextError is raised if the message alone
+        does not fit the context, and the conversation stays as it was.
 
         Args:
-            images: Pictures that go with it, see `Picture.read`; they stay in the conversation.
+            text: The question.
+            options: The options; keywords replace single ones.
+            images: Pictures of the question, see `Picture.read`; they stay in the conversation.
         """
         require_no_calls(self._turns)
         chosen = AnswerOptions.of(options, **keywords)
@@ -162,6 +164,7 @@ class Chat(ForeignNames):
         Args:
             results: A result for each id of that answer's `tool_calls`: a text, or a value that
                 JSON can hold.
+            options: The options; keywords replace single ones.
 
         Raises:
             OptionError: If a result is missing or of no call.
@@ -172,20 +175,25 @@ class Chat(ForeignNames):
         return self._engine._answer(ChatRecord(self, asked, self._turns[:-1], chosen))
 
     def _end_calls(self, results: Mapping[str, str]) -> None:
-        """End the last turn where its answer waits for results of some of these calls.
+        """End the last turn if all results that its answer waits for are given.
 
         An empty answer follows the results, so that another question can be asked.
 
         Args:
-            results: by the ids of the calls; others are passed over.
+            results: The results by the ids of the calls; other results are ignored.
         """
-        ids = [str(call["id"]) for call in pending_calls(self._turns)]
-        if not ids or not results.keys() >= set(ids):
+        pending: dict[str, str] = {}
+        for call in pending_calls(self._turns):
+            call_id = str(call["id"])
+            if call_id not in results:
+                return
+            pending[call_id] = results[call_id]
+        if not pending:
             return
-        found = result_messages(self._turns, {each: results[each] for each in ids})
-        turn = (*self._turns[-1], *found, answer_message("", (), ""))
-        turns = [*self._turns[:-1], turn]
-        vars(self).update(_turns=turns, _revision=self._revision + 1)
+        *earlier, last = self._turns
+        messages = result_messages(self._turns, pending)
+        turn = (*last, *messages, answer_message("", (), ""))
+        vars(self).update(_turns=[*earlier, turn], _revision=self._revision + 1)
 
     def retry(
         self, options: AnswerOptions | None = None, **keywords: Unpack[AnswerKeywords]
@@ -207,11 +215,13 @@ class Chat(ForeignNames):
     ) -> Answer:
         """The answer to `text`, which replaces the last question and its answer, if any.
 
-        They are replaced as soon as the new answer says anything; the question's pictures
-        stay, behind `images`. Options as for `send`.
+        They are replaced as soon as the new answer says anything. The old question's pictures
+        stay, after `images`. Options as for `send`.
         """
         chosen = AnswerOptions.of(options, **keywords)
-        old = self._turns[-1][0] if self._turns else None
+        old = None
+        if self._turns:
+            old = self._turns[-1][0]
         asked = (question_message(text, images, old=old),)
         return self._engine._answer(ChatRecord(self, asked, self._turns[:-1], chosen))
 
@@ -224,16 +234,16 @@ class Chat(ForeignNames):
     def continue_answer(
         self, options: AnswerOptions | None = None, **keywords: Unpack[AnswerKeywords]
     ) -> Answer:
-        """More of the last answer, which was cut: from its last token on, with these options.
+        """The continuation of the last answer, which was cut, after its last token.
 
-        With the same options the two parts are the answer that would have come without the
-        cut, wherever that was: also within a character, a mark, a stop string or a call, and
-        with a seed. The answer returned has only what is new. Text shown at the cut that turns
+        With the same options, a seed included, the two parts are the answer that would have
+        come without the cut. The cut may be anywhere: within a character, a mark, a stop string
+        or a call. The returned answer has only the new text. Text shown at the cut that turns
         out to be the beginning of a mark or a stop string is removed from `messages`.
 
-        Nothing is forgotten for it. Raises OptionError if the answer was complete, was
-        made elsewhere, or the conversation has changed; ContextError, when it is read, if there
-        is no free context.
+        No turn is forgotten for it. Raises OptionError if the answer was complete, was made
+        elsewhere, or the conversation has changed; ContextError, when it is read, if there is
+        no free context.
         """
         chosen = AnswerOptions.of(options, **keywords)
         if not self._turns:
@@ -258,7 +268,7 @@ class Chat(ForeignNames):
     def _source(
         self, turns: Sequence[Turn], asked: Turn, options: AnswerOptions | None = None
     ) -> ChatSource:
-        """What the prompt of a question is made of, as the conversation is now."""
+        """The source of a question's prompt, with the conversation as it is now."""
         chosen = options or AnswerOptions()
         return ChatSource(
             self._system,
@@ -273,8 +283,8 @@ class Chat(ForeignNames):
     def prepare(self) -> None:
         """Use idle time, for example while a person types. Call it in a thread of its own.
 
-        It decodes the beginning of the next prompt as far as the caches lack it: a new system
-        message, turns that were resumed, an answer whose thoughts are left out from now on.
+        It decodes the part of the next prompt's beginning that is not cached: a new system
+        message, turns that were resumed, an answer whose thoughts the next prompts leave out.
         Then it times a few decodes of sizes whose cost is still unknown. It ends within one
         decode when any answer starts or `Engine.cancel` is called, and changes no answer. While
         an answer is produced, or another chat prepares, it does nothing.
@@ -285,12 +295,14 @@ class Chat(ForeignNames):
         self._engine._prepare(source, owner=self)
 
     def copy(self) -> Chat:
-        """A copy of the conversation. From now on each goes on by itself."""
+        """A copy of the conversation. Later changes of one do not change the other."""
         return copy.copy(self)
 
     def __repr__(self) -> str:
-        num_turns = len(self._forgotten + self._turns)
-        return f"<Chat of {num_turns} {'turn' if num_turns == 1 else 'turns'}>"
+        num_turns = len(self._forgotten) + len(self._turns)
+        if num_turns == 1:
+            return "<Chat of 1 turn>"
+        return f"<Chat of {num_turns} turns>"
 
     def clear(self) -> None:
         """Forget every turn; the system message stays."""
@@ -316,12 +328,13 @@ class Chat(ForeignNames):
     ) -> None:
         """Continue another conversation: an optional system message, then whole turns.
 
-        With its counts the next answers see the same turns and have the same random numbers as
-        there.
+        With the counts of that conversation, the next answers see the same turns and have the
+        same random numbers as there.
 
         Args:
-            num_asked, num_forgotten: The counts of the other conversation, if the messages are
-                its transcript.
+            messages: The messages of the other conversation.
+            num_asked: Its number of answers, if the messages are its transcript.
+            num_forgotten: Its number of forgotten turns, if the messages are its transcript.
 
         Raises:
             OptionError: For other messages, or a bad count.
@@ -338,14 +351,15 @@ class Chat(ForeignNames):
 
 
 class ChatRecord(AnswerRecord):
-    """An answer, or the rest of one, in the conversation as it was when that was asked for.
+    """An answer, or the continuation of one, in the conversation as it was when it was requested.
 
     Args:
-        chat: the conversation.
-        asked: the turn without the answer: a question, or all up to the results of tools.
-        turns: the turns before it.
-        options: of the answer.
-        unfinished: the answer that is continued, the last of the chat.
+        chat: The conversation.
+        asked: The turn without the answer: a question, or all messages up to the results of
+            tools.
+        turns: The turns before it.
+        options: The options of the answer.
+        unfinished: The answer that is continued, the last of the chat.
     """
 
     sends_prompt = True
@@ -369,7 +383,7 @@ class ChatRecord(AnswerRecord):
             self.turn = unfinished.turn
 
     def _see(self, turns: list[Turn]) -> None:
-        """Ask with these turns before the question, in the conversation as it is now."""
+        """Make the prompt of these turns and the question, in the conversation as it is now."""
         chat = self.owner
         self.turn = chat._num_asked
         self._revision = chat._revision
@@ -382,7 +396,7 @@ class ChatRecord(AnswerRecord):
         if self._unfinished is not None:
             return ReadySource(self._unfinished.prompt)
         turns = self.owner._turns
-        if self.options.queue and self._is_new:  # after those that were answered meanwhile
+        if self.options.queue and self._is_new:  # it follows questions answered meanwhile
             require_no_calls(turns)
             self._see(turns)
         return self._chat_source
@@ -400,7 +414,7 @@ class ChatRecord(AnswerRecord):
         chat._revision += 1
         chat._num_asked = max(chat._num_asked, self.turn + 1)
         chat._tools = self._chat_source.use.tools
-        # Both at once: an exception of a signal handler may come between two lines.
+        # In one call: a signal handler may raise between two statements.
         forgotten = chat._forgotten + self._turns[: made.num_leaving]
         vars(chat).update(_forgotten=forgotten, _turns=self._kept_turns(made) + self._replaced)
 
@@ -409,7 +423,7 @@ class ChatRecord(AnswerRecord):
         chat = self.owner
         made = self._made
         if made is None or chat._revision != self._revision + 1:
-            return  # it was cleared, say, while the answer came
+            return  # the conversation has changed, for example was cleared
         prompt = made.prompt
         if said is not None:
             answer = answer_message(said.text, said.tool_calls, said.thoughts)
@@ -421,8 +435,8 @@ class ChatRecord(AnswerRecord):
         is_kept = prompt.num_said or answer["content"] or reply.tool_calls
         if not is_kept and reply.finish_reason == "cancelled":
             return
-        # A new revision: a question that was asked meanwhile does not know this answer, and
-        # would replace it.
+        # A new revision: a question asked meanwhile was asked without this answer, and would
+        # replace it.
         turns = [*self._kept_turns(made), (*self._asked, answer)]
         revision = chat._revision + 1
         vars(chat).update(_turns=turns, _revision=revision)

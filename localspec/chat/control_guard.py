@@ -1,10 +1,10 @@
 """Keeps text inside a message from becoming a control token.
 
 A rendered prompt is tokenised with special tokens on, because the template has its own. So text
-of a message that spells one is replaced by a placeholder before rendering, and tokenised as
-plain text where the placeholder comes out. A template that cuts something out of a message
-could join the rest to a control text, though: how much is hidden depends on what comes out (see
-`chat.prompt`).
+of a message that spells a control token is replaced by a placeholder before rendering, and
+tokenised as plain text where the placeholder comes out. But a template that removes a part of a
+message could join the text before and after it to a control text: how much is hidden depends on
+what comes out (see `chat.prompt`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from localspec.vocabulary import Vocabulary
 
 _MARK_DIGITS = 20
 _INDEX_DIGITS = 8
-_HANDLED = ("role", "content", "pictures")  # of a message, by `_hidden`
+_HANDLED = ("role", "content", "pictures")  # keys of a message that `_hidden` treats one by one
 
 Span = tuple[int, int]  # first character, and the one after the last
 
@@ -36,8 +36,7 @@ class Exposed(NamedTuple):
     """The tools as OpenAI declares them."""
 
     data: frozenset[int] = frozenset()
-    """The numbers of messages whose content is the result of a call, and not what somebody
-    says."""
+    """The numbers of messages whose content is the result of a call."""
 
     variables: Mapping[str, Any] = NO_VARIABLES
     """The template's variables, as `ChatTemplate.render` has them."""
@@ -51,7 +50,7 @@ class Hidden:
     """An `Exposed` with placeholders."""
 
     mark: str
-    """The beginning of each."""
+    """The beginning of each placeholder."""
 
     opens_answer: bool
     messages: list[dict[str, Any]] = field(default_factory=list)
@@ -71,11 +70,14 @@ class Hidden:
 
     def shows_pictures(self, prompt: str) -> bool:
         """Whether each picture stands in the prompt once."""
-        pictures = (index for index, part in self.parts.items() if not isinstance(part, str))
-        return all(prompt.count(self.mark + index) == 1 for index in pictures)
+        for index, part in self.parts.items():
+            is_picture = not isinstance(part, str)
+            if is_picture and prompt.count(self.mark + index) != 1:
+                return False
+        return True
 
     def uncovered(self, prompt: str) -> str:
-        """The prompt with what was hidden, but for pictures, which have no text."""
+        """The prompt with the hidden texts. Pictures have none and are left out."""
 
         def part_of(found: re.Match[str]) -> str:
             part = self.parts.get(found[1], "")
@@ -95,36 +97,41 @@ class Hidden:
 class ControlGuard:
     """Hides the control texts in messages, and tokenises the prompt they were rendered to.
 
-    Messages without such text go through unchanged, and are tokenised with their
-    surroundings as they stand. texts: those that are hidden, sorted.
+    Messages without such text do not change, and are tokenised together with their
+    surroundings.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
+        # The control texts, which are hidden.
         self.texts = sorted(vocabulary.control_texts())
         self._reversed = sorted(text[::-1] for text in self.texts)
         self._longest = max(map(len, self.texts), default=0)
-        self._ends = {end for text in self.texts for end in (text[0], text[-1])}
+        self._ends: set[str] = set()
+        for text in self.texts:
+            self._ends |= {text[0], text[-1]}
 
     def hide(self, exposed: Exposed) -> Hidden:
         """Hide what can be taken for a control token.
 
-        Enough where the template changes nothing but the edges of texts. Tools, calls and
-        results may be written as JSON, so characters that JSON escapes are not hidden there.
+        That is enough if the template changes only the edges of texts. Tools, calls and results
+        may be written as JSON, so characters that JSON escapes are not hidden there.
         """
         return _hidden(exposed, self._spans, self._spans)
 
     def hide_words(self, exposed: Exposed) -> Hidden:
         """Hide also every word that could be the beginning or the end of a control text.
 
-        The text left cannot be joined to a control text, unless the template writes both ends.
+        The remaining text cannot be joined to a control text, unless the template writes both
+        ends.
         """
         return _hidden(exposed, self._words, self._words)
 
     def hide_all(self, exposed: Exposed) -> Hidden:
         """Hide the whole text of messages, but for the blank space around it.
 
-        Tools, calls and results are hidden as by `hide_words`: templates read in them.
+        In tools, calls and results only words are hidden, as by `hide_words`: templates read
+        them.
         """
         return _hidden(exposed, _whole, self._words)
 
@@ -134,19 +141,24 @@ class ControlGuard:
 
     def control_texts_in(self, prompt: str) -> list[str]:
         """The control texts in a prompt whose messages are hidden, in order."""
-        return [match.group() for match in sorted(self._matches(prompt), key=re.Match.start)]
+        matches = sorted(self._matches(prompt), key=re.Match.start)
+        return [match.group() for match in matches]
 
     def tokenize(self, prompt: str, hidden: Hidden) -> list[int]:
         """Ids of the prompt that the hidden messages were rendered to."""
         tokens: list[int] = []
         pieces = re.split(f"{hidden.mark}([0-9]{{{_INDEX_DIGITS}}})", prompt)
         for number, piece in enumerate(pieces):
-            # Behind a picture's cells a text starts anew, as in llama.cpp.
-            after = tokens[-1] if tokens and tokens[-1] >= 0 else None
-            part = hidden.parts.get(piece, "")
-            if number % 2 == 0:
+            after = None
+            # After a picture's cells a text starts anew, as in llama.cpp.
+            if tokens and tokens[-1] >= 0:
+                after = tokens[-1]
+            is_placeholder = number % 2 == 1
+            if not is_placeholder:
                 tokens += self._vocabulary.tokenize(piece, parse_special=True, after=after)
-            elif isinstance(part, str):
+                continue
+            part = hidden.parts.get(piece, "")
+            if isinstance(part, str):
                 tokens += self._spell(part, after)
             else:
                 tokens += part
@@ -159,27 +171,36 @@ class ControlGuard:
         single character that has no other entry is left out.
         """
         tokens = self._vocabulary.tokenize(text, parse_special=False, after=after)
-        # As a set: an engine in another process is asked for each.
+        # As a set: an engine in another process is asked for each token.
         if not any(map(self._vocabulary.is_control, set(tokens))):
             return tokens
         if len(text) == 1:
             return []
-        left = self._spell(text[: len(text) // 2], after)
-        return left + self._spell(text[len(text) // 2 :], left[-1] if left else after)
+        middle = len(text) // 2
+        left = self._spell(text[:middle], after)
+        if left:
+            after = left[-1]
+        right = self._spell(text[middle:], after)
+        return left + right
 
     def _spans(self, content: str) -> list[Span]:
         """The runs that have to be hidden, which can overlap."""
-        # A text that overlaps with one is not spelled any more where that is cut out.
-        return [*self._edges(content), *(match.span() for match in self._matches(content))]
+        spans = list(self._edges(content))
+        spans += [match.span() for match in self._matches(content)]
+        return spans
 
     def _matches(self, content: str) -> list[re.Match[str]]:
-        """The control texts in a content, in the order of `texts`."""
-        return [
-            match
-            for text in self.texts
-            if text in content  # few are; Python caches only some hundred patterns
-            for match in re.finditer(re.escape(text), content)
-        ]
+        """The control texts in a content, in the order of `texts`.
+
+        Occurrences of one text do not overlap here: once the first is hidden, the second is not
+        spelled any more.
+        """
+        matches: list[re.Match[str]] = []
+        for text in self.texts:
+            # Few texts occur, and Python caches only some hundred patterns.
+            if text in content:
+                matches += re.finditer(re.escape(text), content)
+        return matches
 
     def _words(self, content: str) -> Iterator[Span]:
         """The runs that `hide_words` hides, which can overlap."""
@@ -191,7 +212,7 @@ class ControlGuard:
     def _edges(self, content: str) -> Iterator[Span]:
         """Edges that could complete a control text that the template begins, or begin one.
 
-        Templates trim messages, so that their edge may lie further in.
+        Templates trim messages, so that the edge may be further inside.
         """
         first = len(content) - len(content.lstrip())
         last = len(content.rstrip())
@@ -199,9 +220,12 @@ class ControlGuard:
             if begin >= end:
                 continue
             beginning = content[begin : min(end, begin + self._longest)]
-            if size := _overlap(beginning[::-1], self._reversed):
+            size = _overlap(beginning[::-1], self._reversed)
+            if size:
                 yield begin, begin + size
-            if size := _overlap(content[max(begin, end - self._longest) : end], self.texts):
+            ending = content[max(begin, end - self._longest) : end]
+            size = _overlap(ending, self.texts)
+            if size:
                 yield end - size, end
 
 
@@ -210,34 +234,46 @@ def _hidden(
     spans: Callable[[str], Iterable[Span]],
     data_spans: Callable[[str], Iterable[Span]],
 ) -> Hidden:
+    """Hide runs of the texts that a template may read.
+
+    Args:
+        exposed: What the template may read.
+        spans: The runs to hide in a message's text.
+        data_spans: The runs to hide in texts of tools, calls and results.
+    """
     hidden = Hidden(_new_mark(repr(exposed)), exposed.opens_answer)
 
-    def hide_spans(text: str, found: Iterable[Span]) -> str:
-        left = ""
+    def with_placeholders(text: str, runs: Iterable[Span]) -> str:
+        shown = ""
         at = 0
-        for begin, end in found:
-            left += text[at:begin] + hidden.hide(text[begin:end])
+        for begin, end in runs:
+            shown += text[at:begin] + hidden.hide(text[begin:end])
             at = end
-        hidden.shown.append(left + text[at:])
-        return hidden.shown[-1]
+        shown += text[at:]
+        hidden.shown.append(shown)
+        return shown
 
-    def data(value: Any) -> Any:
-        return _with_texts(
-            value, lambda text: hide_spans(text, _unescaped(text, data_spans(text)))
-        )
+    def speech(text: str) -> str:
+        return with_placeholders(text, _merged(spans(text)))
+
+    def data_text(text: str) -> str:
+        return with_placeholders(text, _unescaped(text, data_spans(text)))
 
     for number, message in enumerate(exposed.messages):
-        rest = {name: each for name, each in message.items() if name not in _HANDLED}
-        is_data = number in exposed.data
-        said = ""
+        other_keys = {name: value for name, value in message.items() if name not in _HANDLED}
+        content = ""
         for piece, picture in zip_longest(pieces_of(message), shown_in(message)):
-            said += data(piece) if is_data else hide_spans(piece, _merged(spans(piece)))
+            if number in exposed.data:
+                content += data_text(piece)
+            else:
+                content += speech(piece)
             if picture is not None:
                 assert isinstance(picture, ShownTokens)
-                said += hidden.hide(picture.tokens)
-        hidden.messages.append({"role": message["role"], "content": said, **data(rest)})
-    hidden.tools.extend(data(exposed.tools))
-    hidden.variables.update(data(exposed.variables))
+                content += hidden.hide(picture.tokens)
+        shown = {"role": message["role"], "content": content}
+        hidden.messages.append({**shown, **_with_texts(other_keys, data_text)})
+    hidden.tools.extend(_with_texts(exposed.tools, data_text))
+    hidden.variables.update(_with_texts(exposed.variables, data_text))
     return hidden
 
 
@@ -246,31 +282,37 @@ def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
-        return {change(str(key)): _with_texts(each, change) for key, each in value.items()}
+        changed = {}
+        for key, item in value.items():
+            changed_key = change(str(key))
+            changed[changed_key] = _with_texts(item, change)
+        return changed
     if isinstance(value, list | tuple):
-        return [_with_texts(each, change) for each in value]
+        return [_with_texts(item, change) for item in value]
     return value
 
 
 def _unescaped(text: str, spans: Iterable[Span]) -> Iterator[Span]:
-    """The runs without characters that JSON escapes, as it could not within a placeholder."""
+    """The runs without characters that JSON escapes: it could not escape them when hidden."""
     for begin, end in _merged(spans):
         for found in re.finditer(r'[^"\\\x00-\x1f]+', text[begin:end]):
             yield begin + found.start(), begin + found.end()
 
 
 def _merged(spans: Iterable[Span]) -> list[Span]:
-    """The runs in order, those that touch made one."""
+    """The runs in order; those that touch or overlap become one."""
     merged: list[Span] = []
     for begin, end in sorted(spans):
         if merged and begin <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(end, merged[-1][1]))
+            first, last = merged.pop()
+            merged.append((first, max(end, last)))
         else:
             merged.append((begin, end))
     return merged
 
 
 def _whole(content: str) -> list[Span]:
+    """One run: the content without the blank space around it."""
     begin = len(content) - len(content.lstrip())
     end = len(content.rstrip())
     if begin < end:
@@ -279,18 +321,24 @@ def _whole(content: str) -> list[Span]:
 
 
 def _new_mark(taken: str) -> str:
-    """A text that `taken` lacks, in digits: case, trimming and JSON change none."""
+    """Random digits that `taken` lacks. Digits survive changes of case, trimming and JSON."""
     while True:
-        mark = "".join(secrets.choice("0123456789") for _ in range(_MARK_DIGITS))
+        digits = [secrets.choice("0123456789") for _ in range(_MARK_DIGITS)]
+        mark = "".join(digits)
         if mark not in taken:
             return mark
 
 
 def _overlap(content: str, texts: Sequence[str]) -> int:
-    """The length of the longest end of the content with which a text begins. texts: sorted."""
+    """The length of the longest end of the content with which one of the texts begins.
+
+    Args:
+        content: The content.
+        texts: The texts, sorted.
+    """
     for size in range(len(content), 0, -1):
         end = content[-size:]
-        following = bisect_right(texts, end)  # texts that begin with `end` stand behind it
+        following = bisect_right(texts, end)  # texts that begin with `end` sort right after it
         if following < len(texts) and texts[following].startswith(end):
             return size
     return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,25 +14,25 @@ from localspec.streaming.record import MadePrompt
 
 _ANSWER = 256  # tokens that are left free for an answer, or more if it may be longer
 _MARKS = 8  # tokens that the model's own marks take
-_PART = 4  # the text after may take 1/4 of the context; what is cut comes in such parts, too
+_PART = 4  # the text after may take 1/4 of the context; texts are cut in steps of 1/4, too
 
 
 @dataclass(frozen=True, slots=True)
 class FillInSource:
-    """A text that is to be filled in. What does not fit is cut.
+    """A gap in a text that is to be filled. Text that does not fit the context is cut.
 
-    Other files leave first, then the beginning of the text before and the end of the text
-    after. No text can name a control token.
+    Other files are left out first, then the beginning of the text before and the end of the
+    text after. No text can name a control token.
     """
 
     before: str
-    """The text before."""
+    """The text before the gap."""
 
     after: str
-    """The text after."""
+    """The text after the gap."""
 
     fim: FimTokens
-    """The model's tokens for it."""
+    """The model's fill-in tokens."""
 
     files: Sequence[tuple[str, str]] = ()
     """Names and texts of other files, the least useful first."""
@@ -44,16 +45,18 @@ class FillInSource:
         fim = self.fim
         tokenize = workshop.vocabulary.tokenize
         context = workshop.context_length
-        # Also for a shorter answer: an editor that only reads beforehand asks for one token.
-        answer = min(max(self.max_tokens or 0, _ANSWER), context // _PART)
+        # Also for a shorter answer: an editor that only prefills asks for one token.
+        answer = max(self.max_tokens or 0, _ANSWER)
+        answer = min(answer, context // _PART)
         room = max(context - answer - _MARKS, 0)
-        after = tokenize(self.after, parse_special=False, after=fim.suffix)[: room // _PART]
+        after = tokenize(self.after, parse_special=False, after=fim.suffix)
+        after = after[: room // _PART]
         before = tokenize(self.before, parse_special=False, after=fim.prefix)
         before = _end_of(before, room - len(after))
-        # In parts, so that as many files fit while the text grows, from its first token on.
+        # Rounded up to whole parts, so that the same files fit while the text grows.
         part = max(room // _PART, 1)
-        taken = -(-max(len(before) + len(after), 1) // part) * part
-        front = self._files(workshop, room - taken)
+        num_parts = math.ceil(max(len(before) + len(after), 1) / part)
+        front = self._files(workshop, room - num_parts * part)
         stable = [*front, fim.prefix, *before]
         vocabulary = workshop.vocabulary
         if vocabulary.add_bos and vocabulary.bos >= 0:
@@ -62,7 +65,7 @@ class FillInSource:
         return MadePrompt(Prompt(tokens), num_stable=len(stable))
 
     def _files(self, workshop: PromptWorkshop, room: int) -> list[int]:
-        """The other files that fit, each with its name, as the model knows projects."""
+        """The other files that fit, each with its name, in the model's notation of projects."""
         fim = self.fim
         tokenize = workshop.vocabulary.tokenize
         begin: list[int] = []
@@ -90,10 +93,12 @@ class FillInSource:
 def _end_of(tokens: list[int], room: int) -> list[int]:
     """The last of the tokens, up to `room`.
 
-    The cut stays at its position while the text grows a little, and the rest stays cached.
+    The cut stays at its position while the text grows a little, so that the tokens after it
+    stay cached.
     """
     surplus = len(tokens) - room
-    part = max(room // _PART, 1)
     if surplus <= 0:
         return tokens
-    return tokens[-(-surplus // part) * part :]
+    part = max(room // _PART, 1)
+    num_parts = math.ceil(surplus / part)
+    return tokens[num_parts * part :]

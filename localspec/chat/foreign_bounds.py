@@ -11,8 +11,8 @@ from localspec.errors import ContextError
 from localspec.tools.foreign import ForeignFunction
 from localspec.tools.tool import Tool, ToolUse
 
-_PART_OF_TOOLS = 4  # they may take a quarter of the context
-_PART_OF_RESULT = 8  # a result an eighth
+_PART_OF_TOOLS = 4  # tools may take a quarter of the context
+_PART_OF_RESULT = 8  # a result may take an eighth
 _CHARACTERS_PER_TOKEN = 16  # more than in any text
 _NUM_NAMED = 5  # of the largest tools
 
@@ -50,7 +50,8 @@ def fitting_text(engine: ChatBackend, text: str) -> tuple[str, str]:
     tokens = engine.tokenize(head)
     if len(tokens) <= most and len(head) == len(text):
         return text, ""
-    kept = head[: len(engine.detokenize(tokens[:most]))]
+    num_kept = len(engine.detokenize(tokens[:most]))
+    kept = head[:num_kept]
     note = (
         f"cut to its first {len(kept):,} of {len(text):,} characters, an eighth of the context"
     )
@@ -58,6 +59,7 @@ def fitting_text(engine: ChatBackend, text: str) -> tuple[str, str]:
 
 
 def _num_prompt_tokens(engine: ChatBackend, tools: Sequence[Tool]) -> int:
+    """The length of a short question's prompt with these tools."""
     messages = checked_messages([{"role": "user", "content": "?"}])
     source = MessagesSource(messages, ToolUse(tuple(tools)))
     return len(engine._make_prompt(source).prompt.tokens)
@@ -68,7 +70,9 @@ def _length(tool: Tool) -> int:
 
 
 def _servers_of(tools: Sequence[Tool]) -> str:
-    servers = {
-        tool.function.server for tool in tools if isinstance(tool.function, ForeignFunction)
-    }
+    """The names of the servers that have the tools."""
+    servers = set()
+    for tool in tools:
+        if isinstance(tool.function, ForeignFunction):
+            servers.add(tool.function.server)
     return ", ".join(sorted(servers))

@@ -26,7 +26,7 @@ from localspec.tools.call_form import CallForm
 from localspec.tools.forms import IN_WORDS
 from localspec.tools.tool import ToolCall, json_text
 
-_ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")  # it goes into the prompt as it is
+_ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")  # it goes into the prompt unchanged
 # The key of the text in parts of each kind. A reference names a tool that was found.
 _TEXT_PARTS = dict.fromkeys(("text", "input_text", "output_text"), "text")
 _TEXT_PARTS |= {"refusal": "refusal", "tool_reference": "tool_name"}
@@ -45,10 +45,10 @@ def checked_messages(messages: object) -> list[Message]:
         messages: A sequence of mappings with a role and a content: a str, None for no text, or
             parts such as {"type": "text", "text": …}, which become lines of one text, with
             pictures (see `shown.given_in`) in between: their positions are in "pictures". An
-            assistant's may have tool_calls, and its thoughts by one of THOUGHT_KEYS; a tool's
-            (or function's) tool_call_id and name. Other keys are passed over. An image without
-            data, audio and files become notes in results of tools and before the last message.
-            Calls and results: see `with_results`.
+            assistant's message may have tool_calls, and its thoughts by one of THOUGHT_KEYS; a
+            tool's (or function's) may have tool_call_id and name. Other keys are ignored. An
+            image without data, audio and files become notes in results of tools and before the
+            last message. Calls and results: see `with_results`.
 
     Raises:
         OptionError: For anything else, with the message's number from 0.
@@ -60,49 +60,59 @@ def checked_messages(messages: object) -> list[Message]:
         )
     if not messages:
         raise OptionError("there are no messages", "Give one or more.")
-    checked = [
-        checked_message(number, message, len(messages))
-        for number, message in enumerate(messages)
-    ]
+    checked = []
+    for number, message in enumerate(messages):
+        checked.append(checked_message(number, message, len(messages)))
     return with_results(checked)
 
 
 def merged_messages(messages: Sequence[Message]) -> list[Message]:
     """The messages in turns that every template takes.
 
-    The system's messages in front are one, its later ones the user's, and messages in a row of
-    one role are one. Calls of tools and their results stay as they are. Some templates do not
-    count these as turns: where nothing else stands between two messages of the user, an empty
-    answer follows, and between two answers, the text of the first one joins the calls.
+    The system's messages at the beginning become one, and its later messages the user's.
+    Neighbouring messages of one role become one. Calls of tools and their results do not
+    change. Some templates do not count these as turns. So where only calls and results stand
+    between two messages of the user, an empty answer follows them; between two answers, the
+    text of the first one is added to the calls.
     """
     opening = list(takewhile(_is_system, messages))
-    merged = [_merged("system", opening)] if opening else []
-    speaker = ""
-    at = 0  # who said the last words, and where
+    merged: list[Message] = []
+    if opening:
+        merged.append(_merged("system", opening))
+    speaker = ""  # the role of the last plain message
+    at = 0  # its place in `merged`
     for (role, is_plain), group in groupby(messages[len(opening) :], _role_in_turns):
-        same = list(group)
+        neighbours = list(group)
         if not is_plain:
-            merged += same
+            merged += neighbours
             continue
         if role == speaker == "user":
             merged.append({"role": "assistant", "content": ""})
         elif role == speaker == "assistant":
-            both = [merged.pop(at), merged[at]]
-            said = [each for each in both if each["content"]]
-            merged[at] = {**merged[at], **joined(said, "\n\n"), **_joined_thoughts(both)}
+            answer = merged.pop(at)
+            calls = merged[at]
+            merged[at] = _with_text_before(calls, answer)
         speaker = role
         at = len(merged)
-        merged.append(_merged(role, same))
+        merged.append(_merged(role, neighbours))
     return merged
 
 
+def _with_text_before(calls: Message, answer: Message) -> Message:
+    """A message with calls, with the text and the thoughts of the answer before it."""
+    both = [answer, calls]
+    with_content = [message for message in both if message["content"]]
+    return {**calls, **joined(with_content, "\n\n"), **_joined_thoughts(both)}
+
+
 def _merged(role: str, messages: Sequence[Message]) -> Message:
+    """Several messages as one of this role."""
     return {"role": role, **joined(messages, "\n\n"), **_joined_thoughts(messages)}
 
 
 def _joined_thoughts(messages: Sequence[Message]) -> dict[str, str]:
     """The thoughts of several answers as those of one, if there are any."""
-    given = (message.get("reasoning_content", "") for message in messages)
+    given = [message.get("reasoning_content", "") for message in messages]
     thoughts = "\n\n".join(filter(None, given))
     if thoughts:
         return {"reasoning_content": thoughts}
@@ -110,9 +120,11 @@ def _joined_thoughts(messages: Sequence[Message]) -> dict[str, str]:
 
 
 def _role_in_turns(message: Message) -> tuple[str, bool]:
-    """The speaker, and whether the message is nothing but text."""
+    """The speaker, and whether the message has neither calls of tools nor a result."""
     is_plain = message["role"] != "tool" and "tool_calls" not in message
-    return "user" if _is_system(message) else str(message["role"]), is_plain
+    if _is_system(message):
+        return "user", is_plain
+    return str(message["role"]), is_plain
 
 
 def _is_system(message: Message) -> bool:
@@ -120,7 +132,13 @@ def _is_system(message: Message) -> bool:
 
 
 def checked_message(number: int, message: object, count: int) -> Message:
-    """A message of `count`, checked as by `checked_messages`, but for what stands around it."""
+    """A single message, checked as by `checked_messages`.
+
+    Args:
+        number: Its number, from 0.
+        message: The message.
+        count: The number of messages.
+    """
     if not isinstance(message, Mapping):
         raise OptionError(
             f"message {number} is {message!r:.80}", "Give a dict with role and content."
@@ -135,11 +153,11 @@ def checked_message(number: int, message: object, count: int) -> Message:
     is_asked = number == count - 1 and not is_tool
     checked = {"role": role, **_content(number, message.get("content"), is_asked=is_asked)}
     if is_tool:
-        shown = [each._replace(is_result=True) for each in shown_in(checked)]
+        shown = [picture._replace(is_result=True) for picture in shown_in(checked)]
         checked = with_shown(checked, shown)
     pictures = message.get("pictures")
     # A tuple is from an earlier check: JSON has no tuples.
-    if isinstance(pictures, tuple) and all(isinstance(each, Shown) for each in pictures):
+    if isinstance(pictures, tuple) and all(isinstance(one, Shown) for one in pictures):
         checked = with_shown(checked, pictures)
     elif pictures is not None:
         raise OptionError(
@@ -148,11 +166,7 @@ def checked_message(number: int, message: object, count: int) -> Message:
             "pictures of a transcript: save it with pickle.",
         )
     if is_tool:
-        call_id = message.get("tool_call_id")
-        name = message.get("name")
-        named = {"name": name} if isinstance(name, str) else {}
-        known = {} if call_id is None else {"tool_call_id": str(call_id)}
-        return {**checked, "role": "tool", **named, **known}
+        return {**checked, "role": "tool", **_call_of_result(message)}
     if role == "assistant":
         checked |= _thoughts_in(message)
         if message.get("tool_calls"):
@@ -160,17 +174,35 @@ def checked_message(number: int, message: object, count: int) -> Message:
     return checked
 
 
+def _call_of_result(message: Mapping[Any, Any]) -> dict[str, str]:
+    """The name and the id of the call that a result is of, as far as it states them."""
+    found = {}
+    name = message.get("name")
+    if isinstance(name, str):
+        found["name"] = name
+    call_id = message.get("tool_call_id")
+    if call_id is not None:
+        found["tool_call_id"] = str(call_id)
+    return found
+
+
 def _thoughts_in(message: Mapping[str, Any]) -> dict[str, str]:
     """The thoughts of an answer, if there are any, by the first of THOUGHT_KEYS."""
-    given = (message.get(key) for key in THOUGHT_KEYS)
-    thoughts = [each for each in given if isinstance(each, str) and each]
-    if thoughts:
-        return {"reasoning_content": thoughts[0]}
+    for key in THOUGHT_KEYS:
+        thoughts = message.get(key)
+        if isinstance(thoughts, str) and thoughts:
+            return {"reasoning_content": thoughts}
     return {}
 
 
 def _content(number: int, content: object, *, is_asked: bool) -> dict[str, Any]:
-    """The text of a content, and the pictures in it. is_asked: whether a user says it now."""
+    """The text of a content, and the pictures in it.
+
+    Args:
+        number: The message's number.
+        content: The content.
+        is_asked: Whether it is the message to be answered, whose parts must all be readable.
+    """
     if content is None:
         return {"content": ""}
     if isinstance(content, str):
@@ -182,20 +214,25 @@ def _content(number: int, content: object, *, is_asked: bool) -> dict[str, Any]:
         )
     text = ""
     shown = []
-    was_text = False
+    follows_text = False
     for part in content:
         found = _found_in(number, part, is_asked=is_asked)
         if not isinstance(found, str):
             shown.append(Shown(len(text), found))
+            follows_text = False  # no new line next to a picture, as in llama.cpp
         elif found:  # a server's answer may begin with an empty part
-            # No new line next to a picture, as in llama.cpp.
-            text += f"\n{found}" if was_text else found
-        was_text = isinstance(found, str) and bool(found or was_text)
+            if follows_text:
+                text += "\n"
+            text += found
+            follows_text = True
     return with_shown({"content": text}, shown)
 
 
 def _found_in(number: int, part: object, *, is_asked: bool) -> str | Given:
-    kind = part.get("type") if isinstance(part, Mapping) else None
+    """The text or the picture of a part; arguments as for `_content`."""
+    kind = None
+    if isinstance(part, Mapping):
+        kind = part.get("type")
     if isinstance(part, Mapping) and isinstance(kind, str):
         text = part.get(_TEXT_PARTS.get(kind))
         if isinstance(text, str):
@@ -209,10 +246,10 @@ def _found_in(number: int, part: object, *, is_asked: bool) -> str | Given:
                 raise OptionError(
                     f"message {number} has an image in it: {error}", error.hint
                 ) from error
-        if word := next((word for word in _OTHER_PARTS if word in kind), None):
-            what = word if word == "audio" else f"a {word}"
-            if not is_asked:
-                return f"[{what.capitalize()} was here, which this model cannot read.]"
+        what = _other_kind(kind)
+        if what and not is_asked:
+            return f"[{what.capitalize()} was here, which this model cannot read.]"
+        if what:
             raise OptionError(
                 f"message {number} has {what} in it (a part of type {kind!r})",
                 "Leave it out, or put its text there.",
@@ -223,8 +260,16 @@ def _found_in(number: int, part: object, *, is_asked: bool) -> str | Given:
     )
 
 
+def _other_kind(kind: str) -> str:
+    """A kind of part that no model here reads, in words; "" for another kind."""
+    for word in _OTHER_PARTS:
+        if word in kind:
+            return word if word == "audio" else f"a {word}"
+    return ""
+
+
 def checked_calls(number: int, calls: object) -> list[dict[str, Any]]:
-    """The calls of an answer, with arguments by name where they are such, else as a text.
+    """The calls of an answer, with arguments by name if they are an object, else as a text.
 
     Raises OptionError.
 
@@ -238,45 +283,52 @@ def checked_calls(number: int, calls: object) -> list[dict[str, Any]]:
 
 
 def with_results(messages: Sequence[Message]) -> list[Message]:
-    """The messages with the results of each answer's calls right behind it, in their order.
+    """The messages with the results of each answer's calls right after it, in the calls' order.
 
-    Templates without ids pair them by that alone. A result without the id of a call belongs to
-    the first call of its tool that has none yet, else to the first of all. A note stands for
-    the result of a call that has none, as where it was denied. A call whose arguments are no
-    object, as where it was cut, becomes text with its result; so does a result of no call.
-    Calls that nothing follows stay as they are.
+    Templates without ids pair them by their order alone. A result without the id of a call
+    belongs to the first call of its tool that has no result yet, or else to the first call
+    without a result. A note replaces a missing result, for example of a call that was denied.
+    A call whose arguments are no object, for example because it was cut, becomes text, and so
+    does its result, and a result of no call. Calls at the end do not change.
     """
     stretches: list[list[Message]] = [[]]
     for message in messages:
         if message["role"] == "assistant":
             stretches.append([])
         stretches[-1].append(message)
-    last = stretches.pop() if "tool_calls" in messages[-1] else []
-    return [*chain.from_iterable(map(_answered, stretches)), *last]
+    last: list[Message] = []
+    if "tool_calls" in messages[-1]:
+        last = stretches.pop()
+    answered = list(chain.from_iterable(map(_answered, stretches)))
+    return answered + last
 
 
 def _answered(stretch: Sequence[Message]) -> Iterator[Message]:
-    """An answer and what was said until the next, with the results where they belong."""
-    said = list(stretch)
-    answer = said.pop(0) if said and "tool_calls" in said[0] else {}
+    """An answer and the messages up to the next one, with each result after its call."""
+    following = list(stretch)
+    answer: Message = {}
+    if following and "tool_calls" in following[0]:
+        answer = following.pop(0)
     whole = []
     cut = []
-    taken = []
-    for call, result in _paired(answer.get("tool_calls", ()), said):
-        if not isinstance(call["function"]["arguments"], Mapping):
+    results: list[Message] = []
+    placed = set()  # results, by identity
+    for call, result in _paired(answer.get("tool_calls", ()), following):
+        function = call["function"]
+        if not isinstance(function["arguments"], Mapping):
             cut.append(call)
             continue
         whole.append(call)
-        named = {"name": call["function"]["name"], **(result or _NO_RESULT)}
-        taken.append((result, {**named, "tool_call_id": call["id"]}))
+        placed.add(id(result))
+        named = {"name": function["name"], **(result or _NO_RESULT)}
+        results.append({**named, "tool_call_id": call["id"]})
     if cut:
         yield as_text({**answer, "tool_calls": cut})
         answer = {"role": "assistant", "content": "", "tool_calls": whole}
     if whole:
         yield answer
-    yield from (told for _, told in taken)
-    placed = {id(result) for result, _ in taken}
-    for message in said:
+    yield from results
+    for message in following:
         if id(message) not in placed:
             yield as_text(message)
 
@@ -284,6 +336,12 @@ def _answered(stretch: Sequence[Message]) -> Iterator[Message]:
 def _paired(
     calls: Sequence[Mapping[str, Any]], said: Sequence[Message]
 ) -> Iterator[tuple[Mapping[str, Any], Message | None]]:
+    """Each call with its result, or None, as `with_results` pairs them.
+
+    Args:
+        calls: The calls of an answer.
+        said: The messages after it, up to the next answer.
+    """
     of_id: dict[str, deque[int]] = defaultdict(deque)
     of_name: dict[str, deque[int]] = defaultdict(deque)
     for number, call in enumerate(calls):
@@ -301,13 +359,13 @@ def _paired(
         return bool(numbers)
 
     results = [message for message in said if message["role"] == "tool"]
-    others = []
+    without_id = []
     for result in results:
         if result.get("tool_call_id") in of_id:
             pair(result, of_id[result["tool_call_id"]])
         else:
-            others.append(result)
-    for result in others:
+            without_id.append(result)
+    for result in without_id:
         if not pair(result, of_name.get(result.get("name", ""))):
             pair(result, every)
     for number, call in enumerate(calls):
@@ -315,26 +373,28 @@ def _paired(
 
 
 def as_text(message: Message) -> Message:
-    """The message without calls: these and results become text. Thoughts stay."""
+    """The message, with calls and results as text. Thoughts stay."""
     if message["role"] == "tool":
         before = {"content": "<tool_response>\n"}
-        behind = {"content": "\n</tool_response>"}
-        return {"role": "user", **joined([before, message, behind], "")}
-    calls = []
+        after = {"content": "\n</tool_response>"}
+        return {"role": "user", **joined([before, message, after], "")}
+    parts: list[Message] = []
+    if message["content"] or shown_in(message):
+        parts.append(message)
     for call in message.get("tool_calls", ()):
         name = call["function"]["name"]
-        given = call["function"]["arguments"]
-        written = given if isinstance(given, str) else json_text(given)
-        calls.append({"content": f"<tool_call>\n{name}({written})\n</tool_call>"})
-    said = [message] if message["content"] or shown_in(message) or not calls else []
-    return {"role": message["role"], **joined([*said, *calls], "\n"), **_thoughts_in(message)}
+        arguments = call["function"]["arguments"]
+        if not isinstance(arguments, str):
+            arguments = json_text(arguments)
+        parts.append({"content": f"<tool_call>\n{name}({arguments})\n</tool_call>"})
+    return {"role": message["role"], **joined(parts, "\n"), **_thoughts_in(message)}
 
 
 def answer_message(text: str, calls: Sequence[ToolCall], thoughts: str) -> Message:
-    """An answer with the calls that it asks for, and what the model thought before.
+    """An answer with the calls that it asks for, and the model's thoughts before it.
 
-    Templates show a model its thoughts until it has answered what was asked, or for ever; the
-    others leave them out.
+    Some templates show a model its thoughts until it has answered the question, some always,
+    and some never.
     """
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if calls:
@@ -350,7 +410,9 @@ def fit_to_form(messages: Sequence[Message], form: CallForm) -> list[Message]:
     Results without a call are left to the template.
     """
     has_calls = any("tool_calls" in message for message in messages)
-    fitted: Iterable[Message] = _one_call_each(messages) if form.is_single else messages
+    fitted: Iterable[Message] = messages
+    if form.is_single:
+        fitted = _one_call_each(messages)
     if has_calls and not form.is_shown:
         fitted = with_calls_in_words(fitted, form)
     if has_calls and form is IN_WORDS:
@@ -363,22 +425,32 @@ def fit_to_form(messages: Sequence[Message], form: CallForm) -> list[Message]:
 
 
 def _checked_call(number: int, index: int, call: object) -> dict[str, Any]:
+    """A call in OpenAI's form.
+
+    Raises OptionError.
+
+    Args:
+        number: The message's number.
+        index: The call's number in it.
+        call: The call, as in `checked_calls`.
+    """
     if isinstance(call, ToolCall):
         call = {"id": call.id, "name": call.name, "arguments": call.json}
-    given = call.get("function", call) if isinstance(call, Mapping) else None
-    name = given.get("name") if isinstance(given, Mapping) else None
-    if not isinstance(call, Mapping) or not isinstance(given, Mapping) or not name:
-        raise OptionError(
-            f"call {index} of message {number} is {call!r:.80}",
-            'Give {"id": …, "function": {"name": …, "arguments": …}}.',
-        )
-    call_id = call.get("id") or f"{number:04}{index:05}"
-    function = {"name": str(name), "arguments": _arguments(given.get("arguments"))}
-    return {"id": str(call_id), "type": "function", "function": function}
+    if isinstance(call, Mapping):
+        given = call.get("function", call)
+        if isinstance(given, Mapping) and given.get("name"):
+            arguments = _arguments(given.get("arguments"))
+            function = {"name": str(given["name"]), "arguments": arguments}
+            call_id = call.get("id") or f"{number:04}{index:05}"
+            return {"id": str(call_id), "type": "function", "function": function}
+    raise OptionError(
+        f"call {index} of message {number} is {call!r:.80}",
+        'Give {"id": …, "function": {"name": …, "arguments": …}}.',
+    )
 
 
 def _arguments(given: object) -> object:
-    """Arguments by name if `given` is the JSON of an object, else a text or an object."""
+    """Arguments by name if `given` is an object or its JSON, else a text."""
     if given is None or given == "":
         return {}
     if isinstance(given, str):
@@ -396,21 +468,21 @@ def _arguments(given: object) -> object:
 
 def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
     """Each call in a message of its own, followed by its result."""
-    rest = deque(messages)
-    while rest:
-        message = rest.popleft()
+    following = deque(messages)
+    while following:
+        message = following.popleft()
         calls = message.get("tool_calls", ())
         if len(calls) < 2:
             yield message
             continue
-        for number, call in enumerate(calls):
-            first = message if number == 0 else {"role": "assistant", "content": ""}
-            yield {**first, "tool_calls": [call]}
-            yield rest.popleft()
+        for call in calls:
+            yield {**message, "tool_calls": [call]}
+            yield following.popleft()
+            message = {"role": "assistant", "content": ""}
 
 
 def _with_thinking(message: Message) -> Message:
-    """The calls with their thoughts by gpt-oss's name, to which their text is added."""
+    """The calls with their thoughts by gpt-oss's key, and with their text among the thoughts."""
     if "reasoning_content" not in message or "tool_calls" not in message:
         return message
     fitted = {**message, "thinking": message["reasoning_content"]}
@@ -420,13 +492,15 @@ def _with_thinking(message: Message) -> Message:
 
 
 def _with_short_ids(message: Message) -> Message:
+    """The message with ids of nine letters and digits, which some templates require."""
     fitted = dict(message)
     if "tool_call_id" in fitted:
         fitted["tool_call_id"] = _short(fitted["tool_call_id"])
     if "tool_calls" in fitted:
-        fitted["tool_calls"] = [
-            {**call, "id": _short(call["id"])} for call in fitted["tool_calls"]
-        ]
+        calls = []
+        for call in fitted["tool_calls"]:
+            calls.append({**call, "id": _short(call["id"])})
+        fitted["tool_calls"] = calls
     return fitted
 
 

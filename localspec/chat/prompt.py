@@ -1,9 +1,9 @@
 """Messages → the tokens that a model reads.
 
-Templates look for switches in messages, and cut them out: what is left could join to a control
-text. Where it could, the messages are rendered once more, with all of their text hidden, which
-shows the control texts that are the template's own. If they are others, more of the text is
-hidden, and if need be all of it: then only what the template would have done to it is lost.
+Templates look for switches in messages, and remove them: the remaining text could join to a
+control text. If it could, the messages are rendered once more, with all of their text hidden.
+That shows which control texts are the template's own. If the first prompt had others, more of
+the text is hidden, and in the end all of it: then only the template's changes to it are lost.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from localspec.vocabulary import Vocabulary, with_bos
 
 logger = logging.getLogger(__name__)
 
-_USUAL_ROLES = ("system", "user", "assistant")  # which templates know, or refuse in words
+_USUAL_ROLES = ("system", "user", "assistant")  # every template knows or refuses them
 _ANY_OBJECT = {"type": "object"}
 # Keywords of a schema that may allow arguments other than its properties.
 _SAYS_MORE = frozenset(
@@ -51,24 +51,31 @@ TOOLS_IN_WORDS = (
 
 
 class _Rendered(NamedTuple):
-    """The text of a prompt, what is hidden in it, and the pictures among that."""
+    """A prompt as the template writes it."""
 
     text: str
+    """The text, with placeholders."""
+
     hidden: Hidden
+    """What the placeholders stand for."""
+
     pictures: tuple[Picture, ...]
+    """The pictures in it."""
 
 
 class PromptMaker:
     """A chat template, and a guard against control texts in messages. For any thread.
 
     Args:
-        tool_source: The source of another template, for messages with tools or calls of them,
-            if there is one and the way its models write calls is known.
+        vocabulary: The model's vocabulary.
+        source: The template's source.
         think: False asks for no thoughts.
-        vision: What makes tokens of pictures, if the model sees.
+        tool_source: The source of another template for messages with tools or calls of tools.
+            It is used if the form of its models' calls is known.
+        vision: Makes tokens of pictures, if the model sees.
 
     Raises:
-        TemplateError: For a source that is broken, or knows no such switch.
+        TemplateError: For a source that is broken, or that has no switch for thoughts.
     """
 
     def __init__(
@@ -84,13 +91,19 @@ class PromptMaker:
         eos = vocabulary.text(vocabulary.eos)
         self._template = ChatTemplate(source, bos=bos, eos=eos, think=think)
         self._system_role = SystemRole(self._template)
-        variables = {"bos_token": bos, "eos_token": eos}
-        self._named = tuple(text for name, text in variables.items() if name in source)
+        # Control texts that the template writes by a variable.
+        self._named: list[str] = []
+        if "bos_token" in source:
+            self._named.append(bos)
+        if "eos_token" in source:
+            self._named.append(eos)
         self._source = source
-        # Where it takes thoughts: elsewhere a message is what it would be without them.
+        # The keys by which the template reads thoughts. It gets them by no other key.
         self._thought_keys = self._template.keys.intersection(THOUGHT_KEYS)
         self._vocabulary = vocabulary
-        self._vision = None if vision is None else KnownCells(vision)
+        self._vision: KnownCells | None = None
+        if vision is not None:
+            self._vision = KnownCells(vision)
         self._guard = ControlGuard(vocabulary)
         self._for_tools: PromptMaker | None = None
         if takes_tools(tool_source):
@@ -107,24 +120,28 @@ class PromptMaker:
         may_merge: bool = False,
         variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> Prompt:
-        """The prompt that asks for the next answer, or for the rest of one in the last message.
+        """The prompt for the next answer, or for the continuation of one in the last message.
 
-        A developer is the system where the template does not know the word. Where it shows no
-        message of the system, the text of these stands in front of a question. Thoughts that
-        stand within an answer's text are left out: templates that do so themselves could not
-        see the marks, which are hidden like any in a message.
+        A developer's message is the system's if the template does not know the word. If the
+        template shows no message of the system, their text stands before a question. Thoughts
+        within an answer's text are left out: a template that does so itself could not see the
+        marks, which are hidden as in any message.
 
-        A picture before the last message is a note for a model that does not see.
+        A picture before the last message becomes a note if the model does not see.
 
-        Where it shows no tools, or its form of calls is not known, they are in words: see
-        `tool_words`.
+        If the template shows no tools, or its form of calls is not known, tools are described
+        in words: see `tool_words`.
 
         Raises TemplateError if the template refuses the messages, leaves some out, or fails;
-        OptionError for a picture that cannot be read, or seen; Interrupted soon after it has
-        become cancelled.
+        OptionError for a picture that cannot be read, or seen; Interrupted soon after
+        `is_cancelled` becomes true.
 
         Args:
-            may_merge: What the template refuses is tried once more as `merged_messages`.
+            messages: The messages, as `checked_messages` returns them.
+            use: The tools.
+            is_cancelled: Whether to stop.
+            may_merge: Whether messages that the template refuses are tried once more as
+                `merged_messages`.
             variables: The template's variables, as for `ChatTemplate.render`.
         """
         maker = self._maker_for(messages, use)
@@ -143,12 +160,15 @@ class PromptMaker:
     ) -> str:
         """The prompt as the template writes it, without pictures, to be sent as a raw prompt.
 
-        So it lacks the bos in front where every text gets one. Else as `prompt`, and raises as
-        that does.
+        So it lacks the bos at the beginning if every text gets one. Otherwise it is the text of
+        `prompt`. Raises what that raises.
 
         Args:
-            opens_answer: Whether it ends with what begins the next answer, or goes on with the
-                answer in the last message.
+            messages: The messages, as `checked_messages` returns them.
+            use: The tools.
+            variables: The template's variables, as for `ChatTemplate.render`.
+            opens_answer: Whether the prompt opens the next answer, or continues the answer in
+                the last message.
         """
         maker = self._maker_for(messages, use)
         rendered = maker._rendered_for(
@@ -167,12 +187,12 @@ class PromptMaker:
 
     @functools.cached_property
     def _tools(self) -> TemplateTools:
-        """What the template has of tools; found out where there are any."""
+        """How the template shows tools. Read off it for the first prompt with tools."""
         return tools_of(self._source)
 
     @functools.cached_property
     def _has_tools_in_words(self) -> bool:
-        """Whether tools that are given have to be described. The log says so once."""
+        """Whether tools have to be described in words. The log says so once."""
         if not self._tools.are_shown:
             logger.warning("%s", TOOLS_IN_WORDS)
         return not self._tools.are_shown
@@ -194,7 +214,7 @@ class PromptMaker:
         variables: Mapping[str, Any],
         opens_answer: bool = True,
     ) -> _Rendered:
-        """The template's text of the messages, in which pictures are notes, or tokens."""
+        """The template's text of the messages, with pictures as notes or tokens in it."""
         pictures: Sequence[Picture] = ()
         if self._vision is None:
             messages = for_the_blind(messages)
@@ -204,14 +224,15 @@ class PromptMaker:
         def rendered(given: Sequence[Message]) -> _Rendered:
             exposed = self._exposed(given, use, variables, is_cancelled)
             exposed = exposed._replace(opens_answer=opens_answer)
-            return _Rendered(
-                *self._render_with_pictures(exposed, is_cancelled), tuple(pictures)
-            )
+            text, hidden = self._render_with_pictures(exposed, is_cancelled)
+            return _Rendered(text, hidden, tuple(pictures))
 
         try:
             return rendered(messages)
         except TemplateError:
-            merged = merged_messages(messages) if may_merge else messages
+            if not may_merge:
+                raise
+            merged = merged_messages(messages)
             if merged == messages:
                 raise
             return rendered(merged)
@@ -222,7 +243,7 @@ class PromptMaker:
         """The template's text, with each picture in it, and what is hidden."""
         self._check_roles(exposed, is_cancelled)
         text, hidden = self._guarded(exposed, is_cancelled)
-        if not hidden.shows_pictures(text):  # where they were; so each before its text
+        if not hidden.shows_pictures(text):  # once more, with pictures before their texts
             exposed = exposed._replace(messages=in_front(exposed.messages))
             text, hidden = self._guarded(exposed, is_cancelled)
         if not hidden.shows_pictures(text):
@@ -248,13 +269,15 @@ class PromptMaker:
         )
 
     def _with_known_roles(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages, a developer's as the system's where the template knows only that."""
+        """The messages, a developer's as the system's if the template knows only that role."""
         if "developer" in self._source:
             return list(messages)
-        return [
-            {**each, "role": "system"} if each["role"] == "developer" else each
-            for each in messages
-        ]
+        known = []
+        for message in messages:
+            if message["role"] == "developer":
+                message = {**message, "role": "system"}
+            known.append(message)
+        return known
 
     def _exposed(
         self,
@@ -263,7 +286,7 @@ class PromptMaker:
         variables: Mapping[str, Any],
         is_cancelled: CancelCheck,
     ) -> Exposed:
-        """The messages as the template takes them, with all else that it may read."""
+        """The messages as the template takes them, with everything else that it may read."""
         if messages and "tool_calls" in messages[-1]:
             raise TemplateError(
                 "the last message calls tools, and their results are missing",
@@ -297,30 +320,37 @@ class PromptMaker:
         thoughts = dict.fromkeys(self._thought_keys, answer["reasoning_content"])
         if "tool_calls" in answer:
             return {**thoughts, **answer}
-        bare = {key: each for key, each in answer.items() if key != "reasoning_content"}
-        return {**bare, **thoughts}
+        fitted = dict(answer)
+        del fitted["reasoning_content"]
+        return {**fitted, **thoughts}
 
     def _calls(self, use: ToolUse) -> Calls | None:
+        """How to read and constrain calls of these tools; None if none may be called."""
         if not use.callable:
             return None
         form = self._tools.form
-        texts = [*form.marks, *filter(form.literals.__contains__, self._guard.texts)]
-        ids = {mark: self._vocabulary.tokenize(mark, parse_special=True) for mark in texts}
-        tokens = {mark: found[0] for mark, found in ids.items() if len(found) == 1}
+        marks = list(form.marks)
+        marks += [text for text in self._guard.texts if text in form.literals]
+        tokens = {}
+        for mark in marks:
+            ids = self._vocabulary.tokenize(mark, parse_special=True)
+            if len(ids) == 1:
+                tokens[mark] = ids[0]
         shown = frozenset(filter(self._vocabulary.is_control, tokens.values()))
         return Calls(form, use, shown, kept_calls(form, use, tokens))
 
     def _check_roles(self, exposed: Exposed, is_cancelled: CancelCheck) -> None:
-        unusual = [
-            number
-            for number, message in enumerate(exposed.messages)
-            if number not in exposed.data and message["role"] not in _USUAL_ROLES
-        ]
+        """Raise TemplateError for a message of an unusual role that the template leaves out."""
+        unusual = []
+        for number, message in enumerate(exposed.messages):
+            if number not in exposed.data and message["role"] not in _USUAL_ROLES:
+                unusual.append(number)
         if not unusual:
             return
         hidden = self._guard.hide_all(exposed)
         text = self._rendered(hidden, is_cancelled)
-        for message in (hidden.messages[number] for number in unusual):
+        for number in unusual:
+            message = hidden.messages[number]
             if message["content"].strip() not in text:
                 raise TemplateError(
                     f"the chat template leaves out messages of the role {message['role']!r}",
@@ -329,35 +359,36 @@ class PromptMaker:
 
     def _guarded(self, exposed: Exposed, is_cancelled: CancelCheck) -> tuple[str, Hidden]:
         """The template's text, whose control texts are its own, and what is hidden in it."""
-        hidden = self._guard.hide(exposed)
+        guard = self._guard
+        hidden = guard.hide(exposed)
         text = self._rendered(hidden, is_cancelled)
-        if not self._guard.shows_ends(hidden) and self._are_written(
-            self._guard.control_texts_in(text)
-        ):
+        control_texts = guard.control_texts_in(text)
+        if not guard.shows_ends(hidden) and self._are_written(control_texts):
             return text, hidden
-        safest = self._guard.hide_all(exposed)
+        safest = guard.hide_all(exposed)
         safe_text = self._rendered(safest, is_cancelled)
-        own = self._guard.control_texts_in(safe_text)
-        if self._guard.control_texts_in(text) == own:
+        own = guard.control_texts_in(safe_text)
+        if control_texts == own:
             return text, hidden
-        hidden = self._guard.hide_words(exposed)
+        hidden = guard.hide_words(exposed)
         text = self._rendered(hidden, is_cancelled)
-        # A switch in a message can bring others.
-        others = [each for each in self._guard.control_texts_in(text) if each not in own]
+        # A switch in a message can bring other control texts of the template.
+        others = [control_text for control_text in guard.control_texts_in(text) if control_text not in own]
         if self._are_written(others):
-            return (text, hidden)
-        return (safe_text, safest)
+            return text, hidden
+        return safe_text, safest
 
     def _are_written(self, texts: Sequence[str]) -> bool:
-        """Whether each text stands in the template's source, so it need not be put together."""
+        """Whether the template's source has each text, so that no message was needed for it."""
         return all(text in self._named or text in self._source for text in texts)
 
     def _rendered(self, hidden: Hidden, is_cancelled: CancelCheck) -> str:
         """The template's text; up to the end of the last message if that is an answer."""
-        *before, last = hidden.messages
+        messages = list(hidden.messages)
+        last = messages[-1]
         is_answer = hidden.opens_answer and last["role"] == "assistant"
         if is_answer:
-            last = {**last, "content": last["content"] + hidden.end}
+            messages[-1] = {**last, "content": last["content"] + hidden.end}
         render = functools.partial(
             self._template.render,
             is_cancelled=is_cancelled,
@@ -366,14 +397,14 @@ class PromptMaker:
             opens_answer=hidden.opens_answer and not is_answer,
         )
         try:
-            text = render([*before, last])
+            text = render(messages)
         except TemplateError:
             if all(message["content"] for message in hidden.messages):
                 raise
-            # Some refuse an answer in which nothing was said.
-            text = render(
-                [{**each, "content": each["content"] or " "} for each in (*before, last)]
-            )
+            # Some templates refuse an answer without text.
+            for number, message in enumerate(messages):
+                messages[number] = {**message, "content": message["content"] or " "}
+            text = render(messages)
         if not is_answer:
             return text
         opened, found, _ = text.rpartition(hidden.end)
@@ -386,31 +417,44 @@ class PromptMaker:
 
 
 def _has_call(message: Message) -> bool:
-    """Whether it calls a tool, or is a result."""
+    """Whether the message calls a tool, or is a result."""
     return "tool_calls" in message or message["role"] == "tool"
 
 
 def _thoughts(vocabulary: Vocabulary, source: str, texts: Sequence[str]) -> Thoughts:
+    """The families of thoughts of a template, and the control tokens in their marks.
+
+    Args:
+        vocabulary: The model's vocabulary.
+        source: The template's source.
+        texts: The control texts.
+    """
     families = families_of(source, texts)
-    marks = [mark for family in families for mark in family.marks]
-    among = (text for text in texts if any(text in mark for mark in marks))
-    ids = (vocabulary.tokenize(text, parse_special=True) for text in among)
-    return Thoughts(families, shown=frozenset(token for each in ids for token in each))
+    marks: list[str] = []
+    for family in families:
+        marks += family.marks
+    shown: set[int] = set()
+    for text in texts:
+        if any(text in mark for mark in marks):
+            shown.update(vocabulary.tokenize(text, parse_special=True))
+    return Thoughts(families, shown=frozenset(shown))
 
 
 def kept_calls(form: CallForm, use: ToolUse, tokens: Mapping[str, int]) -> CallGrammar | None:
-    """The grammar of calls; None where they cannot be kept to one, and need not.
+    """The grammar of calls; None if calls cannot be constrained, and need not be.
 
-    A schema that says nothing of other arguments than its properties' allows none here. A tool
-    whose schema cannot be kept to gets any object, and the log a line on it, unless it is
+    A schema that does not mention further arguments allows none here. A tool whose schema
+    cannot be enforced may be called with any object, and the log says so, unless the tool is
     strict or has to be called.
 
     Args:
+        form: The form of calls.
+        use: The tools.
         tokens: The tokens of marks, as for `call_grammar`.
 
     Raises:
-        ConstraintError: Where something has to be kept to: such a tool, a call that has to be
-            made, another answer's form.
+        ConstraintError: If something cannot be enforced that has to be: the schema of a strict
+            tool, a required call, the form of an answer without calls.
     """
     has_to = use.must or use.answer_schema is not None
     if not is_installed():
@@ -423,7 +467,8 @@ def kept_calls(form: CallForm, use: ToolUse, tokens: Mapping[str, int]) -> CallG
         return None
     try:
         grammar = call_grammar(form, use, tokens, functools.partial(_schema, use))
-        if (problem := problem_with(calls_spec(grammar.lark))) is not None:
+        problem = problem_with(calls_spec(grammar.lark))
+        if problem is not None:
             raise problem
     except ConstraintError as error:
         if has_to or any(tool.is_strict for tool in use.callable):
@@ -434,6 +479,10 @@ def kept_calls(form: CallForm, use: ToolUse, tokens: Mapping[str, int]) -> CallG
 
 
 def _schema(use: ToolUse, tool: Tool) -> Mapping[str, Any]:
+    """The schema to which a tool's arguments are constrained: its own, or any object.
+
+    Raises ConstraintError if its own cannot be enforced and has to be.
+    """
     schema = tool.parameters
     if _SAYS_MORE.isdisjoint(schema):
         schema = {**schema, "additionalProperties": False}

@@ -1,10 +1,9 @@
-"""What a prompt is made of. Each kind can be sent to the process in which the model is."""
+"""Sources of prompts. Each kind can be sent to the process in which the model is."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import takewhile
 from typing import Any
 
 from localspec.chat.template import Message
@@ -32,22 +31,26 @@ class RawSource:
     def make(self, workshop: PromptWorkshop, is_cancelled: CancelCheck) -> MadePrompt:
         """See `PromptSource`. Raises OptionError for an id outside the vocabulary."""
         vocabulary = workshop.vocabulary
-        parts = [self.prompt] if isinstance(self.prompt, str) else self.prompt
+        parts: Sequence[int | str] = self.prompt
+        if isinstance(self.prompt, str):
+            parts = [self.prompt]
         tokens: list[int] = []
+        after = None
         for number, part in enumerate(parts):
             if not isinstance(part, str):
                 tokens.append(part)
-                continue
-            before = tokens[-1] if tokens else None
-            tokens += vocabulary.tokenize(part, parse_special=True, after=before)
-            if number == 0:
-                tokens = with_bos(tokens, vocabulary)
+            else:
+                tokens += vocabulary.tokenize(part, parse_special=True, after=after)
+                if number == 0:
+                    tokens = with_bos(tokens, vocabulary)
+            if tokens:
+                after = tokens[-1]
         return MadePrompt(Prompt(known_ids(tokens, vocabulary)))
 
 
 @dataclass(frozen=True, slots=True)
 class ReadySource:
-    """A prompt that is there already, as that of an answer which is continued."""
+    """A prompt that is ready, for example that of an answer which is continued."""
 
     prompt: Prompt
 
@@ -58,7 +61,7 @@ class ReadySource:
 
 @dataclass(frozen=True, slots=True)
 class MessagesSource:
-    """Messages, of which none is left out."""
+    """Messages. None of them is left out."""
 
     messages: Sequence[Message]
     """As `checked_messages` returns them."""
@@ -73,10 +76,10 @@ class MessagesSource:
     """Whether a reasoning model may think before it answers."""
 
     variables: Mapping[str, Any] = field(default_factory=dict)
-    """Other variables of the template; it passes over those that it does not know."""
+    """Other variables of the template, which ignores unknown ones."""
 
     form: ConstraintSpec | None = None
-    """What an answer is to fit that calls no tool."""
+    """The constraint of an answer that calls no tool."""
 
     def make(self, workshop: PromptWorkshop, is_cancelled: CancelCheck) -> MadePrompt:
         """See `PromptSource`."""
@@ -104,13 +107,13 @@ class ChatSource:
     """A conversation, whose oldest turns may be left out."""
 
     system: Sequence[Message]
-    """The system message, or nothing."""
+    """The system message, if there is one."""
 
     turns: Sequence[Turn]
     """The turns before the question."""
 
     asked: Turn
-    """The question, or everything up to the results of tools."""
+    """The question, or all messages from the question to the results of tools."""
 
     use: ToolUse
     """The tools that may be called."""
@@ -122,16 +125,16 @@ class ChatSource:
     """Whether a reasoning model may think before it answers."""
 
     form: ConstraintSpec | None = None
-    """What an answer is to fit that calls no tool."""
+    """The constraint of an answer that calls no tool."""
 
     def make(self, workshop: PromptWorkshop, is_cancelled: CancelCheck) -> MadePrompt:
         """See `PromptSource`. Raises ContextError if the question alone does not fit."""
-        prompt, num_leaving = fitting_prompt(
-            workshop,
-            [*self.system, *self.asked],
-            self.turns,
-            lambda turns: self.prompt_after(turns, workshop, is_cancelled),
-        )
+
+        def prompt_after(turns: Sequence[Turn]) -> Prompt:
+            return self.prompt_after(turns, workshop, is_cancelled)
+
+        kept = [*self.system, *self.asked]
+        prompt, num_leaving = fitting_prompt(workshop, kept, self.turns, prompt_after)
         return MadePrompt(prompt, num_leaving)
 
     def prompt_after(
@@ -155,11 +158,15 @@ class BeginningSource:
         first = self._with(_PROBES[0]).make(workshop, is_cancelled)
         kept = self.chat.turns[first.num_leaving :]
         second = self._with(_PROBES[1]).prompt_after(kept, workshop, is_cancelled)
-        pairs = zip(first.prompt.tokens, second.tokens, strict=False)
-        common = [token for token, _ in takewhile(lambda pair: pair[0] == pair[1], pairs)]
+        common = []
+        for token, other in zip(first.prompt.tokens, second.tokens, strict=False):
+            if token != other:
+                break
+            common.append(token)
         return MadePrompt(Prompt(common))
 
     def _with(self, question: str) -> ChatSource:
+        """The conversation with a question."""
         asked: Turn = ({"role": "user", "content": question},)
         return replace(self.chat, asked=asked)
 

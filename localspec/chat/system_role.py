@@ -1,8 +1,7 @@
-"""Messages of the system, for templates that refuse them, or pass over them in silence.
+"""Messages of the system, for templates that refuse or silently ignore them.
 
-Their text then stands in front of the next question, a blank line between, as the makers of
-such models advise. What a template shows is found out once: later turns begin as earlier ones
-did.
+Their text then stands before the next question, with a blank line between, as the makers of
+such models advise. A template is tried once: later prompts begin as earlier ones did.
 """
 
 from __future__ import annotations
@@ -15,8 +14,9 @@ from localspec.chat.template import ChatTemplate, Message
 from localspec.errors import TemplateError
 from localspec.streaming.cancellation import CancelCheck
 
+# Texts that have to come out of a template that shows messages of the system.
 _FIRST = "localspec"
-_SECOND = "guidance"  # texts that are to come out
+_SECOND = "guidance"
 _QUESTION: Message = {"role": "user", "content": "question"}
 _ANSWER: Message = {"role": "assistant", "content": "answer"}
 _FIRST_MESSAGE: Message = {"role": "system", "content": _FIRST}
@@ -30,7 +30,7 @@ _TRIALS: dict[str, Sequence[Message]] = {
 
 
 class SystemRole:
-    """Where a template shows messages of the system. For any thread."""
+    """Knows where a template shows messages of the system. For any thread."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
@@ -39,20 +39,19 @@ class SystemRole:
     def fitted(
         self, messages: Sequence[Message], is_cancelled: CancelCheck
     ) -> Sequence[Message]:
-        """The messages with those of the system where the template shows them.
+        """The messages, with the system's in a form that the template shows.
 
         Raises Interrupted.
         """
         opening = list(takewhile(_is_system, messages))
-        rest = list(messages[len(opening) :])
-        has_later = any(map(_is_system, rest))
+        later = list(messages[len(opening) :])
         if opening and not self._shows("once", is_cancelled):
             return _in_questions(messages)
-        if has_later and not self._shows("later", is_cancelled):
-            rest = _in_questions(rest)
+        if any(map(_is_system, later)) and not self._shows("later", is_cancelled):
+            later = _in_questions(later)
         if len(opening) > 1 and not self._shows("twice", is_cancelled):
             opening = [{"role": "system", **joined(opening, "\n\n")}]
-        return [*opening, *rest]
+        return opening + later
 
     def _shows(self, trial: str, is_cancelled: CancelCheck) -> bool:
         """Whether all texts of the system come out of a trial's conversation."""
@@ -63,15 +62,17 @@ class SystemRole:
             text = self._template.render(messages, is_cancelled)
         except TemplateError:
             text = ""
-        is_shown = all(each["content"] in text for each in messages if _is_system(each))
+        of_system = filter(_is_system, messages)
+        is_shown = all(message["content"] in text for message in of_system)
         self._shown[trial] = is_shown
         return is_shown
 
 
 def _in_questions(messages: Sequence[Message]) -> list[Message]:
-    """The messages with the text of each of the system in front of the next question.
+    """The messages, with the system's texts before the next question.
 
-    Where no question follows directly, it stands at the end of the one before, or is one.
+    If no question follows directly, such a text is added to the question before, or becomes a
+    question.
     """
     fitted: list[Message] = []
     waiting: list[Message] = []
@@ -93,12 +94,15 @@ def _in_questions(messages: Sequence[Message]) -> list[Message]:
 
 
 def _add_to_question(fitted: list[Message], said: Sequence[Message]) -> None:
-    """Add what the system says to the last message, if that is a question, or as one."""
-    before = [fitted.pop()] if fitted and fitted[-1]["role"] == "user" else []
-    fitted.append({"role": "user", **joined([*before, *said], "\n\n")})
+    """Add the system's messages to the last one, if that is a question, or as a question."""
+    parts = list(said)
+    if fitted and fitted[-1]["role"] == "user":
+        parts.insert(0, fitted.pop())
+    fitted.append({"role": "user", **joined(parts, "\n\n")})
 
 
 def _says_something(message: Message) -> bool:
+    """Whether a message has text or pictures."""
     return bool(message["content"].strip() or shown_in(message))
 
 
