@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -245,7 +244,7 @@ class _FormReader:
         return turn
 
     def _turn_of_calls(self, *arguments: Mapping[str, Any], ids: Sequence[str] = _IDS) -> str:
-        """The text that the template makes of an answer with a call for each of the arguments."""
+        """The text that the template makes of an answer with calls of these arguments."""
         names = (_FIRST, _SECOND)[: len(arguments)]
         calls = []
         results: list[Message] = []
@@ -413,7 +412,7 @@ _NUMBER = re.compile(r"""(?<=["':])\d(?=["'<])""")
 
 
 def _with_numbers(text: str, other: str) -> tuple[str, str]:
-    """Two texts, with the number of a call replaced by its id if they then have more in common."""
+    """Two texts; a call's number in them becomes its id if they then have more in common."""
     numbered = _NUMBER.sub(CALL_ID, text)
     other_numbered = _NUMBER.sub(CALL_ID, other)
     if len(_common_suffix(numbered, other_numbered)) > len(_common_suffix(text, other)):
@@ -432,13 +431,7 @@ def _parted(text: str, name: str) -> tuple[str, _Parted]:
         raise _UnreadError("a call is not shown")
     brace = middle.rfind("{")
     if brace >= 0 and middle[brace + 1 :].strip() == '"':
-        begin = len(before) - len(middle) + brace
-        try:
-            value, end = _DECODER.raw_decode(text, begin)
-        except ValueError as error:
-            raise _UnreadError("arguments are no object") from error
-        if value != _PLAIN:
-            raise _UnreadError("arguments are others")
+        end = _end_of_object(text, len(before) - len(middle) + brace)
         return prefix, _Parted(middle[:brace], None, JsonArguments, text[end:])
     found_all = _ONE_BY_ONE.match(rest)
     if found_all is None:
@@ -465,6 +458,17 @@ def _parted(text: str, name: str) -> tuple[str, _Parted]:
     return prefix, _Parted(middle, tags, TagArguments, rest[len(closing) :])
 
 
+def _end_of_object(text: str, begin: int) -> int:
+    """The place after the JSON object of a call's arguments. Raises _UnreadError."""
+    try:
+        value, end = _DECODER.raw_decode(text, begin)
+    except ValueError as error:
+        raise _UnreadError("arguments are no object") from error
+    if value != _PLAIN:
+        raise _UnreadError("arguments are others")
+    return end
+
+
 _DECODER = json.JSONDecoder()
 _ONE_BY_ONE = re.compile(f"(.*?){_VALUE_A}(.*?){_KEY_B}(.*?){_VALUE_B}(.*)", re.DOTALL)
 
@@ -480,7 +484,11 @@ def _common_prefix(text: str, other: str) -> str:
 
 def _num_common(text: str, other: str) -> int:
     """The number of characters with which both begin."""
-    return len(os.path.commonprefix([text, other]))
+    pairs = zip(text, other, strict=False)
+    for index, (character, other_character) in enumerate(pairs):
+        if character != other_character:
+            return index
+    return min(len(text), len(other))
 
 
 def _common_suffix(text: str, other: str) -> str:

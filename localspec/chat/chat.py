@@ -351,7 +351,7 @@ class Chat(ForeignNames):
 
 
 class ChatRecord(AnswerRecord):
-    """An answer, or the continuation of one, in the conversation as it was when it was requested.
+    """An answer, or the continuation of one, in the conversation at the time of the request.
 
     Args:
         chat: The conversation.

@@ -482,7 +482,7 @@ def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
 
 
 def _with_thinking(message: Message) -> Message:
-    """The calls with their thoughts by gpt-oss's key, and with their text among the thoughts."""
+    """The calls with their thoughts by gpt-oss's key, which get their text, too."""
     if "reasoning_content" not in message or "tool_calls" not in message:
         return message
     fitted = {**message, "thinking": message["reasoning_content"]}

@@ -373,7 +373,8 @@ class PromptMaker:
         hidden = guard.hide_words(exposed)
         text = self._rendered(hidden, is_cancelled)
         # A switch in a message can bring other control texts of the template.
-        others = [control_text for control_text in guard.control_texts_in(text) if control_text not in own]
+        found = guard.control_texts_in(text)
+        others = [control_text for control_text in found if control_text not in own]
         if self._are_written(others):
             return text, hidden
         return safe_text, safest

@@ -1,14 +1,14 @@
-"""Jinja's sandbox for chat templates, with bounds on what a single operation may take.
+"""Jinja's sandbox for chat templates, with bounds on the time and memory of each operation.
 
-A template comes with a model file, so it is somebody's code. It runs in operations of Python
-and its C, which nothing interrupts: no signal, no thread. So whatever could take time or memory
-without end in one of them is measured before it is done: powers, products, formats, paddings,
-what is joined, what is written. How often a template does what it may is not bounded here, but
-between two operations, and in each turn of a loop, it looks whether it is still wanted.
+A template comes with a model file, so it is foreign code. No signal and no thread can interrupt
+a single operation of Python or its C code. So every operation that could take unlimited time or
+memory is measured before it is done: powers, products, formats, paddings, joined texts, written
+values. The number of operations is not bounded here. But before each call, and in each turn of
+a loop, the sandbox checks whether the text is still wanted.
 
 Hugging Face's sandbox refuses every change of a list. Kimi K2's template, which llama.cpp runs,
-keeps a queue in one. So a template may append to its lists and take from them; what it is given
-has to be its own copy.
+keeps a queue in a list. So a template may append to its lists and take from them; its arguments
+have to be copies of its own.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ _MAX_ITEMS = 1_000_000  # of a list
 _MAX_BITS = 10_000  # of a whole number: about 3,000 digits
 _MAX_WIDTH = 10_000  # of a field in a format
 _MAX_DIGITS = 100  # to which a number is rounded
-_MAX_FORM = 1000  # characters that say how a date is written
+_MAX_FORM = 1000  # characters of the format of a date
 _MAX_SEARCH = 1_000_000_000  # characters that are compared, at worst
-_JINJAS_OWN = ("_loop_vars", "_block_vars")  # keywords of a call, which it takes out again
+_JINJAS_OWN = ("_loop_vars", "_block_vars")  # keywords of a call that Jinja adds and removes
 _ITEM = 4  # characters that an item of a list takes in a text, about
 
 cancel_check: ContextVar[CancelCheck] = ContextVar("cancel_check", default=never)
-"""Whether the text that a template writes here and now is not wanted any more."""
+"""Whether the text that a template writes in this thread or task is not wanted any more."""
 
-_CONTAINERS = (Mapping, Sequence, Set, ValuesView)  # that are written with all they hold
+_CONTAINERS = (Mapping, Sequence, Set, ValuesView)  # values that are written with their items
 
 # `%` in a format: the key, the width and the precision.
 _FIELD = re.compile(
@@ -71,16 +71,16 @@ class TextTooLong(TemplateRefused):
 
 
 def require_short(size: int) -> None:
-    """Raise TextTooLong where a text would have more characters than a prompt may."""
+    """Raise TextTooLong if a text would have more characters than a prompt may have."""
     if size > MAX_TEXT:
         raise TextTooLong
 
 
 def written_size(value: object, indent: int = 0) -> int:
-    """About the characters that a value has as a text, or as JSON with that indentation.
+    """Approximate number of characters of a value as text, or as JSON with that indentation.
 
     Lists may hold the same list many times, so that a few bytes become a long text. Raises
-    TextTooLong as soon as it is sure.
+    TextTooLong as soon as the limit is passed.
     """
     if isinstance(value, str):
         require_short(len(value))
@@ -88,24 +88,31 @@ def written_size(value: object, indent: int = 0) -> int:
     total = 0
     waiting: list[tuple[object, int]] = [(value, 0)]
     while waiting:
-        each, depth = waiting.pop()
-        if isinstance(each, str | bytes):
-            total += len(each)
-        elif isinstance(each, int):
-            total += each.bit_length() // 3
-        elif isinstance(each, Namespace):
+        item, depth = waiting.pop()
+        if isinstance(item, str | bytes):
+            total += len(item)
+        elif isinstance(item, int):
+            total += item.bit_length() // 3
+        elif isinstance(item, Namespace):
             raise TemplateRefused("it writes a namespace")
-        elif isinstance(each, _CONTAINERS) and not isinstance(each, range):
-            parts = itertools.chain(*each.items()) if isinstance(each, Mapping) else each
-            total += (_ITEM + indent * (depth + 1)) * len(each)
+        elif isinstance(item, _CONTAINERS) and not isinstance(item, range):
+            total += (_ITEM + indent * (depth + 1)) * len(item)
             require_short(total)  # before the parts are looked at: there may be many
-            waiting.extend((part, depth + 1) for part in parts)
+            waiting.extend((part, depth + 1) for part in _parts_of(item))
         total += _ITEM
         require_short(total)
     return total
 
 
+def _parts_of(container: Iterable[object]) -> Iterable[object]:
+    """The items of a container; of a mapping the keys and values."""
+    if isinstance(container, Mapping):
+        return itertools.chain(*container.items())
+    return container
+
+
 def _require_small(number: int) -> None:
+    """Refuse a number with too many digits."""
     if number.bit_length() > _MAX_BITS:
         raise _too_large()
 
@@ -115,6 +122,7 @@ def _too_large() -> TemplateRefused:
 
 
 def _require_few(count: int) -> None:
+    """Refuse a list with too many items."""
     if count > _MAX_ITEMS:
         raise TemplateRefused(f"it makes a list of more than {_MAX_ITEMS} items")
 
@@ -127,7 +135,7 @@ def _listed(values: Iterable[Any]) -> list[Any]:
 
 
 def _require_bounded_width(width: str | None) -> None:
-    """Refuse a width in a format that is too large, or stands among the values."""
+    """Refuse a width in a format that is too large, or is taken from the values."""
     if width is None:
         return
     # A long number is not converted: that takes time, too.
@@ -139,6 +147,7 @@ def _require_bounded_width(width: str | None) -> None:
 
 
 def _check_power(base: object, exponent: object) -> None:
+    """Check `base ** exponent`."""
     if not isinstance(base, int) or not isinstance(exponent, int) or exponent <= 0:
         return
     if base.bit_length() * exponent > _MAX_BITS:
@@ -146,12 +155,19 @@ def _check_power(base: object, exponent: object) -> None:
 
 
 def _check_product(left: object, right: object) -> None:
+    """Check `left * right`, of numbers, or of a text or a list and a number."""
     if isinstance(left, int) and isinstance(right, int):
         if left.bit_length() + right.bit_length() > _MAX_BITS:
             raise _too_large()
-        return
-    repeated, times = (right, left) if isinstance(left, int) else (left, right)
-    if not isinstance(times, int) or times <= 0:
+    elif isinstance(left, int):
+        _check_repeating(right, left)
+    elif isinstance(right, int):
+        _check_repeating(left, right)
+
+
+def _check_repeating(repeated: object, times: int) -> None:
+    """Check a text or a list that is repeated."""
+    if times <= 0:
         return
     if isinstance(repeated, list | tuple):
         _require_few(len(repeated) * times)
@@ -160,6 +176,7 @@ def _check_product(left: object, right: object) -> None:
 
 
 def _check_sum(left: object, right: object) -> None:
+    """Check `left + right`."""
     if isinstance(left, str | bytes) and isinstance(right, str | bytes):
         require_short(len(left) + len(right))
     elif isinstance(left, list | tuple) and isinstance(right, list | tuple):
@@ -167,19 +184,26 @@ def _check_sum(left: object, right: object) -> None:
 
 
 def _check_percent(text: object, values: object) -> None:
-    """Check `text % values`, where it is a format."""
-    if not isinstance(text, str | bytes):
+    """Check `text % values`, if the text is a format."""
+    if isinstance(text, bytes):
+        text = text.decode("latin-1")
+    if not isinstance(text, str):
         return
-    written = text if isinstance(text, str) else text.decode("latin-1")
-    fields = list(_FIELD.finditer(written))
-    for field in fields:
+    num_fields = 0
+    has_keys = False
+    total_width = 0
+    for field in _FIELD.finditer(text):
         _require_bounded_width(field["width"])
         _require_bounded_width(field["more"])
-    each = written_size(values)
-    # A key names a value as often as it stands there; else each is written once.
-    has_keys = any(field["key"] is not None for field in fields)
-    require_short(len(text) + each * (len(fields) if has_keys else 1))
-    require_short(sum(int(field["width"] or 0) + int(field["more"] or 0) for field in fields))
+        num_fields += 1
+        has_keys = has_keys or field["key"] is not None
+        total_width += int(field["width"] or 0) + int(field["more"] or 0)
+    # All values are written once, or each as often as its key occurs.
+    num_times = 1
+    if has_keys:
+        num_times = num_fields
+    require_short(len(text) + written_size(values) * num_times)
+    require_short(total_width)
 
 
 _OPERATORS: dict[str, Callable[[object, object], None]] = {
@@ -198,7 +222,9 @@ def _check_padding(_: object, width: int = 0, *__: object) -> None:
 
 
 def _check_tabs(text: str, tabsize: int = 8) -> None:
-    tab: Any = "\t" if isinstance(text, str) else b"\t"
+    tab: Any = b"\t"
+    if isinstance(text, str):
+        tab = "\t"
     require_short(len(text) + text.count(tab) * max(tabsize, 0))
 
 
@@ -214,8 +240,10 @@ def _check_joining(text: str, parts: Sequence[Any]) -> None:
 
 
 def _check_translating(text: str, table: object, *_: object) -> None:
-    values = table.values() if isinstance(table, Mapping) else ()
-    longest = max((len(each) for each in values if isinstance(each, str)), default=1)
+    longest = 1
+    if isinstance(table, Mapping):
+        texts = [value for value in table.values() if isinstance(value, str)]
+        longest = max(map(len, texts), default=1)
     require_short(len(text) * longest)
 
 
@@ -235,7 +263,7 @@ def _check_format(text: str, *values: object, **named: object) -> None:
 
 
 def _check_searching(text: str, sought: object = None, *_: object, **__: object) -> None:
-    """Check what looks at each place of a text for each character, or text, that is sought."""
+    """Check a method that compares each place of a text with each text or character sought."""
     if isinstance(sought, str | bytes | tuple) and len(text) * len(sought) > _MAX_SEARCH:
         raise TemplateRefused("it looks for too long a text")
 
@@ -268,14 +296,18 @@ _METHODS: dict[str, Callable[..., None]] = {
 
 
 def _check_indent(text: str, width: object = 4, *_: object, **__: object) -> None:
-    size = len(width) if isinstance(width, str) else width
+    size = width
+    if isinstance(width, str):
+        size = len(width)
     if isinstance(size, int):
-        require_short(len(text) + max(size, 0) * (len(text.splitlines()) + 1))
+        num_lines = len(text.splitlines()) + 1
+        require_short(len(text) + max(size, 0) * num_lines)
 
 
 def _check_wrapping(text: str, *given: object, **named: object) -> None:
-    texts = [each for each in (*given, *named.values()) if isinstance(each, str)]
-    longest = max(map(len, texts), default=1)  # of what may stand between the lines
+    # One of these texts may be the one between the lines.
+    texts = [value for value in (*given, *named.values()) if isinstance(value, str)]
+    longest = max(map(len, texts), default=1)
     require_short(len(text) * (1 + longest))
 
 
@@ -294,9 +326,9 @@ def _check_format_filter(text: object, *values: object, **named: object) -> None
 
 
 def _check_batch(_: object, *given: object, **named: object) -> None:
-    for each in (*given, *named.values()):
-        if isinstance(each, int):
-            _require_few(each)
+    for value in (*given, *named.values()):
+        if isinstance(value, int):
+            _require_few(value)
 
 
 def _check_rounding(_: object, precision: int = 0, *__: object, **___: object) -> None:
@@ -310,10 +342,10 @@ def _check_sum_filter(_: object, attribute: object = None, start: object = 0) ->
 
 
 def _check_nothing(*_: object, **__: object) -> None:
-    """Only the value is measured."""
+    """Check nothing: `_bounded` measures the value."""
 
 
-# Filters that make a text of whatever they are given.
+# Filters that make a text of any value.
 _WRITERS = (
     *("capitalize", "e", "escape", "forceescape", "lower", "safe", "string", "striptags"),
     *("title", "truncate", "upper", "urlencode", "wordcount"),
@@ -332,20 +364,21 @@ _FILTERS: dict[str, Callable[..., None]] = {
     "trim": _check_trimming,
     "wordwrap": _check_wrapping,
 }
-# For web pages and programmers: what they make of a text is hard to foresee.
+# For web pages and programmers: the size of their results is hard to foresee.
 _MISSING_FILTERS = ("pprint", "urlize", "xmlattr")
 
 
 def _bounded(original: Callable[..., Any], check: Callable[..., None]) -> Callable[..., Any]:
-    """A filter that is checked before it works, with all that it is given, and afterwards."""
-    # Such filters get the environment, say, before the value.
-    num_before = 1 if hasattr(original, "jinja_pass_arg") else 0
+    """A filter whose arguments are checked before it runs, and whose result after it."""
+    num_before = 0
+    if hasattr(original, "jinja_pass_arg"):  # it gets the environment, for example, first
+        num_before = 1
 
     @functools.wraps(original)
     def bounded(*given: Any, **named: Any) -> Any:
         arguments = given[num_before:]
-        for each in (*arguments, *named.values()):
-            written_size(each)
+        for value in (*arguments, *named.values()):
+            written_size(value)
         check(*arguments, **named)
         return _required_bounded(original(*given, **named))
 
@@ -365,7 +398,7 @@ def _required_bounded(value: Any) -> Any:
 def _joined(
     context: EvalContext, value: Iterable[Any], d: str = "", attribute: str | int | None = None
 ) -> Any:
-    """Jinja's join, of no more than fits."""
+    """Jinja's join, with a limit on the length of the result."""
     parts = _listed(value)
     require_short(written_size(parts) + len(parts) * written_size(d))
     return filters.do_join(context, parts, d, attribute)
@@ -381,19 +414,28 @@ def _to_json(
 ) -> str:
     """JSON without the escapes for HTML of Jinja's own filter, with Hugging Face's options.
 
-    What a filter such as `map` yields is written as a list, as llama.cpp does.
+    The items that a filter such as `map` yields are written as a list, as by llama.cpp.
     """
     if isinstance(value, Iterator):
         value = _listed(value)
-    width = len(indent) if isinstance(indent, str) else max(indent or 0, 0)
+    if isinstance(indent, str):
+        width = len(indent)
+    elif indent is None:
+        width = 0
+    else:
+        width = max(indent, 0)
     require_short(width)
-    between = sum(map(len, separators or ()))
+    pair = None
+    between = 0
+    if separators is not None:
+        pair = (separators[0], separators[1])
+        between = sum(map(len, separators))
     written_size(value, width + between)
     return json.dumps(
         value,
         indent=indent,
         ensure_ascii=ensure_ascii,
-        separators=None if separators is None else (separators[0], separators[1]),
+        separators=pair,
         sort_keys=sort_keys,
     )
 
@@ -405,7 +447,7 @@ class Reads(NamedTuple):
     """Names that a template reads."""
 
     variables: frozenset[str]
-    """names."""
+    """The names of variables."""
 
     keys: frozenset[str]
     """Attributes, and constants that may be keys."""
@@ -423,12 +465,12 @@ class _Generation(Extension):
 
 
 class _Code(CodeGenerator):
-    """Python's code of a template, in which `~` asks the environment, as other operators do."""
+    """Python code of a template, in which the operator `~` calls the environment, too."""
 
     def visit_Concat(self, node: nodes.Concat, frame: Frame) -> None:
         self.write("environment.joined_texts((")
-        for each in node.nodes:
-            self.visit(each, frame)
+        for operand in node.nodes:
+            self.visit(operand, frame)
             self.write(", ")
         self.write("))")
 
@@ -476,18 +518,23 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     @staticmethod
     def look() -> None:
-        """Look whether the text is still wanted. Raises Interrupted."""
-        if cancel_check.get()():
+        """Raise Interrupted if the text is not wanted any more."""
+        is_cancelled = cancel_check.get()
+        if is_cancelled():
             raise Interrupted("making a prompt was cancelled")
 
     def reads(self, source: str) -> Reads:
         """Names that a source reads. Raises what Jinja raises for one that is broken."""
         tree = self.parse(source)
-        names = (each.name for each in tree.find_all(nodes.Name) if each.ctx == "load")
-        attributes = (each.attr for each in tree.find_all(nodes.Getattr))
-        constants = (each.value for each in tree.find_all(nodes.Const))
-        texts = (each for each in constants if isinstance(each, str))
-        return Reads(frozenset(names), frozenset((*attributes, *texts)))
+        variables = set()
+        for variable in tree.find_all(nodes.Name):
+            if variable.ctx == "load":
+                variables.add(variable.name)
+        keys = {attribute.attr for attribute in tree.find_all(nodes.Getattr)}
+        for constant in tree.find_all(nodes.Const):
+            if isinstance(constant.value, str):
+                keys.add(constant.value)
+        return Reads(frozenset(variables), frozenset(keys))
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         """Whether a template may read that attribute."""
@@ -497,9 +544,9 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """The result of an operator."""
-        for each in (left, right):
-            if isinstance(each, int):
-                _require_small(each)
+        for operand in (left, right):
+            if isinstance(operand, int):
+                _require_small(operand)
         check = _OPERATORS.get(operator)
         if check is not None:
             check(left, right)
@@ -508,15 +555,19 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
     def call(self, context: Context, called: Any, /, *given: Any, **named: Any) -> Any:
         """The result of a function or a method."""
         self.look()
-        method = getattr(called, "__wrapped__", called)  # Jinja has one around str.format
+        method = getattr(called, "__wrapped__", called)  # Jinja wraps str.format
         owner = getattr(method, "__self__", None)
         name = getattr(method, "__name__", "")
         if isinstance(owner, str | bytes | int | list) and name in _METHODS:
             if name == "join":
                 given = tuple(map(_listed, given))
-            keywords = {key: each for key, each in named.items() if key not in _JINJAS_OWN}
-            _METHODS[name](owner, *given, **keywords)
-        return _required_bounded(super().call(context, called, *given, **named))
+            keywords = dict(named)
+            for keyword in _JINJAS_OWN:
+                keywords.pop(keyword, None)
+            check = _METHODS[name]
+            check(owner, *given, **keywords)
+        result = super().call(context, called, *given, **named)
+        return _required_bounded(result)
 
     @staticmethod
     def concat(pieces: Iterable[str]) -> str:
@@ -538,7 +589,7 @@ def _raise_exception(message: object) -> NoReturn:
 
 
 def _strftime_now(form: str) -> str:
-    # A width in it is taken by the system's own function, which fills 256 times its length.
+    # The system's own function reads widths in it, and fills up to 256 times its length.
     if len(form) > _MAX_FORM:
         raise TemplateRefused(f"it writes a date in a form of {len(form)} characters")
     return dt.datetime.now().strftime(form)

@@ -37,9 +37,9 @@ _FORMAT = "localspec-session"
 _VERSION = 1
 _DIGEST = re.compile("[0-9a-f]{64}")
 _MOST_PICTURE_BYTES = 4 * MAX_PICTURE_PIXELS  # more than any picture takes as a PNG
-# No sign that a file system or a shell takes for something else, and no blank at the ends.
+# No character with a special meaning for a file system or a shell, and no blank at the ends.
 _NAME = re.compile(r"\w([^/\\:*?\"<>|]{0,98}[^/\\:*?\"<>| ])?")
-_MAX_NAME_BYTES = 236  # file systems take 255, of which an ending and a mark of ours are part
+_MAX_NAME_BYTES = 236  # file systems take 255, our endings and marks included
 _JOINERS = "\u200c\u200d"  # belong to words of Persian and of Indian languages
 
 
@@ -53,11 +53,14 @@ class Session:
     files."""
 
     num_asked: int
+    """As `Chat.num_asked`."""
+
     num_forgotten: int
+    """As `Chat.num_forgotten`."""
 
     @property
     def num_turns(self) -> int:
-        """Questions that were answered, with those that the model does not see any more."""
+        """The number of turns, forgotten ones included."""
         return sum(message["role"] == "user" for message in self.messages)
 
     def as_json(self) -> bytes:
@@ -65,12 +68,12 @@ class Session:
         content = {"format": _FORMAT, "version": _VERSION, **asdict(self)}
         del content["name"]
         text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
-        # A message can hold half of a surrogate pair, which UTF-8 cannot: Python's escape for
-        # it is JSON's, too.
+        # A message can hold half of a surrogate pair, which UTF-8 cannot encode. Python's
+        # escape for it is JSON's, too.
         return text.encode(errors="backslashreplace")
 
     def resume(self, chat: Chat) -> None:
-        """Continue it in the chat.
+        """Continue the session in a chat.
 
         Raises SessionError if the messages are not turns, or a picture is missing.
         """
@@ -85,10 +88,12 @@ class Session:
 def known_name(name: str) -> str:
     """The session's name as it is, or would be, kept. Raises OptionError for a bad name.
 
-    Neither case nor the composition of letters tells two names apart, as on some file systems.
+    Names that differ only in case or in the composition of letters are the same name, as on
+    some file systems.
     """
     name = _checked(name)
-    same = [each for each in session_names() if _as_compared(each) == _as_compared(name)]
+    compared = _as_compared(name)
+    same = [kept for kept in session_names() if _as_compared(kept) == compared]
     if name in same or not same:
         return name
     return same[0]
@@ -130,7 +135,8 @@ def check_opens(name: str) -> None:
 def session_bytes(name: str) -> int:
     """Bytes that the session's file and its pictures take on disk."""
     path = session_file(name)
-    return sum(each.stat().st_size for each in (path, *_pictures_folder(path).glob("*.png")))
+    files = [path, *_pictures_folder(path).glob("*.png")]
+    return sum(file.stat().st_size for file in files)
 
 
 def is_open(name: str) -> bool:
@@ -153,15 +159,16 @@ def remove_sessions(names: Sequence[str]) -> None:
             locks.callback(lock_session(name).release)
         for name in names:
             path = session_file(name)
-            if (pictures := _pictures_folder(path)).exists():
+            pictures = _pictures_folder(path)
+            if pictures.exists():
                 shutil.rmtree(pictures)
             path.unlink(missing_ok=True)
 
 
 def save_session(name: str, chat: Chat) -> Path:
-    """Write the conversation over an older one of that name; returns the path.
+    """Write the conversation, in place of an older one of that name; returns the path.
 
-    Whatever happens, the file holds either the old or the new one. Raises SessionError.
+    At any moment the file holds either the old or the new conversation. Raises SessionError.
     """
     path = session_file(name)
     try:
@@ -187,7 +194,7 @@ def read_session(name: str) -> Session | None:
         return None
     except OSError as error:
         raise _unreadable(path, str(error.strerror)) from error
-    # Nesting without end is a RecursionError.
+    # Too deep nesting is a RecursionError.
     except (ValueError, RecursionError) as error:
         raise _unreadable(path, f"it is not JSON ({error})") from error
     return _session(name, path, content)
@@ -214,6 +221,7 @@ def lock_session(name: str) -> FileLock:
 
 
 def _session(name: str, path: Path, content: Any) -> Session:
+    """The session in a file's content. Raises SessionError if it is not one."""
     from localspec.chat.turns import is_count  # late: names of sessions are listed without it
 
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
@@ -226,26 +234,36 @@ def _session(name: str, path: Path, content: Any) -> Session:
         )
     try:
         messages = content["messages"]
-        counts = content["num_asked"], content["num_forgotten"]
-        texts = [message[key] for message in messages for key in ("role", "content")]
+        num_asked = content["num_asked"]
+        num_forgotten = content["num_forgotten"]
         is_right = (
             isinstance(messages, list)
-            and all(isinstance(text, str) for text in texts)
-            and all(map(is_count, counts))
-            and all(
-                _DIGEST.fullmatch(position["sha256"])  # becomes the name of a file
-                and isinstance(position.get("name", ""), str)
-                and type(position["at"]) is int
-                and 0 <= position["at"] <= len(message["content"])
-                for message in messages
-                for position in message.get("pictures", ())
-            )
+            and all(map(_is_message, messages))
+            and is_count(num_asked)
+            and is_count(num_forgotten)
         )
     except DAMAGES:
         is_right = False
     if not is_right:
         raise _unreadable(path, "its messages or counts are invalid")
-    return Session(name, messages, *counts)
+    return Session(name, messages, num_asked, num_forgotten)
+
+
+def _is_message(message: Any) -> bool:
+    """Whether it is a message with valid pictures. Raises one of DAMAGES, or returns False."""
+    content = message["content"]
+    if not isinstance(message["role"], str) or not isinstance(content, str):
+        return False
+    for position in message.get("pictures", ()):
+        is_valid = (
+            _DIGEST.fullmatch(position["sha256"])  # becomes the name of a file
+            and isinstance(position.get("name", ""), str)
+            and type(position["at"]) is int
+            and 0 <= position["at"] <= len(content)
+        )
+        if not is_valid:
+            return False
+    return True
 
 
 def _pictures_folder(session: Path) -> Path:
@@ -253,16 +271,18 @@ def _pictures_folder(session: Path) -> Path:
 
 
 def _as_json(session: Path, message: Message) -> dict[str, Any]:
-    """The message as JSON can hold it, once its pictures are on disk. Raises OSError."""
+    """Write a message's pictures; returns the message as JSON can hold it. Raises OSError."""
     positions = []
-    for each in shown_in(message):
-        picture = Picture.read(each.given)
+    for shown in shown_in(message):
+        picture = Picture.read(shown.given)
         path = _pictures_folder(session) / f"{picture.digest.hex()}.png"
         if not path.exists():
             make_private_folder(path.parent)
             write_whole(path, picture.png(), durable=True)
-        name = {"name": picture.name} if picture.name else {}
-        positions.append({"at": each.at, "sha256": path.stem, **name})
+        position = {"at": shown.at, "sha256": path.stem}
+        if picture.name:
+            position["name"] = picture.name
+        positions.append(position)
     bare = with_shown(dict(message), ())
     if positions:
         return {**bare, "pictures": positions}
@@ -270,8 +290,11 @@ def _as_json(session: Path, message: Message) -> dict[str, Any]:
 
 
 def _with_pictures(session: Path, message: Message) -> Message:
-    positions = message.get("pictures", ())
-    shown = (Shown(each["at"], _read_picture(session, each)) for each in positions)
+    """The message with its pictures, read from disk. Raises SessionError."""
+    shown = []
+    for position in message.get("pictures", ()):
+        picture = _read_picture(session, position)
+        shown.append(Shown(position["at"], picture))
     return with_shown(dict(message), shown)
 
 
@@ -295,14 +318,15 @@ def _read_picture(session: Path, position: Mapping[str, Any]) -> Picture:
             f"{path} is not the picture that was saved as {picture_name(position)}",
             "Put the saved file back, or start another session.",
         )
-    return replace(picture, name=position.get("name", ""))  # not that of the file here
+    return replace(picture, name=position.get("name", ""))  # not the digest
 
 
 def _drop_other_pictures(session: Path, messages: Sequence[Mapping[str, Any]]) -> None:
     """Delete pictures that are in no message, as far as that is possible."""
-    kept = {
-        position["sha256"] for message in messages for position in message.get("pictures", ())
-    }
+    kept = set()
+    for message in messages:
+        for position in message.get("pictures", ()):
+            kept.add(position["sha256"])
     with contextlib.suppress(OSError):
         for path in _pictures_folder(session).glob("*.png"):
             if path.stem not in kept:
@@ -311,8 +335,10 @@ def _drop_other_pictures(session: Path, messages: Sequence[Mapping[str, Any]]) -
 
 def _checked(name: str) -> str:
     """The name with composed letters. Raises OptionError for a bad name."""
-    blanks = {ord(each): " " for each in name if unicodedata.category(each) == "Zs"}
-    name = unicodedata.normalize("NFC", name.translate(blanks).strip(" "))
+    blanks = [character for character in name if unicodedata.category(character) == "Zs"]
+    for blank in blanks:
+        name = name.replace(blank, " ")
+    name = unicodedata.normalize("NFC", name.strip(" "))
     if not _is_name(name):
         raise OptionError(
             f"{name!r} cannot be the name of a session",
@@ -333,13 +359,19 @@ def _is_name(name: str) -> bool:
 
 
 def _as_compared(name: str) -> str:
-    return unicodedata.normalize("NFC", unicodedata.normalize("NFD", name).casefold())
+    """The name without case, with composed letters."""
+    decomposed = unicodedata.normalize("NFD", name)
+    return unicodedata.normalize("NFC", decomposed.casefold())
 
 
 def _kept_files() -> dict[str, Path]:
     """Files of sessions by name. Some file systems decompose the letters of names."""
-    paths = {unicodedata.normalize("NFC", path.stem): path for path in _folder().glob("*.json")}
-    return {name: path for name, path in paths.items() if _is_name(name)}
+    paths = {}
+    for path in _folder().glob("*.json"):
+        name = unicodedata.normalize("NFC", path.stem)
+        if _is_name(name):
+            paths[name] = path
+    return paths
 
 
 def _folder() -> Path:

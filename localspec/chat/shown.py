@@ -7,7 +7,7 @@ import binascii
 import os
 import re
 from collections.abc import Container, Iterable, Mapping, Sequence
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from localspec.errors import OptionError, at_most
@@ -17,7 +17,7 @@ if TYPE_CHECKING:  # sessions are listed without the library of templates
     from localspec.chat.template import Message
     from localspec.pictures.picture import PictureSource, Vision
 
-# Replaces a picture that a model cannot see, so that a conversation goes on with this model.
+# Replaces a picture that a model cannot see, so that a conversation can continue with it.
 PICTURE_NOTE = "[An image was here, which this model cannot see.]"
 _LOST_NOTE = "[An image was here, which cannot be read.]"
 HOW_TO_SEE = (
@@ -30,7 +30,7 @@ _WEB_URL = re.compile(r"https?://", re.IGNORECASE)
 _FORMS = 'Give {"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}.'
 
 
-# As it was given: the bytes of a file are decoded when the prompt is made.
+# A picture as the caller gives it: the bytes of a file are decoded when the prompt is made.
 Given = Picture | bytes
 
 
@@ -42,7 +42,8 @@ class Shown(NamedTuple):
 
     given: Given
     is_result: bool = False
-    """Whether a tool gave it. Then no user can be told that it is not seen."""
+    """Whether it is in the result of a tool. Then it is never an error, but a note, if the
+    model cannot see it."""
 
 
 class ShownTokens(NamedTuple):
@@ -50,7 +51,7 @@ class ShownTokens(NamedTuple):
 
     at: int
     tokens: Sequence[int]
-    """See `Vision.cells`."""
+    """Its tokens, see `Vision.cells`."""
 
 
 def shown_in(message: Message) -> Sequence[Any]:
@@ -61,19 +62,20 @@ def shown_in(message: Message) -> Sequence[Any]:
 
 def with_shown(message: dict[str, Any], shown: Iterable[NamedTuple]) -> dict[str, Any]:
     """The message with these pictures and no others."""
-    found = tuple(shown)
-    bare = {name: value for name, value in message.items() if name != "pictures"}
-    if found:
-        return {**bare, "pictures": found}
-    return bare
+    changed = dict(message)
+    changed.pop("pictures", None)
+    pictures = tuple(shown)
+    if pictures:
+        changed["pictures"] = pictures
+    return changed
 
 
 def attached_pictures(images: Iterable[PictureSource]) -> list[Shown]:
     """Pictures that stand before a text. Raises OptionError for anything else."""
     if isinstance(images, str | bytes | os.PathLike) or not isinstance(images, Iterable):
         raise OptionError(f"images is {images!r:.80}", "Give a list of pictures.")
-    given = at_most(MOST_PROMPT_PICTURES, images, "pictures")
-    return [Shown(0, Picture.read(each)) for each in given]
+    sources = at_most(MOST_PROMPT_PICTURES, images, "pictures")
+    return [Shown(0, Picture.read(source)) for source in sources]
 
 
 def given_in(part: Mapping[str, Any]) -> Given:
@@ -92,8 +94,10 @@ def given_in(part: Mapping[str, Any]) -> Given:
         if isinstance(image, bytes | bytearray):
             return bytes(image)
         return Picture.read(image)
-    found = part.get("image_url", image)
-    return _of_url(found.get("url") if isinstance(found, Mapping) else found)
+    url = part.get("image_url", image)
+    if isinstance(url, Mapping):
+        url = url.get("url")
+    return _of_url(url)
 
 
 def of_base64(text: object) -> bytes:
@@ -115,6 +119,7 @@ def of_base64(text: object) -> bytes:
 
 
 def _of_url(url: object) -> Given:
+    """The bytes of a file in a data URL. Raises OptionError."""
     if not isinstance(url, str) or not url:
         raise OptionError("it has no data", _FORMS)
     if _WEB_URL.match(url):
@@ -134,26 +139,32 @@ def noted(
     """The message with a note, in a line of its own, in place of pictures that are not kept.
 
     Args:
-        kept: Their numbers.
+        message: The message.
+        note: The note.
+        kept: The numbers of the pictures that are kept.
     """
-    text = ""
+    first, *pieces = pieces_of(message)
+    text = first
     shown = []
-    was_note = False
-    pairs = zip_longest(pieces_of(message), shown_in(message))
-    for number, (piece, each) in enumerate(pairs):
-        text += f"\n{piece}" if was_note and piece else piece
-        was_note = each is not None and number not in kept
-        if was_note:
-            text += f"\n{note}" if text else note
-        elif each is not None:
-            shown.append(each._replace(at=len(text)))
+    pairs = zip(shown_in(message), pieces, strict=True)
+    for number, (picture, following) in enumerate(pairs):
+        if number in kept:
+            shown.append(picture._replace(at=len(text)))
+        else:
+            if text:
+                text += "\n"
+            text += note
+            if following:
+                text += "\n"
+        text += following
     return with_shown({**message, "content": text}, shown)
 
 
 def pieces_of(message: Message) -> list[str]:
     """The texts around the pictures of a message: one more than there are pictures."""
     content = message["content"]
-    cuts = [0, *(each.at for each in shown_in(message)), len(content)]
+    positions = [picture.at for picture in shown_in(message)]
+    cuts = [0, *positions, len(content)]
     return [content[begin:end] for begin, end in pairwise(cuts)]
 
 
@@ -165,19 +176,24 @@ def _which(number: int, given: Given) -> str:
 
 
 def for_the_blind(messages: Sequence[Message]) -> list[Message]:
-    """The messages with notes in place of pictures; a user may show none in the last one.
+    """The messages with notes in place of pictures.
 
-    Raises OptionError.
+    Raises OptionError if the last message has a picture, unless a tool gave it.
     """
+    noted_messages: list[Message] = []
     last = len(messages) - 1
-    for each in shown_in(messages[last]) if messages else ():
-        if each.is_result:
-            continue
-        raise OptionError(
-            f"{_which(last, each.given)}, and the model has no projector to see it",
-            HOW_TO_SEE,
-        )
-    return [noted(each) if shown_in(each) else each for each in messages]
+    for number, message in enumerate(messages):
+        pictures = shown_in(message)
+        for picture in pictures:
+            if number == last and not picture.is_result:
+                raise OptionError(
+                    f"{_which(last, picture.given)}, and the model has no projector to see it",
+                    HOW_TO_SEE,
+                )
+        if pictures:
+            message = noted(message)
+        noted_messages.append(message)
+    return noted_messages
 
 
 def for_the_seeing(
@@ -208,26 +224,27 @@ def for_the_seeing(
                 f"with it the images have more than {MOST_PROMPT_PIXELS} pixels together",
                 "Send fewer, or smaller ones.",
             )
-        vision.cells(picture)  # which refuses some
+        vision.cells(picture)  # raises OptionError for a picture that is refused
         return picture
 
     def read(number: int, message: Message) -> Message:
         """The message with the tokens of the pictures that the model can take."""
         found: dict[int, Picture] = {}  # by number
-        for index, each in enumerate(shown_in(message)):
+        for index, shown in enumerate(shown_in(message)):
             try:
-                found[index] = decoded(each.given, len(found))
+                found[index] = decoded(shown.given, len(found))
             except OptionError as error:
-                if number == last and not each.is_result:
+                if number == last and not shown.is_result:
                     raise OptionError(
-                        f"{_which(number, each.given)}: {error}", error.hint
+                        f"{_which(number, shown.given)}: {error}", error.hint
                     ) from error
         if not shown_in(message):
             return message
         pictures.extend(reversed(found.values()))
         kept = noted(message, _LOST_NOTE, found)
-        positions = [each.at for each in shown_in(kept)]
-        return with_shown(kept, map(ShownTokens, positions, map(vision.cells, found.values())))
+        positions = [shown.at for shown in shown_in(kept)]
+        tokens = map(vision.cells, found.values())
+        return with_shown(kept, map(ShownTokens, positions, tokens))
 
     # The last messages first: the oldest pictures are left out.
     seen = [read(number, messages[number]) for number in range(last, -1, -1)]
@@ -235,19 +252,22 @@ def for_the_seeing(
 
 
 def joined(messages: Sequence[Message], between: str) -> dict[str, Any]:
-    """The content of several messages as one, and their pictures where they stood."""
+    """The content of several messages as one, with the pictures at their places in it."""
     shown: list[Shown] = []
     text = ""
     for number, message in enumerate(messages):
-        text += between if number else ""
-        shown += [each._replace(at=each.at + len(text)) for each in shown_in(message)]
+        if number > 0:
+            text += between
+        for picture in shown_in(message):
+            shown.append(picture._replace(at=picture.at + len(text)))
         text += message["content"]
     return with_shown({"content": text}, shown)
 
 
 def in_front(messages: Sequence[Message]) -> list[Message]:
     """The messages with all pictures before their texts."""
-    return [
-        with_shown(dict(each), (one._replace(at=0) for one in shown_in(each)))
-        for each in messages
-    ]
+    changed: list[Message] = []
+    for message in messages:
+        pictures = [picture._replace(at=0) for picture in shown_in(message)]
+        changed.append(with_shown(dict(message), pictures))
+    return changed

@@ -1,8 +1,8 @@
 """Chat templates: messages → prompt.
 
-A template comes with a model file, so it is somebody's code. Jinja's sandbox keeps it from the
-interpreter; the length of a prompt is bounded, and so is each operation (`sandbox`), but not
-how many there are.
+A template comes with a model file, so it is foreign code. Jinja's sandbox keeps it from the
+interpreter. The length of a prompt and each operation (`sandbox`) are bounded; the number of
+operations is not.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from localspec.streaming.cancellation import CancelCheck, never
 MAX_SOURCE = 200_000  # characters
 MAX_PROMPT = MAX_TEXT  # characters
 _MAX_REASON = 300  # characters of a template's own words in an error
-_PARTS = re.compile(r"""['"]type['"]|\.type\b""")  # where a template may look at parts
-_PROBE = "localspec"  # a text that is to come out
+_PARTS = re.compile(r"""['"]type['"]|\.type\b""")  # in templates that may look at parts
+_PROBE = "localspec"  # a text that has to come out
 _OURS = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
 NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 
-# Keys: role, content; of an answer perhaps its thoughts as reasoning_content, and tool_calls;
-# of the result of a call its tool_call_id and name; perhaps pictures, see `chat.shown`.
+# Keys: role and content. An answer may have its thoughts as reasoning_content, and tool_calls;
+# the result of a call has its tool_call_id and name. All may have pictures, see `chat.shown`.
 Message = Mapping[str, Any]
 
 BUILT_IN = {
@@ -49,7 +49,7 @@ BUILT_IN = {
         "{% if add_generation_prompt %}"
         "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
     ),
-    "gemma": (  # its models know no system, which `system_role` sees to
+    "gemma": (  # its models know no system messages: `system_role` puts them into questions
         "{{ bos_token }}{% for message in messages if message.role != 'system' %}"
         "{{ '<start_of_turn>' + ('model' if message.role == 'assistant' else 'user') + '\n' }}"
         "{{ message.content | trim + '<end_of_turn>\n' }}{% endfor %}"
@@ -59,7 +59,7 @@ BUILT_IN = {
 
 
 def template_source(chosen: str | None, own: str | None) -> str:
-    """The source that was chosen, as such or by a built-in name, or else the model's own.
+    """The chosen source, which may be a built-in template's name, or else the model's own.
 
     Raises TemplateError if there is neither.
     """
@@ -82,27 +82,36 @@ def template_source(chosen: str | None, own: str | None) -> str:
 class ChatTemplate:
     """A compiled template.
 
-    think: False tells it that the model should not think. has_think_switch: whether it can be
-    told. keys: attributes and keys that it reads of any value. Raises TemplateError if `source`
-    is not valid Jinja or has no such switch.
+    Args:
+        source: The Jinja source.
+        bos: The text of the token that begins a text.
+        eos: The text of the token that ends one.
+        think: False asks the template for an answer without thoughts.
+
+    Raises:
+        TemplateError: `source` is not valid Jinja, or has no switch for thoughts.
     """
 
     def __init__(self, source: str, *, bos: str, eos: str, think: bool = True) -> None:
         self._variables: dict[str, str | bool] = {"bos_token": bos, "eos_token": eos}
         environment = TemplateSandbox()
-        # Whether contents are lists of parts; found out where the template looks at any.
-        self._takes_parts = None if _PARTS.search(source) else False
+        # Whether contents are lists of parts; None until the first prompt shows it.
+        self._takes_parts: bool | None = None
+        if not _PARTS.search(source):
+            self._takes_parts = False
         try:
             if len(source) > MAX_SOURCE:
                 raise TemplateRefused(
                     f"it has {len(source)} characters, more than {MAX_SOURCE}"
                 )
             read = environment.reads(source)
+            # Whether thoughts can be switched off.
             self.has_think_switch = "enable_thinking" in read.variables
+            # Attributes and keys that the template reads of any value.
             self.keys = read.keys
             self._open = read.variables.difference(_OURS, environment.globals)
             self._template = environment.from_string(source)
-        # Beyond Jinja's there are the errors and limits of Python's compiler.
+        # Jinja's errors, and those of Python's compiler.
         except Exception as error:
             raise _unusable(error) from error
         if not think:
@@ -122,17 +131,20 @@ class ChatTemplate:
         variables: Mapping[str, Any] = NO_VARIABLES,
         opens_answer: bool = True,
     ) -> str:
-        """The prompt that asks for the next answer, or ends with the last message.
+        """The prompt for the next answer, or the text up to the end of the last message.
 
         Raises TemplateError if the template refuses the messages or fails, TemplateLimitError
         for more than MAX_PROMPT characters, Interrupted once it is cancelled.
 
         Args:
+            messages: The messages.
+            is_cancelled: Whether to stop.
             tools: The tools as OpenAI declares them.
-            variables: Others, such as reasoning_effort, of which those count that the template
-                reads.
+            variables: Other variables, such as reasoning_effort. The template gets those that
+                it reads.
+            opens_answer: Whether the prompt opens an answer.
         """
-        known = {name: each for name, each in variables.items() if name in self._open}
+        known = {name: value for name, value in variables.items() if name in self._open}
         known |= self._variables
         if tools:  # many templates ask whether they are defined
             known["tools"] = list(tools)
@@ -142,7 +154,7 @@ class ChatTemplate:
         return self._filled(messages, known, is_cancelled, in_parts=self._takes_parts)
 
     def _leaves_out_texts(self, is_cancelled: CancelCheck) -> bool:
-        """Whether texts come out only of parts, as in templates of some models that see."""
+        """Whether texts come out only if they are in parts, as for some models that see."""
 
         def comes_out(*, in_parts: bool) -> bool:
             probe = [{"role": "user", "content": _PROBE}]
@@ -162,11 +174,19 @@ class ChatTemplate:
         *,
         in_parts: bool,
     ) -> str:
-        """The template's text. in_parts: whether each content is a list of one text."""
+        """The template's text.
+
+        Args:
+            messages: The messages.
+            variables: All variables of the template.
+            is_cancelled: Whether to stop.
+            in_parts: Whether each content is given as a list with one text.
+        """
         variables = copy.deepcopy(dict(variables))  # a template may change its lists
-        given = copy.deepcopy([dict(each) for each in messages])
-        for each in given if in_parts else ():
-            each["content"] = [{"type": "text", "text": each["content"]}]
+        given = copy.deepcopy([dict(message) for message in messages])
+        if in_parts:
+            for message in given:
+                message["content"] = [{"type": "text", "text": message["content"]}]
         pieces = []
         length = 0
         before = cancel_check.set(is_cancelled)
@@ -181,7 +201,7 @@ class ChatTemplate:
             raise
         except TextTooLong as error:
             raise _unusable(error, TemplateLimitError) from error
-        # The template is foreign code: whatever it raises is its own failure.
+        # The template is foreign code: any other error is its failure.
         except Exception as error:
             raise _unusable(error) from error
         finally:
@@ -190,10 +210,13 @@ class ChatTemplate:
 
 
 def _unusable(error: Exception, kind: type[TemplateError] = TemplateError) -> TemplateError:
-    why = (
-        str(error) if isinstance(error, TemplateRefused) else f"{type(error).__name__}: {error}"
-    )
-    shown = "".join(each if each.isprintable() else " " for each in why[:_MAX_REASON])
+    """The error for a template that failed with another error."""
+    why = str(error)
+    if not isinstance(error, TemplateRefused):
+        why = f"{type(error).__name__}: {why}"
+    shown = ""
+    for character in why[:_MAX_REASON]:
+        shown += character if character.isprintable() else " "
     return kind(
         f"the chat template cannot be used: {shown}",
         f"Give another, as template=chatml: {', '.join(BUILT_IN)}, or Jinja source.",

@@ -36,28 +36,28 @@ TOO_MANY_CALLS = (
 
 
 class RequestedCall:
-    """A call that a model has made, to be run or refused. One that gets neither is run.
+    """A call that a model has made. Run it or refuse it; a call without either is run.
 
         step.run()          await step          step.refuse()
 
-    What the function raises does not come here: the model gets it as the result.
+    Exceptions of the function are not raised here: the model gets them as the result.
 
     Args:
-        call: the call.
-        function: takes its arguments by name.
-        chat: the conversation, in whose context the result has to fit.
+        call: The call.
+        function: Takes the call's arguments by name.
+        chat: The conversation. The result has to fit its context.
     """
 
     def __init__(self, call: ToolCall, function: Callable[..., Any], chat: Chat) -> None:
         self.call = call
         self.result: str | None = None
-        """What the model gets, once it is known."""
+        """The result that the model gets; None until it is known."""
 
         self.error: Exception | None = None
-        """What the function has raised, if it failed."""
+        """The exception of the function, if it failed."""
 
         self.note = ""
-        """What was done to the result, in words: that it was cut, and where."""
+        """How the result was changed, in words: that it was cut, and where."""
 
         self.pictures: tuple[str, ...] = ()
         """Images in the result of an MCP server's tool, as data URLs."""
@@ -70,7 +70,7 @@ class RequestedCall:
 
     @property
     def foreign(self) -> ForeignFunction | None:
-        """The function where it is a tool of an MCP server, else None."""
+        """The function if it is a tool of an MCP server, else None."""
         if isinstance(self._function, ForeignFunction):
             return self._function
         return None
@@ -88,7 +88,7 @@ class RequestedCall:
         return self.result
 
     def refuse(self) -> None:
-        """Leave the call: the model is told that the user has refused it."""
+        """Do not run the call. Its result says that the user has refused it."""
         if self.result is None:
             self.result = REFUSED_CALL
 
@@ -115,6 +115,7 @@ class RequestedCall:
         return self.result
 
     def _take(self, found: object) -> None:
+        """Keep what the function returned as the result."""
         if isinstance(found, ForeignResult):
             self.result, self.note = fitting_text(self._chat._engine, found.text)
             self.pictures = found.pictures
@@ -123,6 +124,7 @@ class RequestedCall:
 
     @contextlib.contextmanager
     def _errors_as_result(self) -> Iterator[None]:
+        """Make an exception in the block the result."""
         try:
             yield
         except Exception as error:
@@ -144,11 +146,11 @@ def tool_steps(
     answers: the steps of `run_tools`, for an application that shows them as they come.
 
     It yields each `Answer`, to be read, and then each call in it as a `RequestedCall`. The last
-    step is the answer without calls. Close it where it may be left early, as with
-    `contextlib.closing`: then the conversation has the results so far, a note for each call
-    that has none, and can go on.
+    step is the answer without calls. If you may leave it early, close it, for example with
+    `contextlib.closing`: then the conversation has the results so far, with a note for each
+    call without a result, and can continue.
 
-    The arguments are those of `run_tools` but for `ask`. Raises OptionError where a tool has no
+    The arguments are those of `run_tools` without `ask`. Raises OptionError if a tool has no
     function.
     """
     chosen = AnswerOptions.of(options, **keywords)
@@ -166,14 +168,14 @@ def steps_from(
     functions: Mapping[str, Callable[..., Any]],
     most_calls: int = MOST_CALLS,
 ) -> Generator[Answer | RequestedCall, None, None]:
-    """The steps from an answer on that was asked for in another way than by `tool_steps`.
+    """The steps of `tool_steps`, starting from an answer that the caller has requested.
 
     Args:
-        chat: the conversation.
-        answer: the first answer.
-        chosen: its options.
-        functions: those of its tools, by name, as `functions_of` gives them.
-        most_calls: as for `run_tools`.
+        chat: The conversation.
+        answer: The first answer.
+        chosen: The options of that answer.
+        functions: The functions of its tools by name, from `functions_of`.
+        most_calls: As for `run_tools`.
     """
     following = AnswerOptions.of(chosen, tool_choice=choice_once_called(chosen.tool_choice))
     requested: dict[str, RequestedCall] = {}  # by the ids of all calls so far
@@ -184,9 +186,12 @@ def steps_from(
             reply = answer.reply()
             if not reply.tool_calls or reply.finish_reason == "cancelled":
                 return
-            now = [RequestedCall(call, functions[call.name], chat) for call in reply.tool_calls]
-            requested |= {step.call.id: step for step in now}
-            for step in now:
+            steps = []
+            for call in reply.tool_calls:
+                step = RequestedCall(call, functions[call.name], chat)
+                steps.append(step)
+                requested[call.id] = step
+            for step in steps:
                 if num_run == most_calls:
                     step.result = TOO_MANY_CALLS
                     following = AnswerOptions.of(following, tool_choice="none")
@@ -194,13 +199,14 @@ def steps_from(
                     num_run += 1
                     yield step
                     step.run()
-            results = {step.call.id: step._sent for step in now}
+            results = {step.call.id: step._sent for step in steps}
             answer = chat.send_tool_results(results, following)
     finally:
         answer.close()
         ended: dict[str, str] = {}
-        with contextlib.suppress(Exception):  # it was refused, which its reader has heard
-            ended = {call.id: _INTERRUPTED for call in answer.reply().tool_calls}
+        with contextlib.suppress(Exception):  # it failed, and its reader got the error
+            for call in answer.reply().tool_calls:
+                ended[call.id] = _INTERRUPTED
         for call_id, step in requested.items():
             ended[call_id] = step.result or _INTERRUPTED
         chat._end_calls(ended)
@@ -217,35 +223,42 @@ def run_tools(
     **keywords: Unpack[AnswerKeywords],
 ) -> Reply:
     """Send a question, run the calls that the model makes, and give it the results until it
-    answers. Returns the last reply; the conversation has all of it.
+    answers. Returns the last reply; the conversation has all messages.
 
-    The model is told, as the result of a call: what the function returns; the error that it
-    raises; arguments that do not fit; a refusal.
+    The result of a call, as the model gets it, is what the function returns, the error that it
+    raises, a note that the arguments do not fit, or a refusal.
 
     Args:
-        chat: the conversation.
-        question: the text.
-        options: of each answer; `tool_choice` is that of the first one, and then the model
-            chooses. Its tools are functions, or `Tool`s with one.
-        ask: whether a call may be run, asked before each. Without it each one is, but for
-            tools that an MCP server marks as destructive.
-        most_calls: how many calls are run or refused, since small models may repeat one for
-            ever. The next one is not run, and the model has to answer without calls.
-        images: as for `Chat.send`.
-        keywords: as for `Chat.send`, as tools=[…].
+        chat: The conversation.
+        question: The text.
+        options: The options of each answer. `tool_choice` counts for the first one; later the
+            model chooses. The tools are functions, or `Tool`s with a function.
+        ask: Decides before each call whether it may be run. Without it every call is run,
+            except for tools that an MCP server marks as destructive.
+        most_calls: The number of calls that are run or refused, since small models may repeat a
+            call without end. The next call is not run, and the model has to answer without
+            calls.
+        images: As for `Chat.send`.
+        keywords: As for `Chat.send`, for example tools=[…].
 
     Raises:
-        OptionError: a tool has no function, or one that is async.
+        OptionError: A tool has no function, or its function is async.
     """
     chosen = AnswerOptions.of(options, **keywords)
     for name, function in functions_of(chat, chosen).items():
         _require_not_async(name, function)
+
+    def may_run(step: RequestedCall) -> bool:
+        if ask is None:
+            return _may_run_unasked(step)
+        return ask(step.call)
+
     steps = tool_steps(chat, question, chosen, most_calls=most_calls, images=images)
     with contextlib.closing(steps):
         for step in steps:
             if isinstance(step, Answer):
                 reply = step.reply()
-            elif _may_run_unasked(step) if ask is None else ask(step.call):
+            elif may_run(step):
                 step.run()
             else:
                 step.refuse()
@@ -264,8 +277,8 @@ async def run_tools_async(
 ) -> Reply:
     """`run_tools` on an event loop.
 
-    Functions may be async; the others run in threads. So may `ask`, which is called on the
-    event loop in any case.
+    Functions may be async; other functions run in threads. `ask` may be async, too; it is
+    always called on the event loop.
     """
     steps = tool_steps(
         chat, question, options, most_calls=most_calls, images=images, **keywords
@@ -284,6 +297,7 @@ async def run_tools_async(
 async def _may_run(
     ask: Callable[[ToolCall], bool | Awaitable[bool]] | None, step: RequestedCall
 ) -> bool:
+    """Whether a call may be run, by `ask` if it is given."""
     if ask is None:
         return _may_run_unasked(step)
     found = ask(step.call)
@@ -293,15 +307,15 @@ async def _may_run(
 
 
 def _may_run_unasked(step: RequestedCall) -> bool:
-    """Whether a call is run where nobody is asked: not one that may destroy something."""
+    """Whether a call is run without asking: unless it may destroy something."""
     return step.foreign is None or not step.foreign.is_destructive
 
 
 def functions_of(chat: Chat, chosen: AnswerOptions) -> dict[str, Callable[..., Any]]:
     """The functions of the tools, by name.
 
-    Raises OptionError where one has none, and where those of MCP servers take too much of the
-    context.
+    Raises OptionError if a tool has no function, ContextError if the tools of MCP servers take
+    too much of the context.
     """
     if not isinstance(chat, Chat):
         raise OptionError(f"the chat is {chat!r:.80}", "Give one of an engine: engine.chat().")

@@ -1,12 +1,11 @@
 """Tools in words, for templates that show none, or whose form of calls is not known.
 
-llama.cpp and Ollama do likewise: no tool is dropped in silence.
+llama.cpp and Ollama do the same, so that no tool is dropped silently.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
 
 from localspec.chat.shown import joined
 from localspec.chat.template import Message
@@ -20,7 +19,7 @@ _EXAMPLE = ("name_of_the_tool", {"name_of_an_argument": "its value"})
 def with_tools_in_words(
     messages: Sequence[Message], tools: Sequence[Tool], form: CallForm
 ) -> list[Message]:
-    """The messages with a description of the tools in front, as the system's."""
+    """The messages with a description of the tools in the system's first message."""
     declared = "\n".join(json_text(tool.declared()) for tool in tools)
     text = (
         f"You may call these tools, each given with the JSON schema of its arguments:\n"
@@ -37,24 +36,25 @@ def with_tools_in_words(
 
 
 def with_calls_in_words(messages: Iterable[Message], form: CallForm) -> Iterator[Message]:
-    """The messages with the calls of answers as these answers' text.
+    """The messages, with calls as text of the answers that make them.
 
-    Results become the user's text where the template need not know the role of a tool.
+    Results become the user's text, unless the template knows the role of a tool.
     """
     for message in messages:
         if "tool_calls" in message:
-            calls = [_named(call["function"]) for call in message["tool_calls"]]
-            parts = [message] if message["content"] else []
-            written = {"content": form.render(calls)}
-            bare = {key: each for key, each in message.items() if key != "tool_calls"}
-            yield {**bare, **joined([*parts, written], "\n")}
+            calls = []
+            for call in message["tool_calls"]:
+                function = call["function"]
+                calls.append((function["name"], function["arguments"]))
+            parts: list[Message] = [{"content": form.render(calls)}]
+            if message["content"]:
+                parts.insert(0, message)
+            answer = dict(message)
+            del answer["tool_calls"]
+            yield {**answer, **joined(parts, "\n")}
         elif message["role"] == "tool" and form is IN_WORDS:
             before = {"content": "<tool_response>\n"}
-            behind = {"content": "\n</tool_response>"}
-            yield {"role": "user", **joined([before, message, behind], "")}
+            after = {"content": "\n</tool_response>"}
+            yield {"role": "user", **joined([before, message, after], "")}
         else:
             yield message
-
-
-def _named(function: Mapping[str, Any]) -> tuple[str, Mapping[str, Any]]:
-    return function["name"], function["arguments"]

@@ -1,11 +1,11 @@
-"""Turns of a conversation: a question, and all up to its last answer; which of them fit."""
+"""Turns of a conversation: a question and all messages up to its last answer; which of them fit."""
 
 from __future__ import annotations
 
 import json
 from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeGuard
 
 from localspec.chat.messages import checked_message, checked_messages
@@ -30,7 +30,7 @@ _FOLLOWING: dict[str, tuple[str, ...]] = {
     "calls": ("tool",),
     "tool": ("tool", "assistant"),
 }
-# A question and its answer; where that calls tools, their results and the next answer.
+# A question and its answer. If that calls tools, their results and the next answer follow.
 Turn = tuple[Message, ...]
 
 
@@ -40,17 +40,21 @@ def question_message(
     """The user's message, with pictures before the text.
 
     Args:
-        old: A question that it replaces, whose pictures it keeps.
+        text: The text.
+        images: The pictures.
+        old: A question that it replaces. Its pictures are kept.
 
     Raises:
-        OptionError: For anything but a str, and for what is no picture.
+        OptionError: The text is not a str, or a picture is not one.
     """
     if not isinstance(text, str):
         raise OptionError(f"the message is {text!r}", "Give a str.")
     shown = attached_pictures(images)
     if old is not None:
-        is_same = old["content"] == text
-        shown += [each if is_same else each._replace(at=0) for each in shown_in(old)]
+        for picture in shown_in(old):
+            if old["content"] != text:
+                picture = picture._replace(at=0)
+            shown.append(picture)
     return with_shown({"role": "user", "content": text}, shown)
 
 
@@ -67,11 +71,12 @@ def result_messages(turns: Sequence[Turn], results: Mapping[str, object]) -> Tur
     """The results of the last answer's calls of tools, in the order of the calls.
 
     Args:
+        turns: The conversation.
         results: The results by the ids of the calls; a value other than a str is written as
             JSON.
 
     Raises:
-        OptionError: Where the answer calls no tool, a result is missing, or belongs to no call.
+        OptionError: The answer calls no tool, a result is missing, or belongs to no call.
     """
     calls = pending_calls(turns)
     if not calls:
@@ -81,23 +86,29 @@ def result_messages(turns: Sequence[Turn], results: Mapping[str, object]) -> Tur
             f"the results are {results!r:.80}",
             "Give a dict of results by the ids of the calls.",
         )
-    ids = [str(call["id"]) for call in calls]
-    if results.keys() != set(ids):
+    by_id = {str(call["id"]): call for call in calls}
+    if results.keys() != by_id.keys():
         given = ", ".join(map(str, results)) or "none"
         raise OptionError(
-            f"the last answer's calls are {', '.join(ids)}; results are given for {given}",
+            f"the last answer's calls are {', '.join(by_id)}; results are given for {given}",
             "Give one result for each call, by its id.",
         )
-    return tuple(_result_message(call, results[str(call["id"])]) for call in calls)
+    messages = []
+    for call in calls:
+        result = results[str(call["id"])]
+        messages.append(_result_message(call, result))
+    return tuple(messages)
 
 
 def _result_message(call: Message, result: object) -> Message:
+    """The message with the result of a call."""
     message = {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"]}
     if not isinstance(result, ForeignResult):
         return {**message, "content": result_text(result)}
     parts: list[dict[str, Any]] = [{"type": "text", "text": result.text}]
     for picture in result.pictures:
-        parts.append({"type": "image_url", "image_url": {"url": picture}})
+        url = {"url": picture}
+        parts.append({"type": "image_url", "image_url": url})
     return checked_message(0, {**message, "content": parts}, 1)
 
 
@@ -110,7 +121,7 @@ def pending_calls(turns: Sequence[Turn]) -> Sequence[Message]:
 
 
 def require_no_calls(turns: Sequence[Turn]) -> None:
-    """Raise OptionError where the last answer waits for the results of its calls."""
+    """Raise OptionError if the last answer waits for the results of its calls."""
     if pending_calls(turns):
         raise OptionError(
             "the last answer calls tools, and their results are missing",
@@ -119,19 +130,19 @@ def require_no_calls(turns: Sequence[Turn]) -> None:
 
 
 def messages_of(turns: Sequence[Turn]) -> list[Message]:
-    """The messages of the turns in a row."""
-    return [message for turn in turns for message in turn]
+    """The messages of all turns, in order."""
+    return list(chain.from_iterable(turns))
 
 
 def turn_size(turn: Turn) -> int:
     """Characters that the turn takes in a prompt, roughly."""
-    return sum(
-        len(message["content"])
-        + len(message.get("reasoning_content", ""))
-        + len(json.dumps(message.get("tool_calls", ""), ensure_ascii=False))
-        + _PICTURE_SIZE * len(shown_in(message))
-        for message in turn
-    )
+    size = 0
+    for message in turn:
+        size += len(message["content"])
+        size += len(message.get("reasoning_content", ""))
+        size += len(json.dumps(message.get("tool_calls", ""), ensure_ascii=False))
+        size += _PICTURE_SIZE * len(shown_in(message))
+    return size
 
 
 def with_system(system: str | None, messages: object) -> list[Message]:
@@ -153,19 +164,21 @@ def turns_of(messages: object, system: str | None) -> tuple[list[Message], list[
     """The system message, if there is one, and whole turns.
 
     Args:
-        messages: a conversation in OpenAI's format; it may be empty.
-        system: the text of a system message in front of them.
+        messages: A conversation in OpenAI's format; it may be empty.
+        system: The text of a system message before them.
 
     Raises:
-        OptionError: for other messages.
+        OptionError: For other messages.
     """
-    is_empty = messages == [] or messages == ()
-    rest = system_messages(system) if is_empty else with_system(system, messages)
-    has_system = bool(rest) and rest[0]["role"] == "system"
-    opening = system_messages(rest.pop(0)["content"]) if has_system else []
+    if messages == [] or messages == ():
+        return system_messages(system), []
+    checked = with_system(system, messages)
+    opening: list[Message] = []
+    if checked[0]["role"] == "system":
+        opening = system_messages(checked.pop(0)["content"])
     turns: list[Turn] = []
     before = ""
-    for message in rest:
+    for message in checked:
         role = message["role"]
         allowed = _FOLLOWING[before]
         if role not in allowed:
@@ -178,7 +191,9 @@ def turns_of(messages: object, system: str | None) -> tuple[list[Message], list[
         if role == "user":
             turns.append(())
         turns[-1] = (*turns[-1], message)
-        before = "calls" if "tool_calls" in message else role
+        before = role
+        if "tool_calls" in message:
+            before = "calls"
     if turns and turns[-1][-1]["role"] != "assistant":
         raise OptionError(
             f"the last message has the role {before!r} and no answer",
@@ -217,8 +232,8 @@ class Unfinished(NamedTuple):
     """The conversation's revision after the answer."""
 
 
-MIN_ANSWER_TOKENS = 64  # older turns leave rather than squeeze the answer below this
-_CHARACTERS_PER_TOKEN = 6  # a first guess at how much text fits
+MIN_ANSWER_TOKENS = 64  # older turns are left out, so that the answer has as many
+_CHARACTERS_PER_TOKEN = 6  # a first guess at the length of a text that fits
 
 
 class ContextLength(Protocol):
@@ -234,7 +249,7 @@ class ContextLength(Protocol):
 
 
 class ChatBackend(Protocol):
-    """The engine, as far as a conversation knows it.
+    """The part of the engine that a conversation uses.
 
     A name that begins with an underscore is for this package, not for applications.
     """
@@ -265,11 +280,13 @@ def fitting_prompt(
     turns: Sequence[Turn],
     make: Callable[[Sequence[Turn]], Prompt],
 ) -> tuple[Prompt, int]:
-    """The prompt of the next answer, and how many of the oldest turns are left out of it.
+    """The prompt of the next answer, and the number of oldest turns that it leaves out.
 
     Args:
-        asked: The system message, if any, and everything after the turns.
-        make: The prompt with the turns that it is given.
+        model: The lengths of its context.
+        asked: The system message, if any, and all messages after the turns.
+        turns: The turns before the question.
+        make: Makes the prompt with given turns.
 
     Raises:
         ContextError: If `asked` alone does not fit, and what `make` raises.
@@ -284,12 +301,13 @@ def fitting_prompt(
 
     sizes = [turn_size(turn) for turn in turns]
     needed = min(MIN_ANSWER_TOKENS, capacity // 4)
-    # Down to half, so that the kept turns are not decoded again at every question.
+    # Forget down to half, so that the kept turns are not decoded again for every question.
     num_leaving = num_to_forget(sizes, length, capacity - needed, capacity // 2)
     num_tokens = length(num_leaving)
     if num_tokens >= capacity:
-        is_with_system = asked[0]["role"] == "system"
-        shorter = "Shorten it or the system message" if is_with_system else "Shorten it"
+        shorter = "Shorten it"
+        if asked[0]["role"] == "system":
+            shorter = "Shorten it or the system message"
         raise ContextError(
             f"the message makes a prompt of {num_tokens} tokens; the context holds {capacity}",
             longer_context(shorter, model),
@@ -302,32 +320,49 @@ def fitting_prompt(
 def num_to_forget(
     sizes: Sequence[int], length: Callable[[int], int], capacity: int, kept: int
 ) -> int:
-    """0 if the whole has at most `capacity` tokens, else the fewest that leave at most `kept`.
+    """The number of oldest turns to forget.
 
-    If no number of turns suffices, all are forgotten.
+    It is 0 if the prompt with all turns has at most `capacity` tokens, else the smallest number
+    that leaves at most `kept`. If no number suffices, all turns are forgotten.
 
     Args:
         sizes: Characters of each turn, oldest first.
         length: Counts the tokens of the prompt without its n oldest turns. That takes time, so
-            it is called as often as a binary search needs, and never for much more text than
-            `capacity` tokens may be.
+            it is called only as often as a binary search needs, and never for much more text
+            than `capacity` tokens may be.
+        capacity: The limit for a prompt with all turns, in tokens.
+        kept: The limit for a prompt without the oldest turns, in tokens.
     """
-    after = [0, *accumulate(reversed(sizes))][::-1]  # characters without the first 0, 1, 2 …
+    sums = [0, *accumulate(reversed(sizes))]
+    sizes_after = sums[::-1]  # characters without the first 0, 1, 2 … turns
     most = capacity * _CHARACTERS_PER_TOKEN
     while True:
-        begin = next(number for number, size in enumerate(after) if size <= most)
+        begin = _first_up_to(most, sizes_after)
         if length(begin) > capacity:
             break
         if begin == 0:
             return 0
         most *= 2
-    numbers = range(len(sizes))  # all of them, if none of these is enough
+    numbers = range(len(sizes))  # all turns leave if none of these numbers is enough
     first = min(begin + 1, len(sizes))
     return bisect_left(numbers, -kept, lo=first, key=lambda number: -length(number))
 
 
+def _first_up_to(most: int, sizes: Sequence[int]) -> int:
+    """The index of the first size that is at most `most`; the sizes descend to 0."""
+    index = 0
+    while sizes[index] > most:
+        index += 1
+    return index
+
+
 def longer_context(shorter: str, model: ContextLength) -> str:
-    """The hint against too many tokens. shorter: how to have fewer."""
+    """The hint against too many tokens.
+
+    Args:
+        shorter: How to have fewer tokens, in words.
+        model: The lengths of its context.
+    """
     trained = model.trained_context_length
     if model.context_length < trained:
         larger = f"a larger context, up to {trained} tokens (context_length=…)"

@@ -1,4 +1,4 @@
-"""Makes the prompts for one model, where that model is."""
+"""Makes the prompts for one model, in the process that has the model."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from localspec.pictures.picture import Vision
 from localspec.vocabulary import Vocabulary
 
 _MOST_IDS = 1 << 24  # in a list; more than any context holds
-_MOST_MAKERS = 8  # a template and its tokens are read once
+_MOST_MAKERS = 8  # kept, so that a template and its tokens are read once
 
 
 class PromptWorkshop:
-    """What prompts are made with: the model's vocabulary, template, projector and context.
+    """The tools for making prompts: the model's vocabulary, templates, projector and context.
 
-    One thread makes them, one after another.
+    One thread makes all prompts, one after another.
 
     Args:
-        vocabulary: the model's.
-        chat_template: the Jinja source in its file, if there is one.
-        tool_template: the one in the file for questions with tools, if there is a second.
-        vision: the projector, if the model sees.
-        context_length: tokens of a prompt and its answer together.
-        trained_context_length: the longest context that the model was trained for.
+        vocabulary: The model's vocabulary.
+        chat_template: The Jinja source in its file, if there is one.
+        tool_template: The second source in the file, for questions with tools, if there is one.
+        vision: The projector, if the model sees.
+        context_length: Tokens of a prompt and its answer together.
+        trained_context_length: The longest context that the model was trained for, in tokens.
     """
 
     def __init__(
@@ -48,17 +48,20 @@ class PromptWorkshop:
         self._makers: OrderedDict[tuple[str, str | None, bool], PromptMaker] = OrderedDict()
 
     def maker(self, template: str | None, *, think: bool) -> PromptMaker:
-        """The maker of prompts by a chat template; the last ones are kept.
+        """The maker of prompts by a chat template; the last makers are kept.
 
         Args:
-            template: a name of a built-in one, or a Jinja source; None for the model's own.
+            template: The name of a built-in template, or a Jinja source; None for the model's
+                own.
             think: False asks for no thoughts.
 
         Raises:
-            TemplateError: if the template is missing, broken, or has no such switch.
+            TemplateError: The template is missing, broken, or has no switch for thoughts.
         """
         source = template_source(template, self._chat_template)
-        tool_source = self._tool_template if template is None else None
+        tool_source = None
+        if template is None:
+            tool_source = self._tool_template
         key = (source, tool_source, think)
         maker = self._makers.pop(key, None)
         if maker is None:
@@ -79,7 +82,7 @@ def known_ids(tokens: Sequence[int], vocabulary: Vocabulary) -> list[int]:
     """The ids as plain ints. Raises OptionError for an id outside the vocabulary."""
     ids = token_ids(tokens)
     if ids:
-        vocabulary.detokenize([min(ids), max(ids)])  # which refuses others
+        vocabulary.detokenize([min(ids), max(ids)])  # raises for ids outside the vocabulary
     return ids
 
 
@@ -88,7 +91,8 @@ def token_ids(tokens: Sequence[int]) -> list[int]:
     try:
         if isinstance(tokens, bytes):
             raise TypeError("bytes")
-        return [operator.index(token) for token in at_most(_MOST_IDS, tokens, "token ids")]
+        bounded = at_most(_MOST_IDS, tokens, "token ids")
+        return [operator.index(token) for token in bounded]
     except TypeError as error:
         raise OptionError(
             f"neither text nor token ids: {error}", "Give a str or ints."
