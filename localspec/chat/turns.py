@@ -1,4 +1,7 @@
-"""Turns of a conversation: a question and all messages up to its last answer; which of them fit."""
+"""Turns of a conversation: a question and all messages up to its last answer.
+
+Which turns fit the context is decided here, too.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Arguments of calls, read while they are written: each notation to JSON, piece by piece.
 
-A reader gets the text behind a call's name. Text that was returned is final.
+A reader gets the text after a call's name. Text that it has returned is final.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import abc
 import ast
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from localspec.tools.partial_text import ObjectEnd, num_unfinished
@@ -22,34 +22,45 @@ QUOTE = '<|"|>'  # around a text in Gemma's notation
 class ArgumentReader(abc.ABC):
     """Reads the arguments of one call of a tool.
 
-    is_kept: a grammar keeps the arguments to notation and schema. rest: text that waits, and
-    once is_over the text behind the arguments.
+    Args:
+        tool: The tool.
+        is_kept: Whether a grammar keeps the arguments to notation and schema.
     """
 
     def __init__(self, tool: Tool, *, is_kept: bool) -> None:
         self._schema = tool.parameters
         self._is_kept = is_kept
         self.rest = ""
+        """Text that waits for more; once `is_over`, the text after the arguments."""
+
         self.is_over = False
-        self._at = 0  # the position in the rest at which the next step begins
+        """Whether all arguments were read."""
+
+        self._at = 0  # the position in `rest` of the next step
         self._steps = self._parts()
 
     @abc.abstractmethod
     def _parts(self) -> Iterator[str | None]:
-        """Parts of the JSON, and None wherever more text has to come first."""
+        """Parts of the JSON, and None wherever more text is needed first."""
 
     def push(self, text: str) -> str:
-        """More of the JSON. Raises ValueError for what no grammar allows."""
+        """Read more text; returns more of the JSON.
+
+        Raises ValueError for a text that no grammar allows.
+        """
         self.rest += text
         found = []
-        while not self.is_over and (more := next(self._steps)) is not None:
+        while not self.is_over:
+            more = next(self._steps)
+            if more is None:
+                break
             found.append(more)
         self.rest = self.rest[self._at :]
         self._at = 0
         return "".join(found)
 
     def _object(self) -> Iterator[str | None]:
-        """An object, or a list, as it stands."""
+        """A JSON object, or a list, unchanged."""
         end = ObjectEnd()
         while not end.is_over:
             text = self.rest[self._at :]
@@ -62,7 +73,7 @@ class ArgumentReader(abc.ABC):
             self._at += 1
 
     def _quoted(self, end: int) -> str:
-        """The text up to there, as it stands in a string."""
+        """The text up to `end`, as JSON has it within a string."""
         text = self.rest[self._at : end]
         self._at = end
         return json_text(text)[1:-1]
@@ -70,17 +81,19 @@ class ArgumentReader(abc.ABC):
     def _string(self, end: re.Pattern[str], marks: Sequence[str]) -> Iterator[str | None]:
         """A text up to its end, which is one of the marks."""
         yield '"'
-        while (found := end.search(self.rest, self._at)) is None:
+        found = end.search(self.rest, self._at)
+        while found is None:
             size = num_unfinished(marks, self.rest[self._at :])
             yield self._quoted(len(self.rest) - size) or None
+            found = end.search(self.rest, self._at)
         text = self._quoted(found.start())
         self._at = found.end()
         yield f'{text}"'
 
     def _literal(self, quotes: Sequence[str]) -> Iterator[str | None]:
-        """A value of JSON's, Python's or Gemma's notation, with those quotes around texts.
+        """A value in JSON's, Python's or Gemma's notation, with one of the quotes around texts.
 
-        Keys may stand there without quotes.
+        Keys may be written without quotes.
         """
         brackets = ""
         is_key = False
@@ -113,7 +126,7 @@ class ArgumentReader(abc.ABC):
                     brackets = brackets[:-1]
                 self._at += 1
                 is_before_key = begun == ","
-                yield f"{begun} " if begun in ",:" else begun
+                yield _SPACED.get(begun, begun)
             else:
                 yield from self._bare(is_key=False)
             if not brackets:
@@ -122,14 +135,21 @@ class ArgumentReader(abc.ABC):
 
     def _bare(self, *, is_key: bool) -> Iterator[str | None]:
         """A key or a value without quotes."""
-        pattern = _BARE_KEY if is_key else _WORD
-        while (word := pattern.match(self.rest, self._at)) is None:
+        pattern = _WORD
+        if is_key:
+            pattern = _BARE_KEY
+        word = pattern.match(self.rest, self._at)
+        while word is None:
             yield None
+            word = pattern.match(self.rest, self._at)
         self._at = word.end()
-        yield json_text(word[0].strip() if is_key else _value_of(word[0]))
+        if is_key:
+            yield json_text(word[0].strip())
+        else:
+            yield json_text(_value_of(word[0]))
 
     def _escaped(self, quote: str) -> Iterator[str | None]:
-        """A text up to its quote, with escapes of JSON's or Python's."""
+        """A text up to its quote, with escapes as in JSON or Python."""
         yield '"'
         while True:
             begun = self.rest[self._at : self._at + 1]
@@ -146,11 +166,14 @@ class ArgumentReader(abc.ABC):
                 yield _in_json(escape[0])
                 continue
             plain = _PLAIN[quote].match(self.rest, self._at)
-            yield None if plain is None else self._quoted(plain.end())
+            if plain is None:
+                yield None
+            else:
+                yield self._quoted(plain.end())
 
 
 class JsonArguments(ArgumentReader):
-    """An object, or a list, as it stands."""
+    """Arguments as a JSON object, or a list."""
 
     def _parts(self) -> Iterator[str | None]:
         yield from self._object()
@@ -171,15 +194,15 @@ class GemmaArguments(ArgumentReader):
 
 
 def in_tags(value: object) -> str:
-    """A value as it stands between tags: a text as it is, anything else as JSON."""
+    """A value as it is written between tags: a text unchanged, any other value as JSON."""
     if isinstance(value, str):
         return value
     return json.dumps(value, ensure_ascii=False)
 
 
-KEY = "KEY"  # stands for an argument's name in `Tags.closing`
-KIND = "KIND"  # stands for the type of a value in `Tags.naming_other`
-# XML's marks around a text that has marks in it
+KEY = "KEY"  # the placeholder of an argument's name in `Tags.closing`
+KIND = "KIND"  # the placeholder of a value's type in `Tags.naming_other`
+# XML's marks around a text that has marks in it.
 CDATA = "<![CDATA["
 CDATA_END = "]]>"
 _KINDS = {
@@ -190,7 +213,7 @@ _KINDS = {
     dict: "object",
     type(None): "null",
 }
-VALUE_KINDS = tuple(dict.fromkeys(_KINDS.values()))  # words that KIND stands for
+VALUE_KINDS = tuple(dict.fromkeys(_KINDS.values()))  # words that can replace KIND
 _ANY_KIND = f"(?:{'|'.join(VALUE_KINDS)})"
 
 
@@ -198,39 +221,40 @@ class Tags(NamedTuple):
     """How arguments are written one by one, as <parameter=key> or in Python's notation."""
 
     opening: str
-    """What stands before an argument's name."""
+    """The text before an argument's name."""
 
     naming: str
-    """What stands between the name and a value that is a text."""
+    """The text between the name and a value that is a text."""
 
     naming_other: str
-    """What stands between the name and any other value, perhaps with KIND."""
+    """The text between the name and any other value, perhaps with KIND."""
 
     closing: str
-    """What stands after the value, with KEY where the name is repeated."""
+    """The text after the value, with KEY where the name is repeated."""
 
     between: str
-    """What stands between two arguments, besides that."""
+    """The text between two arguments, after `closing`."""
 
     end: str
-    """How the text after the last argument begins, without blank space."""
+    """The beginning of the text after the last argument, without blank space."""
 
     is_quoted: bool
-    """Whether texts are quoted, so that every value is JSON or a literal of Python's."""
+    """Whether texts are quoted, so that every value is JSON or a literal of Python."""
 
     has_cdata: bool = False
-    """Whether a text with "<", "&" or several lines stands in CDATA."""
+    """Whether a text with "<", "&" or several lines is written as CDATA."""
 
     def render(self, arguments: Mapping[str, Any]) -> str:
         """The arguments in this notation."""
-        return self.between.join(
-            f"{self.opening}{key}{self.naming_of(value)}{self.value(value)}"
-            f"{self.closing.replace(KEY, key)}"
-            for key, value in arguments.items()
-        )
+        written = []
+        for key, value in arguments.items():
+            opened = f"{self.opening}{key}{self.naming_of(value)}"
+            closing = self.closing.replace(KEY, key)
+            written.append(f"{opened}{self.value(value)}{closing}")
+        return self.between.join(written)
 
     def naming_of(self, value: object) -> str:
-        """What stands before that value."""
+        """The text between a name and this value."""
         if isinstance(value, str):
             return self.naming
         return self.naming_other.replace(KIND, _KINDS[type(value)])
@@ -247,14 +271,14 @@ _PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
 def _value_of(text: str) -> Any:
-    """The value of JSON, or of one of Python's words, as templates write them for others."""
+    """The value of a JSON text, or of Python's True, False or None."""
     return json_value(_PYTHON_WORDS.get(text, text))
 
 
 class TagArguments(ArgumentReader):
     """Arguments one by one, each between `Tags`.
 
-    Where no grammar keeps them, all of the arguments come at once.
+    Without a grammar, all of the arguments have to be pushed at once.
     """
 
     def __init__(self, tool: Tool, tags: Tags, *, is_kept: bool) -> None:
@@ -265,31 +289,31 @@ class TagArguments(ArgumentReader):
         tags = self._tags
         named = properties_of(self._schema)
         separator = "{"
-        # Known names are looked for first: they may hold what no other name can.
-        known = sorted(named, key=len, reverse=True)
-        any_name = r"\w+" if tags.is_quoted else r"[^>\n]+?"
-        names = "|".join([*map(re.escape, known), any_name])
-        naming = flexible(tags.naming.rstrip())
-        other = flexible(tags.naming_other.rstrip()).replace(KIND, _ANY_KIND)
-        opening = re.compile(
-            f"{re.escape(tags.opening.strip())}({names})(?:({naming})|({other}))"
-        )
+        opening = self._opening(named)
         space = tags.naming[len(tags.naming.rstrip()) :]
+        between = tags.between.strip()
         while True:
             self._skip_space()
-            if separator != "{" and self.rest.startswith(tags.between.strip(), self._at):
-                self._at += len(tags.between.strip())
+            if separator != "{" and self.rest.startswith(between, self._at):
+                self._at += len(between)
                 self._skip_space()
             if self.rest.startswith(tags.end, self._at):
                 self.is_over = True
-                yield "{}" if separator == "{" else "}"
+                if separator == "{":
+                    yield "{}"
+                else:
+                    yield "}"
             found = opening.match(self.rest, self._at)
             has_space = found is not None and self.rest.startswith(space, found.end())
-            if found is None or (self._is_kept and not has_space):  # the tag may go on
+            if found is None or (self._is_kept and not has_space):  # the tag may be incomplete
                 yield None
                 continue
-            self._at = found.end() + len(space) * has_space
-            key = found[1] if found[1] in named else found[1].strip()
+            self._at = found.end()
+            if has_space:
+                self._at += len(space)
+            key = found[1]
+            if key not in named:
+                key = key.strip()
             yield f"{separator}{json_text(key)}: "
             if tags.is_quoted:
                 yield from self._literal(_QUOTES)
@@ -300,7 +324,32 @@ class TagArguments(ArgumentReader):
                 yield from self._value(key, named.get(key), is_text=is_text)
             separator = ", "
 
+    def _opening(self, known: Iterable[str]) -> re.Pattern[str]:
+        """Matches an argument up to its value: the name, and the naming of a text or another.
+
+        Args:
+            known: The names in the schema.
+        """
+        tags = self._tags
+        # Known names come first: they may contain characters that other names cannot.
+        names = [re.escape(name) for name in sorted(known, key=len, reverse=True)]
+        if tags.is_quoted:
+            names.append(r"\w+")
+        else:
+            names.append(r"[^>\n]+?")
+        before = re.escape(tags.opening.strip())
+        naming = flexible(tags.naming.rstrip())
+        other = flexible(tags.naming_other.rstrip()).replace(KIND, _ANY_KIND)
+        return re.compile(f"{before}({'|'.join(names)})(?:({naming})|({other}))")
+
     def _value(self, key: str, schema: object, *, is_text: bool | None) -> Iterator[str | None]:
+        """The value of an argument, and its closing.
+
+        Args:
+            key: The argument's name.
+            schema: Its schema.
+            is_text: Whether it is a text; None if it may be one.
+        """
         closing = self._tags.closing.replace(KEY, key).rstrip()
         bare = closing.lstrip()
         ends = (closing, bare)
@@ -319,25 +368,30 @@ class TagArguments(ArgumentReader):
                 ends = (f"{CDATA_END}{closing}", f"{CDATA_END}{bare}")
                 yield from self._string(re.compile(re.escape(CDATA_END) + pattern), ends)
                 return
-        while not is_text and (not begun or any(each.startswith(begun) for each in _WORDS)):
+        while not is_text and (not begun or _may_be_word(begun)):
             yield None
             begun = self.rest[self._at :].lstrip()
         may_be_json = begun[:1] in '[{"-0123456789' or begun.startswith(_WORDS)
         if is_text or (is_text is None and not may_be_json):
             yield from self._string(end, ends)
             return
-        if self._is_kept and is_text is False and begun[0] in "[{":  # which no tag in it ends
+        if self._is_kept and is_text is False and begun[0] in "[{":  # a tag in it is no end
             yield from self._object()
-            while (found := end.match(self.rest, self._at)) is None:
+            found = end.match(self.rest, self._at)
+            while found is None:
                 yield None
+                found = end.match(self.rest, self._at)
             self._at = found.end()
             return
-        while (written := self._whole(end, is_json=is_text is False)) is None:
+        written = self._whole(end, is_json=is_text is False)
+        while written is None:
             yield None
-        yield json_text(_typed(written, schema, self._schema, is_text=is_text))
+            written = self._whole(end, is_json=is_text is False)
+        value = _typed(written, schema, self._schema, is_text=is_text)
+        yield json_text(value)
 
     def _whole(self, end: re.Pattern[str], *, is_json: bool) -> str | None:
-        """The text up to its end, once that is here."""
+        """The text up to its end; None while that has not come."""
         for found in end.finditer(self.rest, self._at):
             written = self.rest[self._at : found.start()]
             if not is_json or not _is_cut(written):
@@ -346,6 +400,7 @@ class TagArguments(ArgumentReader):
         return None
 
 
+_SPACED = {",": ", ", ":": ": "}  # as json.dumps writes them
 _QUOTES = "'\""
 _BARE_KEY = re.compile("[^:]+(?=:)")
 _WORD = re.compile(r"[^\s,:\[\]{}()'\"]+(?=[\s,:\[\]{}()'\"])")
@@ -353,8 +408,13 @@ _PLAIN = {quote: re.compile(rf"[^\\{quote}]+") for quote in _QUOTES}
 _ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|[^ux])", re.DOTALL)
 
 
+def _may_be_word(text: str) -> bool:
+    """Whether a text is the beginning of true, false or null, or all of it."""
+    return any(word.startswith(text) for word in _WORDS)
+
+
 def _in_json(escape: str) -> str:
-    """An escape of Python's as one of JSON's."""
+    """An escape in Python's notation, in JSON's."""
     if escape[1] == "x":
         return f"\\u00{escape[2:]}"
     if escape[1] == "'":
@@ -381,12 +441,13 @@ def to_first_mark(text: str) -> str:
 
 
 def flexible(text: str) -> str:
-    """A regular expression of the text, with any blank space where it has some."""
-    return r"\s*".join(map(re.escape, re.split(r"\s+", text)))
+    """A regular expression of the text that matches any blank space where the text has some."""
+    words = re.split(r"\s+", text)
+    return r"\s*".join(map(re.escape, words))
 
 
 def _is_cut(text: str) -> bool:
-    """Whether a text is JSON cut inside a string, so that the tag behind it is text, too."""
+    """Whether a text is JSON cut inside a string, so that the tag after it is text, too."""
     try:
         json.loads(text)
     except json.JSONDecodeError as error:
@@ -397,14 +458,23 @@ def _is_cut(text: str) -> bool:
 
 
 def _of_python(text: str) -> Any:
-    """The value of a literal of Python's, as some templates write them; else the text."""
+    """The value of a literal of Python, as some templates write them; else the text."""
     try:
-        return json.loads(json_text(ast.literal_eval(text)))
+        value = ast.literal_eval(text)
+        return json.loads(json_text(value))
     except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
         return text
 
 
 def _typed(text: str, schema: object, root: Mapping[str, Any], *, is_text: bool | None) -> Any:
+    """The value of an argument that was written without quotes, by its schema.
+
+    Args:
+        text: The text between the tags.
+        schema: The argument's schema.
+        root: The schema that it is a part of.
+        is_text: Whether the value is a text; None if it may be one.
+    """
     for branch in branches(schema, root):
         for choice in choices(branch) or ():
             if in_tags(choice) == text:
@@ -419,7 +489,7 @@ def _typed(text: str, schema: object, root: Mapping[str, Any], *, is_text: bool 
         return _of_python(text)
     if is_text is False:
         return value
-    # A text stands there without quotes, and may look like another value, as 1e5 does.
+    # A text has no quotes here, and may look like another value, as 1e5 does.
     is_odd = isinstance(value, str) or (isinstance(value, float) and "e" in text.lower())
     if is_odd or not fits(value, schema, root):
         return text

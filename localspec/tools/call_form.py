@@ -1,8 +1,8 @@
 """A form of calls: how a model writes calls of tools, and how they are read back.
 
-A call is before + start + arguments + end + after; another call follows after `between`. That
-is how the template renders it, and what the grammar lets a model write (`grammar`). A model
-that writes without a grammar may use other blank space, which `CallForm.read` accepts.
+A call is before + start + arguments + end + after; another call follows after `between`. The
+template renders calls so, and the grammar lets a model write them so (`grammar`). A model that
+writes without a grammar may use other blank space, which `CallForm.read` accepts.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from localspec.tools.tool import Tool, ToolCall, json_text, json_value
 
 Tools = Mapping[str, Tool]  # by name
 
-NAME = "NAME"  # stands for the tool's name in `CallForm.start`
-CALL_ID = "CALLID"  # stands for the call's id there, or its number
+NAME = "NAME"  # the placeholder of the tool's name in `CallForm.start`
+CALL_ID = "CALLID"  # the placeholder of the call's id there, or of its number
 _NAME_PATTERN = "(?P<name>[A-Za-z0-9_.:/-]+)"
 _ID_PATTERN = "(?P<id>[A-Za-z0-9_-]+)"
-# An id behind a mark of its own, which not every model of a family writes.
+# An id after a mark of its own, which not every model of a family writes.
 MARKED_ID = re.compile(rf"(?<={NAME})(\[[A-Z_]+\]|<[^<>\s]+>){CALL_ID}(?=.)")
 
 
@@ -38,25 +38,25 @@ class CallForm:
     """How a model writes calls."""
 
     before: str
-    """What stands before the first call."""
+    """The text before the first call."""
 
     start: str
     """A call up to its arguments, with NAME and perhaps CALL_ID."""
 
     after: str = ""
-    """What stands after the last call."""
+    """The text after the last call."""
 
     end: str = ""
-    """What stands after a call's arguments."""
+    """The text after a call's arguments."""
 
     between: str = ""
-    """What stands between a call and the next, besides `end`."""
+    """The text between a call and the next, after `end`."""
 
     openings: tuple[str, ...] = ()
     """Texts with which calls begin. `before` begins with the first, unless the form is bare."""
 
     closing: str = ""
-    """With which calls end; without one they extend to the end of the answer."""
+    """The text with which calls end; without one they extend to the end of the answer."""
 
     notation: type[ArgumentReader] = JsonArguments
     """The kind of reader of the arguments."""
@@ -65,7 +65,7 @@ class CallForm:
     """How arguments are written one by one, for `TagArguments`."""
 
     marks: tuple[str, ...] = ()
-    """Texts in all of these that may be entries of the vocabulary."""
+    """Texts in the fields above that may be entries of the vocabulary."""
 
     is_bare: bool = False
     """Whether an answer may begin with a call without an opening."""
@@ -83,19 +83,20 @@ class CallForm:
     """Whether the template only takes ids of nine letters and digits."""
 
     is_shown: bool = True
-    """Whether the template shows the calls of earlier answers. Else they are its text."""
+    """Whether the template shows the calls of earlier answers. If not, they become text."""
 
     @property
     def literals(self) -> str:
         """All texts in which there may be entries of the vocabulary."""
-        tags = self.tags or ()
-        texts = [self.before, self.start, self.end, self.between, self.after, *map(str, tags)]
+        texts = [self.before, self.start, self.end, self.between, self.after]
+        texts += map(str, self.tags or ())
         return "\n".join(texts)
 
     @property
     def sign(self) -> str:
         """The text of `start` before the name, without blank space."""
-        return "".join(self.start.partition(NAME)[0].split())
+        before, _, _ = self.start.partition(NAME)
+        return _without_space(before)
 
     @property
     def has_objects(self) -> bool:
@@ -109,16 +110,17 @@ class CallForm:
         return self.notation(tool, is_kept=is_kept)
 
     def may_begin(self, opening: str, text: str) -> bool:
-        """Whether the text behind an opening may be the beginning of a call."""
-        before = self.start.partition(NAME)[0]
+        """Whether the text after an opening may be the beginning of a call."""
+        before, _, _ = self.start.partition(NAME)
         if opening:
             before = (self.before + before).removeprefix(opening)
-        sign = "".join(before.partition('"')[0].split())
-        begun = "".join(text.split())
+        unquoted, _, _ = before.partition('"')
+        sign = _without_space(unquoted)
+        begun = _without_space(text)
         return begun.startswith(sign) or sign.startswith(begun)
 
     def first_pattern(self, opening: str) -> re.Pattern[str]:
-        """Matches the first call up to its arguments, as a grammar has it behind an opening."""
+        """Matches the first call up to its arguments, as a grammar has it after an opening."""
         start = self.start
         if opening:
             start = (self.before + self.start).removeprefix(opening)
@@ -143,13 +145,13 @@ class CallForm:
     def _read_spelled(self, text: str, tools: Tools) -> list[ToolCall]:
         """Calls whose names stand outside of JSON."""
         opening = self.openings[0]
-        before = (self.before + self.start).removeprefix(opening)
-        first = re.compile(_start_regex(r"\s*", before, flexible))
+        start = (self.before + self.start).removeprefix(opening)
+        first = re.compile(_start_regex(r"\s*", start, flexible))
         between = flexible(self.between.strip())
         if self.sign:
             between = f"(?:{between})?"
-        behind = rf"\s*(?:{flexible(self.end.strip())})?\s*{between}\s*"
-        further = re.compile(_start_regex(behind, self.start, flexible))
+        before = rf"\s*(?:{flexible(self.end.strip())})?\s*{between}\s*"
+        further = re.compile(_start_regex(before, self.start, flexible))
         is_raw = self.tags is not None and not self.tags.is_quoted
         calls: list[ToolCall] = []
         found = first.match(text) or further.match(text)
@@ -160,9 +162,11 @@ class CallForm:
                 raise ValueError("no call of these tools")
             reader = self.reader(tool, is_kept=False)
             if is_raw:
-                # A text without quotes ends where nothing but another call can follow.
+                # A text without quotes ends where another call begins, or at the end.
                 following = further.search(text, found.end())
-                limit = len(text) if following is None else following.start()
+                limit = len(text)
+                if following is not None:
+                    limit = following.start()
                 arguments, rest = self._read_raw(reader, text[found.end() : limit])
                 end = limit - len(rest)
             else:
@@ -172,16 +176,18 @@ class CallForm:
             own_id = found.groupdict().get("id") or ""
             calls.append(replace(_call(tool.name, arguments, tools), id=own_id))
             found = following
-        rest = "".join(text[end:].split())
-        whole = "".join((self.end + self.after).split())
-        if not calls or not (
-            whole.endswith(rest) or whole.removesuffix(self.closing).endswith(rest)
-        ):
+        if not calls or not self._may_end_with(text[end:]):
             raise ValueError("more than calls")
         return calls
 
+    def _may_end_with(self, text: str) -> bool:
+        """Whether the last call's arguments may be followed by this text and `closing`."""
+        text = _without_space(text)
+        whole = _without_space(self.end + self.after)
+        return whole.endswith(text) or whole.removesuffix(self.closing).endswith(text)
+
     def _read_raw(self, reader: ArgumentReader, text: str) -> tuple[str, str]:
-        """The arguments that a text ends with, and what stands behind them."""
+        """The arguments at the beginning of a text, and the text after them."""
         assert self.tags is not None
         body, end, rest = text.rpartition(self.tags.end)
         if not end:
@@ -193,35 +199,55 @@ class CallForm:
         return arguments, rest
 
     def render(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-        """The text of calls, each a name and its arguments."""
-        each = [
-            f"{self.start.replace(NAME, name)}{self._notated(arguments)}{self.end}"
-            for name, arguments in calls
-        ]
-        return f"{self.before}{self.between.join(each)}{self.after}"
+        """The text of calls.
+
+        Args:
+            calls: The name and the arguments of each call.
+        """
+        written = []
+        for name, arguments in calls:
+            start = self.start.replace(NAME, name)
+            written.append(f"{start}{self._notated(arguments)}{self.end}")
+        return f"{self.before}{self.between.join(written)}{self.after}"
 
     def _notated(self, arguments: Mapping[str, Any]) -> str:
+        """The text of a call's arguments."""
         if self.tags is None:
             return json_text(arguments)
         return self.tags.render(arguments)
 
 
+def _without_space(text: str) -> str:
+    return "".join(text.split())
+
+
 def _start_regex(before: str, start: str, spelled: Callable[[str], str]) -> str:
-    """A regular expression of the beginning of a call behind that one."""
+    """A regular expression of the beginning of a call.
+
+    Args:
+        before: A regular expression of the text before it.
+        start: The beginning, with NAME and perhaps CALL_ID.
+        spelled: Makes a regular expression of other text.
+    """
     optional = MARKED_ID.search(start)
-    texts = [start]
-    if optional is not None:
-        texts = [start[: optional.start()], start[optional.end() :]]
-    parts = [_of_parts(text, spelled) for text in texts]
-    if optional is not None:
-        parts.insert(1, f"(?:{_of_parts(optional[0], spelled)})?")
-    return before + "".join(parts)
+    if optional is None:
+        return before + _of_parts(start, spelled)
+    to_id = _of_parts(start[: optional.start()], spelled)
+    marked_id = _of_parts(optional[0], spelled)
+    after_id = _of_parts(start[optional.end() :], spelled)
+    return f"{before}{to_id}(?:{marked_id})?{after_id}"
 
 
 def _of_parts(text: str, spelled: Callable[[str], str]) -> str:
-    for_placeholder = {NAME: _NAME_PATTERN, CALL_ID: _ID_PATTERN}
-    parts = re.split(f"({NAME}|{CALL_ID})", text)
-    regex = "".join(for_placeholder.get(part) or spelled(part) for part in parts)
+    """A regular expression of a text with placeholders."""
+    regex = ""
+    for part in re.split(f"({NAME}|{CALL_ID})", text):
+        if part == NAME:
+            regex += _NAME_PATTERN
+        elif part == CALL_ID:
+            regex += _ID_PATTERN
+        else:
+            regex += spelled(part)
     if text.endswith(NAME):
         regex += "(?=[^A-Za-z0-9_.:/-])"  # the name has ended
     return regex
@@ -230,7 +256,13 @@ def _of_parts(text: str, spelled: Callable[[str], str]) -> str:
 def calls_in(
     text: str, tools: Tools, read: Callable[[str, Tools], list[ToolCall]]
 ) -> list[ToolCall] | None:
-    """The calls that a text is, by that reader; None if it is anything else."""
+    """The calls in a text that has only calls; None for any other text.
+
+    Args:
+        text: The text.
+        tools: The tools that may be called.
+        read: Reads calls, as `read_objects`.
+    """
     try:
         return read(text, tools) or None
     except ValueError:
@@ -238,21 +270,24 @@ def calls_in(
 
 
 def read_objects(text: str, tools: Tools) -> list[ToolCall]:
-    """Objects with a name and arguments (or parameters), in a row or in a list."""
+    """Objects with a name and arguments (or parameters), one after another or in a list."""
     rest = text.strip()
     calls: list[ToolCall] = []
     while rest or not calls:
         value, rest = _first_value(rest)
-        found = value if isinstance(value, list) else [value]
-        calls += [_of_object(each, tools) for each in found]
+        if not isinstance(value, list):
+            value = [value]
+        calls += [_of_object(item, tools) for item in value]
     return calls
 
 
 def _of_object(value: object, tools: Tools) -> ToolCall:
+    """The call in a JSON value. Raises ValueError if there is none."""
     if not isinstance(value, dict):
         raise ValueError("no object")
-    function = value.get("function")
-    given = function if isinstance(function, dict) else value
+    given = value
+    if isinstance(value.get("function"), dict):
+        given = value["function"]
     if len(given) == 1 and set(given) <= set(tools):
         [(name, arguments)] = given.items()
     else:
@@ -262,7 +297,7 @@ def _of_object(value: object, tools: Tools) -> ToolCall:
 
 
 def read_fitting(text: str, tools: Tools) -> list[ToolCall]:
-    """As `read_objects` one value, where the arguments fit the tools' schemas."""
+    """As `read_objects`, for one value whose arguments fit the tools' schemas."""
     json_value(text)
     calls = read_objects(text, tools)
     for call in calls:
@@ -273,6 +308,7 @@ def read_fitting(text: str, tools: Tools) -> list[ToolCall]:
 
 
 def _call(name: object, arguments: object, tools: Tools) -> ToolCall:
+    """The call of a tool. Raises ValueError for an unknown tool, or other arguments."""
     if isinstance(arguments, str):
         arguments = json_value(arguments)  # some write the object as a text
     if not isinstance(arguments, dict) or not isinstance(name, str) or name not in tools:
@@ -281,7 +317,7 @@ def _call(name: object, arguments: object, tools: Tools) -> ToolCall:
 
 
 def _first_value(text: str) -> tuple[Any, str]:
-    """The JSON value at the beginning of a text, and the text behind it."""
+    """The JSON value at the beginning of a text, and the text after it."""
     try:
         _, end = _DECODER.raw_decode(text)
     except RecursionError as error:

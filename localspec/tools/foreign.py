@@ -1,4 +1,4 @@
-"""Tools that run in another program: what they return is a stranger's text."""
+"""Tools that run in another program, so that their results are foreign text."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import NamedTuple
 
 
 class ForeignResult(NamedTuple):
-    """What a tool of another program has returned."""
+    """The result of a tool of another program."""
 
     text: str
-    """All of it in words."""
+    """The whole result in words."""
 
     pictures: tuple[str, ...] = ()
     """Data URLs of images, in their order."""
@@ -36,8 +36,8 @@ class ForeignFunction(abc.ABC):
 
     @abc.abstractmethod
     def __call__(self, /, **arguments: object) -> ForeignResult:
-        """The result of a call. Raises LocalspecError where there is none."""
+        """The result of a call. Raises LocalspecError if there is none."""
 
     def allow_always(self) -> None:
-        """Keep that its calls are allowed, also in later conversations."""
+        """Allow its calls, also in later conversations."""
         self.is_allowed = True

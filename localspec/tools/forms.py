@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from localspec.tools.arguments import TagArguments, Tags
 from localspec.tools.call_form import CallForm
 
-# gpt-oss: a message whose header names the recipient. Its text is not all of the call.
+# gpt-oss: a message whose header names the recipient. The call is header and text.
 _MESSAGES = CallForm(
     before="",
     start="NAME\n",
@@ -18,7 +18,7 @@ _MESSAGES = CallForm(
     recipient=r" to=(?P<space>functions\.)?(?P<name>[A-Za-z0-9_.:/-]+)",
     is_single=True,
 )
-# Llama 3.1 to 3.3: the answer is the call, without a mark; models write one nevertheless.
+# Llama 3.1 to 3.3: the answer is the call, without a mark; but models write a mark sometimes.
 _BARE = CallForm(
     before="",
     start='{"name": "NAME", "parameters": ',
@@ -54,7 +54,7 @@ _LIST = CallForm(
     marks=("<|tool_call|>",),
     is_shown=False,
 )
-# Tools in the words of `chat.tool_words`, and what SmolLM3's template says in its own.
+# Tools in the words of `chat.tool_words`. SmolLM3's template describes the same form.
 IN_WORDS = CallForm(
     before="<tool_call>\n",
     start='{"name": "NAME", "arguments": ',
@@ -66,12 +66,12 @@ IN_WORDS = CallForm(
     is_shown=False,
 )
 
-# By texts of the template's source. Those that write calls otherwise than they show them:
+# By texts of the template's source: families that write calls otherwise than they show them.
 _UNLIKE_TEMPLATE = (
     (("<|channel|>", "<|message|>", '"functions."'), _MESSAGES),
     (('"parameters": ', "<|start_header_id|>"), _BARE),
 )
-# Those that show none.
+# Families whose templates show no calls.
 _UNSHOWN = (
     (("List of tools: ",), _PYTHON),
     (("respond only with <|tool_call|> followed by a JSON list",), _LIST),
@@ -90,6 +90,9 @@ def unshown_form(source: str) -> CallForm | None:
 
 
 def _by_signs(source: str, table: Sequence[tuple[Sequence[str], CallForm]]) -> CallForm | None:
+    """The first form whose texts are all in the source, if any."""
     unescaped = source.replace('\\"', '"')
-    found = (form for signs, form in table if all(sign in unescaped for sign in signs))
-    return next(found, None)
+    for signs, form in table:
+        if all(sign in unescaped for sign in signs):
+            return form
+    return None

@@ -1,4 +1,4 @@
-"""A Python function as a tool: what it declares, and a call of it with what a model gives."""
+"""A Python function as a tool: its declaration, and calls with arguments of a model."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def described(function: Callable[..., Any]) -> tuple[dict[str, Any], Callable[..
     """A function as a tool.
 
     Returns:
-        What it declares, from its signature, annotations and docstring: name, description and
-        parameters. And a function that takes the arguments that a model gives, by name: it
-        raises ValueError where they do not fit, and returns the result as JSON can hold it.
+        Its declaration from its signature, annotations and docstring: name, description and
+        parameters. And a function that takes a model's arguments by name: it raises ValueError
+        if they do not fit, and returns the result as JSON can hold it.
 
     Raises:
-        OptionError: the function cannot be described.
+        OptionError: The function cannot be described.
     """
     if function.__name__ == "<lambda>":
         raise OptionError(
@@ -34,7 +34,8 @@ def described(function: Callable[..., Any]) -> tuple[dict[str, Any], Callable[..
         )
     arguments = FunctionArguments(function)
     parameters = arguments.schema
-    description, notes = read_docstring(inspect.getdoc(function) or "", arguments.names)
+    docstring = inspect.getdoc(function) or ""
+    description, notes = read_docstring(docstring, arguments.names)
     for name, note in notes.items():
         parameters["properties"][name].setdefault("description", note)
     declared = {
@@ -45,46 +46,49 @@ def described(function: Callable[..., Any]) -> tuple[dict[str, Any], Callable[..
     if inspect.iscoroutinefunction(function):
 
         async def call_soon(**given: Any) -> Any:
-            return json_of(await function(**arguments.checked(given)))
+            result = await function(**arguments.checked(given))
+            return json_of(result)
 
         return declared, call_soon
 
     def call(**given: Any) -> Any:
-        return json_of(function(**arguments.checked(given)))
+        result = function(**arguments.checked(given))
+        return json_of(result)
 
     return declared, call
 
 
 def read_docstring(text: str, names: Collection[str]) -> tuple[str, dict[str, str]]:
-    """What a docstring says of a function and, in Google's style, of its arguments.
+    """The descriptions of a function and, in Google's style, of its arguments in a docstring.
 
     Args:
-        text: the docstring, without the indentation of the code.
-        names: the arguments.
+        text: The docstring, without the indentation of the code.
+        names: The names of the arguments.
 
     Returns:
-        The text without sections about arguments, results and errors; and what is said of each
+        The text without sections about arguments, results and errors; and the note on each
         argument that is listed.
     """
-    said: list[str] = []
+    description: list[str] = []
     listed: list[str] = []
     section = None
     for line in text.splitlines():
-        if heading := _HEADING.fullmatch(line):
+        heading = _HEADING.fullmatch(line)
+        if heading is not None:
             section = heading[1]
             continue
         if line and not line[0].isspace():
             section = None  # the line is not indented, so it is text again
         if section is None:
-            said.append(line)
+            description.append(line)
         elif section in _OF_ARGUMENTS:
             listed.append(line)
-    description = re.sub(r"\n{3,}", "\n\n", "\n".join(said)).strip()
-    return description, _notes_in(listed, names)
+    joined = re.sub(r"\n{3,}", "\n\n", "\n".join(description))
+    return joined.strip(), _notes_in(listed, names)
 
 
 def _notes_in(lines: list[str], names: Collection[str]) -> dict[str, str]:
-    """What a section says of each argument. A note may go on in further lines."""
+    """The note on each argument in a section. A note may have several lines."""
     notes: dict[str, list[str]] = {}
     name = None
     for line in textwrap.dedent("\n".join(lines)).splitlines():
@@ -94,4 +98,7 @@ def _notes_in(lines: list[str], names: Collection[str]) -> dict[str, str]:
             notes[name] = [found[2]]
         elif name is not None:
             notes[name].append(line.strip())
-    return {name: " ".join(filter(None, note)) for name, note in notes.items()}
+    joined = {}
+    for name, note in notes.items():
+        joined[name] = " ".join(filter(None, note))
+    return joined

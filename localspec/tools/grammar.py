@@ -1,9 +1,9 @@
 """A grammar for an answer that may or must call tools, in llguidance's dialect of Lark.
 
-From the moment a call begins, its name is one of the tools' and its arguments fit the schema.
-What is said before is free, unless a call must be made. Arguments are JSON, or in a family's
-own notation. There, lengths and patterns of texts are not kept to, and a text, name or choice
-that holds the notation's end of a text cannot be written.
+Once a call begins, its name is one of the tools' names and its arguments fit the schema. The
+text before it is free, unless a call must be made. Arguments are JSON, or in a family's own
+notation. In such a notation lengths and patterns of texts are not enforced, and a text, name or
+choice that contains the notation's end of a text cannot be written.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from localspec.errors import ConstraintError
 from localspec.tools.arguments import (
@@ -48,10 +48,11 @@ class CallGrammar(NamedTuple):
     """The grammar of an answer."""
 
     lark: str
-    """The grammar of the text after the first of the triggers; without triggers, of all but
-    the thoughts."""
+    """The grammar of the text after the first of the triggers; without triggers, of the whole
+    answer without its thoughts."""
 
     triggers: tuple[str, ...] = ()
+    """Texts after which the grammar applies."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,25 +60,30 @@ class Calls:
     """The calls that an answer can have, and how these are written."""
 
     form: CallForm
+    """How calls are written."""
+
     use: ToolUse
+    """The tools that may be called."""
+
     shown: frozenset[int] = frozenset()
-    """Ids of control tokens that are among the form's marks, and are rendered to be seen."""
+    """Ids of control tokens in the form's marks, whose text is needed to read the calls."""
 
     grammar: CallGrammar | None = None
-    """What keeps the answer to the form and the tools' schemas; None if it is free, so that
-    only what was read to its end is known to be a call."""
+    """The grammar that keeps the answer to the form and the tools' schemas. None if the answer
+    is free: then a text is known to be a call only once it was read to its end."""
 
     key: str = field(default_factory=new_call_id)
-    """The calls' ids are made of it, so that they are the same each time that the answer is
+    """The calls' ids are derived from it, so that they are the same each time the answer is
     read."""
 
     def id_of(self, number: int) -> str:
         """The id of a call of the answer, by its number, from 0."""
-        return hashlib.sha256(f"{self.key} {number}".encode()).hexdigest()[: len(self.key)]
+        digest = hashlib.sha256(f"{self.key} {number}".encode()).hexdigest()
+        return digest[: len(self.key)]
 
     @property
     def have_frame(self) -> bool:
-        """Whether the grammar is of the whole answer, whose thoughts and calls are messages."""
+        """Whether the grammar covers the whole answer: its thoughts and calls are messages."""
         return self.grammar is not None and bool(self.form.recipient)
 
 
@@ -90,30 +96,38 @@ def call_grammar(
     """The grammar of the calls in an answer, and of the answer itself if it must be a call.
 
     Args:
+        form: The form of calls.
+        use: The tools that may be called.
         tokens: Ids of the form's marks that are entries of the vocabulary.
         schema_of: The schema for the arguments of a tool.
     """
     spell = GrammarTexts(tokens)
     rules = []
     for number, tool in enumerate(use.callable):
-        opened = "" if form.recipient else spell.start(form.start, tool.name)
-        rules.append(f"call_{number}: {opened} args_{number} {spell.of(form.end)}".rstrip())
         name = f"args_{number}"
+        opened = ""
+        if not form.recipient:
+            opened = spell.start(form.start, tool.name)
+        rule = f"call_{number}: {opened} {name} {spell.of(form.end)}"
+        rules.append(rule.rstrip())
         schema = schema_of(tool)
         if form.notation is GemmaArguments:
             rules += gemma_rules(name, schema, spell)
         elif form.tags is not None:
-            named = schema if properties_of(schema) else _kinds(tool.parameters) or schema
-            rules += tag_rules(name, named, form.tags, spell)
+            if not properties_of(schema):
+                schema = _kinds(tool.parameters) or schema
+            rules += tag_rules(name, schema, form.tags, spell)
         else:
             rules.append(json_rule(name, schema))
     if form.recipient:
         start, triggers = _messages(use, spell)
         return CallGrammar("\n".join([*start, *rules]) + "\n", triggers)
     calls = " | ".join(f"call_{number}" for number in range(len(use.callable)))
-    rules.insert(0, f"call: {calls}")
-    more = f"({spell.of(form.between)} call)*" if use.is_parallel and not form.is_single else ""
-    rules.insert(0, f"calls: call {more} {spell.of(form.after)}".rstrip())
+    more = ""
+    if use.is_parallel and not form.is_single:
+        more = f"({spell.of(form.between)} call)*"
+    several = f"calls: call {more} {spell.of(form.after)}"
+    rules = [several.rstrip(), f"call: {calls}", *rules]
     if form.is_bare and use.answer_schema is not None and not use.must:
         return CallGrammar(_objects(use, use.answer_schema, schema_of))
     start, triggers = _start(form, use, spell)
@@ -123,7 +137,7 @@ def call_grammar(
 def _start(
     form: CallForm, use: ToolUse, spell: GrammarTexts
 ) -> tuple[list[str], tuple[str, ...]]:
-    """The first rules, and the texts behind which they apply."""
+    """The first rules, and the texts after which they apply."""
     if use.must:
         return [f"start: {spell.of(form.before)} calls"], ()
     if use.answer_schema is not None:
@@ -133,27 +147,34 @@ def _start(
         opening = form.openings[0]
         rest = spell.of(form.before.removeprefix(opening))
         return [f"start: {rest} calls"], form.openings
-    # A text that begins like a call is one. `streaming.calls` takes an opening that is spelled
-    # out for the vocabulary's entry.
+    starts = ["calls", "TEXT"]
+    entries = []
+    for opening in form.openings:
+        starts.append(f"TEXT? {spell.of(opening)} calls")
+        if opening in spell.tokens:
+            entries.append(re.escape(opening))
+    # A text that begins like a call is one.
     begin = r"\s*".join(map(re.escape, form.sign))
-    opened = " | ".join(f"TEXT? {spell.of(opening)} calls" for opening in form.openings)
-    entries = "|".join(re.escape(each) for each in form.openings if each in spell.tokens)
-    spelled = f" & ~/(.|\\n)*({entries})(.|\\n)*/" if entries else ""
-    text = f"/(.|\\n)*/ & ~/\\s*{begin}(.|\\n)*/{spelled}"
-    return [f"start: calls | TEXT | {opened}", f"TEXT: {text}"], ()
+    text = f"/(.|\\n)*/ & ~/\\s*{begin}(.|\\n)*/"
+    if entries:
+        # `streaming.calls` takes the letters of an opening for the vocabulary's entry.
+        text += f" & ~/(.|\\n)*({'|'.join(entries)})(.|\\n)*/"
+    return [f"start: {' | '.join(starts)}", f"TEXT: {text}"], ()
 
 
 def _objects(use: ToolUse, answer: Schema, schema_of: Callable[[Tool], Schema]) -> str:
     """The grammar if a call is an object, and so is any other answer."""
-    calls = [
-        {
-            "type": "object",
-            "properties": {"name": {"const": tool.name}, "parameters": schema_of(tool)},
-            "required": ["name", "parameters"],
-            "additionalProperties": False,
-        }
-        for tool in use.callable
-    ]
+    calls: list[Schema] = []
+    for tool in use.callable:
+        properties = {"name": {"const": tool.name}, "parameters": schema_of(tool)}
+        calls.append(
+            {
+                "type": "object",
+                "properties": properties,
+                "required": ["name", "parameters"],
+                "additionalProperties": False,
+            }
+        )
     wishes = answer.get("x-guidance", {})
     return json_rule("start", {"anyOf": [*calls, answer], "x-guidance": wishes}) + "\n"
 
@@ -163,11 +184,11 @@ def _messages(use: ToolUse, spell: GrammarTexts) -> tuple[list[str], tuple[str, 
     channel = spell.of("<|channel|>")
     message = spell.of("<|message|>")
     kind = f'(" json" | " "? {spell.of("<|constrain|>")} "json")?'
-    names = " | ".join(
-        f"{json.dumps(tool.name)} channel? {kind} {message} call_{number}"
-        for number, tool in enumerate(use.callable)
-    )
-    rules = [f'channel: {channel} ("commentary" | "analysis")', f"named: {names}"]
+    named = []
+    for number, tool in enumerate(use.callable):
+        name = json.dumps(tool.name)
+        named.append(f"{name} channel? {kind} {message} call_{number}")
+    rules = [f'channel: {channel} ("commentary" | "analysis")', f"named: {' | '.join(named)}"]
     trigger = " to=functions."
     if not use.must and use.answer_schema is None:
         return ["start: named", *rules], (trigger,)
@@ -188,13 +209,14 @@ _NO_TEXTS = ["object", "array", "number", "boolean", "null"]
 
 
 def _kinds(schema: Schema) -> Schema:
-    """The properties that a schema names, each kept only to being a text or none."""
-    values = {
-        key: {"type": _NO_TEXTS} if takes_text(value, schema) is False else {}
-        for key, value in properties_of(schema).items()
-    }
-    if values:
-        return {"properties": values}
+    """A schema with the same properties that states of each only whether it is no text."""
+    properties: dict[str, Schema] = {}
+    for key, value in properties_of(schema).items():
+        properties[key] = {}
+        if takes_text(value, schema) is False:
+            properties[key] = {"type": _NO_TEXTS}
+    if properties:
+        return {"properties": properties}
     return {}
 
 
@@ -203,7 +225,7 @@ _ANY_KIND = f"({' | '.join(map(json.dumps, VALUE_KINDS))})"
 
 
 class GrammarTexts:
-    """How texts stand in a grammar.
+    """Writes texts in a grammar.
 
     Args:
         tokens: Ids of marks that are entries of the vocabulary.
@@ -211,20 +233,27 @@ class GrammarTexts:
 
     def __init__(self, tokens: Mapping[str, int]) -> None:
         self.tokens = tokens
-        marks = sorted(tokens, key=len, reverse=True)
-        self._parts = re.compile("(" + "|".join(map(re.escape, marks)) + ")") if marks else None
+        self._marks: re.Pattern[str] | None = None
+        if tokens:
+            marks = sorted(tokens, key=len, reverse=True)
+            any_mark = "|".join(map(re.escape, marks))
+            self._marks = re.compile(f"({any_mark})")
 
     def of(self, text: str) -> str:
         """The text, with its marks as entries; "" for none."""
-        parts = self._parts.split(text) if self._parts is not None else [text]
-        return " ".join(
-            f"<[{self.tokens[part]}]>" if part in self.tokens else json.dumps(part)
-            for part in parts
-            if part
-        )
+        parts = [text]
+        if self._marks is not None:
+            parts = self._marks.split(text)
+        written = []
+        for part in parts:
+            if part in self.tokens:
+                written.append(f"<[{self.tokens[part]}]>")
+            elif part:
+                written.append(json.dumps(part))
+        return " ".join(written)
 
     def start(self, text: str, name: str) -> str:
-        """How a call begins, with the tool's name, and any id."""
+        """The beginning of a call, with the tool's name, and any id."""
         optional = MARKED_ID.search(text)
         if optional is None:
             parts = text.split(CALL_ID)
@@ -232,13 +261,14 @@ class GrammarTexts:
         else:
             parts = [text[: optional.start()], text[optional.end() :]]
             between = f"({self.of(optional[1])} {_ANY_ID})?"
-        return f" {between} ".join(self.of(part.replace(NAME, name)) for part in parts)
+        written = [self.of(part.replace(NAME, name)) for part in parts]
+        return f" {between} ".join(written)
 
     def until(self, name: str, end: str) -> str:
         """Rules of that name: any text up to and with `end`, but for blank space before it."""
         bare = end.strip()
         if any(mark in bare for mark in self.tokens):
-            # `tools.arguments` cannot tell an end that is spelled out from the entry.
+            # `tools.arguments` takes the letters of an end for the vocabulary's entry.
             text = f"{name.upper()}_TEXT"
             holding = f"~/(.|\\n)*{_in_regex(bare)}(.|\\n)*/"
             return f"{name}: {text}? {self.of(end.lstrip())}\n{text}: /(.|\\n)+/ & {holding}"
@@ -246,9 +276,9 @@ class GrammarTexts:
 
 
 def json_rule(name: str, schema: Schema) -> str:
-    """A value of the schema, on one line.
+    """The rule of a value of the schema, on one line.
 
-    Of the schema's wishes to llguidance only "lenient" counts.
+    Of the schema's options for llguidance only "lenient" counts.
     """
     wishes = schema.get("x-guidance")
     is_lenient = isinstance(wishes, Mapping) and wishes.get("lenient") is True
@@ -257,10 +287,16 @@ def json_rule(name: str, schema: Schema) -> str:
 
 
 def tag_rules(name: str, schema: Schema, tags: Tags, spell: GrammarTexts) -> list[str]:
-    """Each argument between tags of its own: required ones, then any of the others.
+    """Rules of arguments between tags: the required ones, then any of the others.
 
-    A schema that names none, and does not refuse others, takes any. Raises ConstraintError for
-    a required one that cannot be written.
+    A schema without properties takes any arguments, unless it forbids them. Raises
+    ConstraintError for a required argument that cannot be written.
+
+    Args:
+        name: The name of the first rule, and the beginning of the names of all.
+        schema: The schema of the arguments.
+        tags: The notation.
+        spell: Writes texts.
     """
     writer = _TagWriter(name, schema, tags, spell)
     between = spell.of(tags.between)
@@ -272,17 +308,21 @@ def tag_rules(name: str, schema: Schema, tags: Tags, spell: GrammarTexts) -> lis
     others: list[str] = []
     for number, (key, value) in enumerate(properties_of(schema).items()):
         rule = f"{name}_{number}"
+        is_required = key in schema.get("required", ())
         found = writer.argument(rule, key, resolved(value, schema))
-        if found:
-            rules += found
-            (required if key in schema.get("required", ()) else others).append(rule)
-        elif key in schema.get("required", ()):
+        rules += found
+        if is_required and not found:
             raise _unwritable(key)
+        if is_required:
+            required.append(rule)
+        elif found:
+            others.append(rule)
     first = f" {between} ".join(required)
     written, found = _in_a_row(name, first, others, between)
-    return [f"{name}: {written}" if written else f'{name}: ""', *found, *rules]
+    return [f"{name}: {written or _EMPTY}", *found, *rules]
 
 
+_EMPTY = '""'
 _MOST_ONCE = 64  # bits of a parameter of llguidance's rules
 
 
@@ -291,19 +331,20 @@ def _in_a_row(
 ) -> tuple[str, list[str]]:
     """The first arguments, then any of the others, each at most once, in any order.
 
-    The second value is the rules that this needs. Each of the others has a bit of a parameter
-    that says whether it was there; those for which no bit is left may come again.
+    Returns the text of a rule, and the further rules that it needs. Each of the others has a
+    bit of a parameter that says whether it has occurred. If there are more arguments than bits,
+    the last of them may occur again.
 
     Args:
-        name: With which the name of a rule begins.
-        first: The first arguments, with what stands between them; "" for none.
+        name: The beginning of the names of rules.
+        first: The first arguments, with the text between them; "" for none.
         others: The rule of each of the others.
-        between: What stands between two arguments.
+        between: The text between two arguments.
     """
     if not others:
         return first, []
     more = f"{name}_more"
-    following = ['""']
+    following = [_EMPTY]
     beginning = []
     for number, other in enumerate(others):
         if number < _MOST_ONCE:
@@ -313,7 +354,9 @@ def _in_a_row(
         else:
             following.append(f"{between} {other} {more}::_")
             beginning.append(f"{other} {more}::0x0")
-    written = f"{first} {more}::0x0" if first else f"({' | '.join(beginning)})?"
+    written = f"({' | '.join(beginning)})?"
+    if first:
+        written = f"{first} {more}::0x0"
     return written, [f"{more}::_: {' | '.join(following)}"]
 
 
@@ -340,7 +383,7 @@ class _TagWriter:
         return [f"{self._name}_any: {opened} {value}", *rules]
 
     def argument(self, rule: str, key: str, schema: object) -> list[str]:
-        """The rules of an argument; none if it, or no value of it, can be written."""
+        """The rules of an argument; none if its name, or every value of it, is unwritable."""
         tags = self._tags
         if tags.is_quoted:
             if key.isidentifier():
@@ -349,27 +392,44 @@ class _TagWriter:
         if tags.naming in key:
             return []
         closing = tags.closing.replace(KEY, key)
-        found = branches(schema, self._root)
-        free = [each for each in found if choices(each) is None and each is not False]
+        chosen, free = self._split(schema)
         options: list[str] = []
         rules: list[str] = []
-        if any(takes_text(each, self._root) is not False for each in free):
+        if any(takes_text(branch, self._root) is not False for branch in free):
             options.append(f"{self._opened(key, tags.naming)} {rule}_value")
             rules += self._text(f"{rule}_value", closing)
-        if options and tags.naming == tags.naming_other:
-            found = free = []  # a text may look like any other value
-        for choice in (choice for each in found for choice in choices(each) or ()):
-            text = f"{in_tags(choice)}{closing}"
-            if closing.strip() not in in_tags(choice):
-                opened = self._opened(key, tags.naming_of(choice))
-                options.append(f"{opened} {self._spell.of(text)}")
-        if any(takes_text(each, self._root) is not True for each in free):
-            opened = self._opened(key, tags.naming_other)
-            options.append(f"{opened} {rule}_json {self._spell.of(closing)}")
-            rules.append(json_rule(f"{rule}_json", self._no_text(free)))
+        is_any_text = bool(options) and tags.naming == tags.naming_other
+        if not is_any_text:  # else a text may look like any other value
+            options += self._choices(key, chosen, closing)
+            if any(takes_text(branch, self._root) is not True for branch in free):
+                opened = self._opened(key, tags.naming_other)
+                options.append(f"{opened} {rule}_json {self._spell.of(closing)}")
+                rules.append(json_rule(f"{rule}_json", self._no_text(free)))
         if options:
             return [f"{rule}: {' | '.join(options)}", *rules]
         return []
+
+    def _split(self, schema: object) -> tuple[list[object], list[object]]:
+        """The values that a schema names in its branches, and the branches that name none."""
+        values: list[object] = []
+        free: list[object] = []
+        for branch in branches(schema, self._root):
+            of_branch = choices(branch)
+            if of_branch is not None:
+                values += of_branch
+            elif branch is not False:
+                free.append(branch)
+        return values, free
+
+    def _choices(self, key: str, values: Sequence[object], closing: str) -> list[str]:
+        """An argument with each of these values that can be written."""
+        options = []
+        for value in values:
+            text = in_tags(value)
+            if closing.strip() not in text:
+                opened = self._opened(key, self._tags.naming_of(value))
+                options.append(f"{opened} {self._spell.of(text + closing)}")
+        return options
 
     def _literal(self, rule: str, key: str, schema: object) -> list[str]:
         """The rules of an argument whose value is quoted if it is a text."""
@@ -378,31 +438,42 @@ class _TagWriter:
         return [f"{rule}: {opened} {value}", json_rule(value, self._with_root(schema))]
 
     def _no_text(self, free: Sequence[object]) -> Schema:
-        """A schema of the values of these that are no texts."""
-        kept = [each for each in free if takes_text(each, self._root) is not True]
+        """A schema of those values of these schemas that are no texts."""
+        kept = []
+        may_be_text = False
+        for schema in free:
+            is_text = takes_text(schema, self._root)
+            if is_text is not True:
+                kept.append(schema)
+            if is_text is None:
+                may_be_text = True
         found = self._with_root({"anyOf": kept})
-        if any(takes_text(each, self._root) is None for each in kept):
+        if may_be_text:
             return {"allOf": [found, {"type": _NO_TEXTS}]}
         return found
 
     def _opened(self, key: str, naming: str) -> str:
-        """What stands before a value, with any kind where the naming has one."""
-        before, kind, behind = naming.partition(KIND)
+        """The text before a value, with any kind where the naming has one."""
+        before, kind, after = naming.partition(KIND)
         opened = self._spell.of(f"{self._tags.opening}{key}{before}")
         if kind:
-            return f"{opened} {_ANY_KIND} {self._spell.of(behind)}"
+            return f"{opened} {_ANY_KIND} {self._spell.of(after)}"
         return opened
 
     def _with_root(self, schema: object) -> Schema:
-        """A schema by itself, which may refer to what its root defines."""
-        definitions = {
-            word: self._root[word] for word in ("$defs", "definitions") if word in self._root
-        }
-        own = schema if isinstance(schema, Mapping) else {"anyOf": [schema]}
-        return {**definitions, **own}
+        """A schema with the definitions of its root, to which it may refer."""
+        whole: dict[str, Any] = {}
+        for word in ("$defs", "definitions"):
+            if word in self._root:
+                whole[word] = self._root[word]
+        if isinstance(schema, Mapping):
+            whole |= schema
+        else:
+            whole["anyOf"] = [schema]
+        return whole
 
     def _text(self, rule: str, closing: str) -> list[str]:
-        """The rules of a text with its closing, which it does not hold by itself."""
+        """The rules of a text with its closing, which the text itself does not contain."""
         if not self._tags.has_cdata:
             return self._bare_text(rule, closing)
         plain = f"(/[^<&\\n]+/)? {self._spell.of(closing)}"
@@ -410,12 +481,13 @@ class _TagWriter:
         return [f"{rule}: {plain} | {json.dumps(CDATA)} {rule}_marked", *marked]
 
     def _bare_text(self, rule: str, closing: str) -> list[str]:
-        """As `_text`, of one without marks around it."""
+        """As `_text`, for a text without marks around it."""
         bare = closing.strip()
         if any(mark in bare for mark in self._spell.tokens):
             return [self._spell.until(rule, closing)]
         text = rule.upper()
-        more = r"(.|\n)" * (len(closing) - closing.index(bare) - len(bare))
+        num_after = len(closing) - closing.index(bare) - len(bare)
+        more = r"(.|\n)" * num_after
         whole = f"/(.|\\n)*{_in_regex(closing)}/"
         return [
             f"{rule}: {text}",
@@ -424,7 +496,7 @@ class _TagWriter:
 
 
 def _in_regex(text: str) -> str:
-    """A text in a regular expression of Lark's."""
+    """A text in a regular expression of Lark."""
     return re.escape(text).replace("/", "\\/").replace("\\\n", "\\n").replace("\n", "\\n")
 
 
@@ -436,7 +508,7 @@ def _unwritable(name: str) -> ConstraintError:
 
 
 def gemma_rules(name: str, schema: Schema, spell: GrammarTexts) -> list[str]:
-    """Gemma 4's notation, in which only texts are quoted, by <|"|>."""
+    """Rules for Gemma 4's notation, in which only texts are quoted, by <|"|>."""
     quote = spell.of(QUOTE)
     rules = [
         f"{name}_string: {quote} {name}_text",
@@ -456,14 +528,14 @@ def gemma_rules(name: str, schema: Schema, spell: GrammarTexts) -> list[str]:
 
 
 class _UnwritableError(Exception):
-    """A value holds the end of a text, or no value fits."""
+    """A value contains the end of a text, or no value fits."""
 
 
 class _GemmaWriter:
     """Writes the rules of one tool's arguments.
 
-    Each schema has one rule, however many refer to it, so a schema may refer to itself. Raises
-    _UnwritableError for a value that cannot be written.
+    Each schema has one rule, so a schema may refer to itself. Raises _UnwritableError for a
+    value that cannot be written.
     """
 
     def __init__(self, name: str, root: Schema, quote: str) -> None:
@@ -477,7 +549,8 @@ class _GemmaWriter:
         """The name of the rule for a value of the schema."""
         schema = resolved(schema, self._root)
         if isinstance(schema, Mapping) and id(schema) not in self._names:
-            name = self._names[id(schema)] = f"{self._name}_{len(self._names)}"
+            name = f"{self._name}_{len(self._names)}"
+            self._names[id(schema)] = name
             try:
                 self.rules.append(f"{name}: {self._rule_of(schema)}")
             except _UnwritableError:
@@ -488,9 +561,12 @@ class _GemmaWriter:
         return found
 
     def _rule_of(self, schema: Schema) -> str:
-        if (values := choices(schema)) is not None:
+        """The alternatives of a schema's rule."""
+        values = choices(schema)
+        schemas = alternatives(schema)
+        if values is not None:
             options = _writable(self._constant, values)
-        elif (schemas := alternatives(schema)) is not None:
+        elif schemas is not None:
             options = _writable(self.value, schemas)
         else:
             kinds = types_of(schema) or ["anything"]
@@ -500,6 +576,7 @@ class _GemmaWriter:
         return f"({' | '.join(options)})"
 
     def _of_type(self, schema: Schema, kind: object) -> str:
+        """A value of one of the schema's types."""
         if kind == "object":
             return self._object(schema)
         if kind == "array":
@@ -514,11 +591,13 @@ class _GemmaWriter:
         return f"{self._name}_any"
 
     def _constant(self, value: object) -> str:
+        """Just this value."""
+        if value == "":
+            return f"{self._quote} {self._quote}"
         if isinstance(value, str):
             if QUOTE in value:
                 raise _UnwritableError
-            text = f"{json.dumps(value)} " if value else ""
-            return f"{self._quote} {text}{self._quote}"
+            return f"{self._quote} {json.dumps(value)} {self._quote}"
         if isinstance(value, list):
             return f'"[" {_COMMA.join(map(self._constant, value))} "]"'
         if isinstance(value, Mapping):
@@ -527,12 +606,13 @@ class _GemmaWriter:
         return json.dumps(json.dumps(value))
 
     def _key(self, key: str) -> str:
-        """A name and its colon; quoted if it would end elsewhere."""
+        """A name and its colon; quoted if a reader would end it elsewhere."""
         if _BARE_KEY.fullmatch(key):
             return json.dumps(f"{key}:")
         return f'{self._constant(key)} ":"'
 
     def _object(self, schema: Schema) -> str:
+        """An object with the schema's properties."""
         properties = properties_of(schema)
         if not properties:
             is_empty = schema.get("additionalProperties") is False
@@ -544,8 +624,9 @@ class _GemmaWriter:
             return f"{self._key(key)} {self.value(properties[key])}"
 
         required = [key for key in properties if key in schema.get("required", ())]
+        optional = [key for key in properties if key not in required]
         first = _COMMA.join(map(pair, required))
-        others = _writable(pair, [key for key in properties if key not in required])
+        others = _writable(pair, optional)
         name = f"{self._name}_row_{len(self.rules)}"
         written, rules = _in_a_row(name, first, others, '","')
         self.rules += rules
@@ -558,9 +639,9 @@ _Item = TypeVar("_Item")
 
 
 def _writable(write: Callable[[_Item], str], items: Iterable[_Item]) -> list[str]:
-    """Texts of the items that can be written."""
+    """The texts of those items that can be written."""
     found = []
-    for each in items:
+    for item in items:
         with contextlib.suppress(_UnwritableError):
-            found.append(write(each))
+            found.append(write(item))
     return found

@@ -6,13 +6,14 @@ from collections.abc import Collection, Iterable
 
 
 def first_of(marks: Iterable[str], text: str) -> str | None:
-    """The mark that comes first in the text; `marks` decide among those at one position."""
+    """The mark that comes first in the text; of several at one place, the first in `marks`."""
     return min(filter(text.__contains__, marks), key=text.find, default=None)
 
 
 def num_unfinished(marks: Collection[str], text: str) -> int:
     """Length of the longest end of the text with which a mark may begin."""
-    longest = min(len(text), max(map(len, marks), default=1) - 1)
+    longest_mark = max(map(len, marks), default=1)
+    longest = min(len(text), longest_mark - 1)
     for size in range(longest, 0, -1):
         if any(len(mark) > size and text.endswith(mark[:size]) for mark in marks):
             return size
@@ -20,13 +21,12 @@ def num_unfinished(marks: Collection[str], text: str) -> int:
 
 
 class JsonReader:
-    """Reads JSON character by character, and knows its strings.
-
-    is_string: whether the next character stands in a string, or ends it.
-    """
+    """Reads JSON character by character, and knows its strings."""
 
     def __init__(self) -> None:
         self.is_string = False
+        """Whether the next character is in a string, or ends it."""
+
         self._is_escaped = False
 
     def is_quoted(self, character: str) -> bool:
@@ -39,26 +39,27 @@ class JsonReader:
 
 
 class ObjectEnd(JsonReader):
-    """Finds the end of a JSON object, or list.
-
-    is_over: whether it was found. has_begun: whether the object has.
-    """
+    """Finds the end of a JSON object, or list."""
 
     def __init__(self) -> None:
         super().__init__()
         self.is_over = False
+        """Whether the end was found."""
+
         self.has_begun = False
+        """Whether the beginning was found."""
+
         self._depth = 0
 
     def push(self, text: str) -> int:
-        """How many of the characters belong to it."""
-        for at, each in enumerate(text):
-            if self.is_quoted(each):
+        """Read more text; returns the number of its characters that belong to the object."""
+        for at, character in enumerate(text):
+            if self.is_quoted(character):
                 continue
-            if each in "{[":
+            if character in "{[":
                 self._depth += 1
                 self.has_begun = True
-            elif each in "}]":
+            elif character in "}]":
                 self._depth -= 1
                 if self._depth == 0:
                     self.is_over = True

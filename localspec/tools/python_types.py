@@ -1,4 +1,4 @@
-"""Python's types as JSON schemas, and objects of them from JSON: what Pydantic does here."""
+"""Python's types as JSON schemas, and objects of these types from JSON, by Pydantic."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def has_fields(kind: object) -> bool:
 def class_schema(kind: Any) -> Node:
     """The JSON schema of a class that `has_fields`.
 
-    Its objects have these fields and no others, unless a model says that it allows them.
+    Its objects have these fields and no others, unless a Pydantic model allows others.
 
     Raises:
-        ConstraintError: Pydantic makes none of the dataclass, or is not installed.
+        ConstraintError: Pydantic makes no schema of the dataclass, or is not installed.
     """
     if hasattr(kind, "model_json_schema"):
         return changed_schema(kind.model_json_schema(), _close)
@@ -56,7 +56,7 @@ def class_object(kind: Any, text: str) -> Any:
     """The object of a class that `has_fields` from its JSON.
 
     Raises:
-        ParseError: the class refuses it.
+        ParseError: The class refuses the JSON.
     """
     try:
         if hasattr(kind, "model_validate_json"):
@@ -73,13 +73,13 @@ def class_object(kind: Any, text: str) -> Any:
 
 
 class FunctionArguments:
-    """The arguments of a function: their JSON schema, and a check of what a model gives.
+    """The arguments of a function: their JSON schema, and a check of a model's arguments.
 
     Args:
-        function: a function or method; also one that is async.
+        function: A function or method, which may be async.
 
     Raises:
-        OptionError: an argument cannot be given by name, or has no JSON schema; or Pydantic is
+        OptionError: An argument cannot be given by name, or has no JSON schema; or Pydantic is
             not installed.
     """
 
@@ -98,23 +98,23 @@ class FunctionArguments:
         def take(**given: Any) -> dict[str, Any]:
             return given
 
-        # A function is a type to Pydantic. Its annotations are types here, so that nothing has
-        # to be looked up where they were written.
+        # A function is a type to Pydantic. The annotations are resolved types here, so that
+        # Pydantic need not look up names in the function's module.
         signed: Any = take
         signed.__signature__ = inspect.Signature(arguments)
-        signed.__annotations__ = {
-            each.name: each.annotation
-            for each in arguments
-            if each.annotation is not each.empty
-        }
+        signed.__annotations__ = {}
+        for argument in arguments:
+            if argument.annotation is not argument.empty:
+                signed.__annotations__[argument.name] = argument.annotation
         try:
             adapter = TypeAdapter(signed)
             schema = adapter.json_schema()
         except Exception as error:  # of several kinds, all Pydantic's own
-            at_fault = ", ".join(str(each) for each in arguments if _is_refused(each))
+            refused = ", ".join(map(str, filter(_is_refused, arguments)))
+            reason = str(error).splitlines()[0]
             raise OptionError(
                 f"the function {name} has no JSON schema, because of its arguments "
-                f"{at_fault}: {str(error).splitlines()[0]}",
+                f"{refused}: {reason}",
                 "Annotate them with types that JSON has: str, int, list[str], Literal, a "
                 "dataclass. Or give the tool as a dict.",
             ) from error
@@ -166,30 +166,33 @@ def _is_refused(argument: inspect.Parameter) -> bool:
         return False
     try:
         TypeAdapter(argument.annotation).json_schema()
-    except Exception:  # as where it is asked for the whole function
+    except Exception:  # of several kinds, all Pydantic's own
         return True
     return False
 
 
 def _tidy(node: Node) -> None:
-    """Leave out what Pydantic adds, which says nothing to a model, and close objects."""
-    node.pop("title", None)  # the name once more
+    """Leave out titles, which Pydantic adds, and close objects."""
+    node.pop("title", None)  # it repeats the name
     _close(node)
 
 
 def json_of(value: object) -> Any:
-    """A value as JSON can hold it: an object by its fields, and a text of what has none."""
+    """A value as JSON can hold it: an object by its fields, any other value as a text."""
     from pydantic_core import to_jsonable_python
 
     return to_jsonable_python(value, fallback=str)
 
 
 def faults(error: Exception) -> str:
-    """What is wrong with a value that Pydantic or the value's class refuses, on one line."""
+    """The faults of a value that Pydantic or the value's class refuses, on one line."""
     if not hasattr(error, "errors"):  # not Pydantic's
         return str(error) or type(error).__name__
     found = []
-    for each in error.errors():
-        place = ".".join(map(str, each["loc"]))
-        found.append(f"{place}: {each['msg']}" if place else each["msg"])
+    for fault in error.errors():
+        message = fault["msg"]
+        place = ".".join(map(str, fault["loc"]))
+        if place:
+            message = f"{place}: {message}"
+        found.append(message)
     return "; ".join(found)

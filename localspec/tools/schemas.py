@@ -9,8 +9,9 @@ from localspec.errors import ConstraintError, OptionError
 
 _MAX_REFERENCES = 32  # one after the other
 
-# A wish to llguidance: JSON on one line, as json.dumps and templates write it. So a model reads
-# again what it wrote, the text between two values is known, and no blanks follow without end.
+# Options for llguidance: JSON on one line, as json.dumps and templates write it. So a later
+# prompt has the text that the model wrote, the text between two values is known, and a model
+# cannot write endless blanks.
 ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 # Keywords with schemas by name, and those with data, in which no schemas are.
@@ -37,6 +38,7 @@ def takes_text(schema: object, root: Schema) -> bool | None:
 
 
 def _takes_text(schema: object, root: Schema, known: _AreTexts) -> bool | None:
+    """As `takes_text`, with the results so far."""
     schema = followed(schema, root)
     if not isinstance(schema, Mapping):
         if schema is False:
@@ -45,16 +47,20 @@ def _takes_text(schema: object, root: Schema, known: _AreTexts) -> bool | None:
     if id(schema) in known:
         return known[id(schema)]
     known[id(schema)] = None  # while it is looked at: it may refer to itself
+    values = choices(schema)
+    options = alternatives(schema)
     kinds: set[bool | None]
-    if (values := choices(schema)) is not None:
+    if values is not None:
         kinds = {isinstance(value, str) for value in values}
     elif isinstance(schema.get("type"), str | list):
         kinds = {kind == "string" for kind in types_of(schema)}
-    elif (options := alternatives(schema)) is not None:
+    elif options is not None:
         kinds = {_takes_text(option, root, known) for option in options}
     else:
-        kinds = {_takes_text(part, root, known) for part in schema.get("allOf") or ()} - {None}
-    known[id(schema)] = kinds.pop() if len(kinds) == 1 else None
+        kinds = {_takes_text(part, root, known) for part in schema.get("allOf") or ()}
+        kinds.discard(None)
+    if len(kinds) == 1:
+        known[id(schema)] = kinds.pop()
     return known[id(schema)]
 
 
@@ -78,7 +84,7 @@ def alternatives(schema: Schema) -> Sequence[object] | None:
 
 
 def choices(schema: object) -> Sequence[object] | None:
-    """The values of an enum or const; None for a schema without."""
+    """The values of an enum or const; None for a schema without them."""
     if not isinstance(schema, Mapping):
         return None
     if "const" in schema:
@@ -95,15 +101,15 @@ def branches(schema: object, root: Schema) -> list[object]:
     waiting = [schema]
     seen = set[int]()
     while waiting:
-        each = followed(waiting.pop(), root)
-        if id(each) in seen:
+        branch = followed(waiting.pop(), root)
+        if id(branch) in seen:
             continue
-        seen.add(id(each))
+        seen.add(id(branch))
         options = None
-        if isinstance(each, Mapping) and "type" not in each and choices(each) is None:
-            options = alternatives(each)
+        if isinstance(branch, Mapping) and "type" not in branch and choices(branch) is None:
+            options = alternatives(branch)
         if options is None:
-            found.append(each)
+            found.append(branch)
         else:
             waiting += reversed(options)
     return found
@@ -134,7 +140,7 @@ def referred(reference: object, root: Schema) -> Any:
 
 
 def resolved(schema: object, root: Schema) -> object:
-    """The schema that a reference inside of the root names; any other schema as it is.
+    """The schema that a reference inside of the root names; any other schema unchanged.
 
     An allOf of one schema is that one. Raises OptionError for a reference to nowhere.
     """
@@ -169,8 +175,8 @@ def followed(schema: object, root: Schema) -> object:
 def fits(value: object, schema: object, root: Schema) -> bool:
     """Whether a value fits the schema's types, choices, names and parts.
 
-    Lengths, ranges, patterns and all other keywords are passed over. Any value fits a schema
-    that is nested too deeply.
+    Lengths, ranges, patterns and all other keywords are ignored. Any value fits a schema that
+    is nested too deeply.
     """
     try:
         return _does_fit(value, schema, root, {})
@@ -179,10 +185,11 @@ def fits(value: object, schema: object, root: Schema) -> bool:
 
 
 def _does_fit(value: object, schema: object, root: Schema, known: _DoFit) -> bool:
+    """As `fits`, with the results so far."""
     schema = followed(schema, root)
     if not isinstance(schema, Mapping):
         return schema is not False
-    key = id(value), id(schema)
+    key = (id(value), id(schema))
     if key not in known:
         known[key] = True  # while it is looked at: it may refer to itself
         known[key] = _fits(value, schema, root, known)
@@ -190,26 +197,30 @@ def _does_fit(value: object, schema: object, root: Schema, known: _DoFit) -> boo
 
 
 def _fits(value: object, schema: Schema, root: Schema, known: _DoFit) -> bool:
+    """As `_does_fit`, of a schema that was not looked at yet."""
     values = choices(schema)
-    types = types_of(schema)
-    options = alternatives(schema)
-    # In JSON, true is not 1.
-    is_bool = isinstance(value, bool)
-    if values is not None and not any(
-        value == each and is_bool == isinstance(each, bool) for each in values
-    ):
+    if values is not None and not any(_is_equal(value, choice) for choice in values):
         return False
+    types = types_of(schema)
     if types and not any(_has_type(value, kind) for kind in types):
         return False
-    if options is not None and not any(_does_fit(value, each, root, known) for each in options):
+    options = alternatives(schema)
+    if options is not None and not any(_does_fit(value, one, root, known) for one in options):
         return False
     if not all(_does_fit(value, part, root, known) for part in schema.get("allOf") or ()):
         return False
     if isinstance(value, list):
         items = schema.get("items", True)
-        return all(_does_fit(each, items, root, known) for each in value)
-    if not isinstance(value, Mapping):
-        return True
+        return all(_does_fit(item, items, root, known) for item in value)
+    if isinstance(value, Mapping):
+        return _properties_fit(value, schema, root, known)
+    return True
+
+
+def _properties_fit(
+    value: Mapping[str, Any], schema: Schema, root: Schema, known: _DoFit
+) -> bool:
+    """Whether an object has the required properties, and all of its properties fit."""
     required = schema.get("required")
     if isinstance(required, list) and not all(name in value for name in required):
         return False
@@ -217,9 +228,15 @@ def _fits(value: object, schema: Schema, root: Schema, known: _DoFit) -> bool:
     others = schema.get("additionalProperties", True)
     if "patternProperties" in schema:
         others = True
-    return all(
-        _does_fit(each, named.get(name, others), root, known) for name, each in value.items()
-    )
+    for name, item in value.items():
+        if not _does_fit(item, named.get(name, others), root, known):
+            return False
+    return True
+
+
+def _is_equal(value: object, other: object) -> bool:
+    """Whether two values of JSON are equal. In JSON, true is not 1."""
+    return value == other and isinstance(value, bool) == isinstance(other, bool)
 
 
 _TYPES: Mapping[object, tuple[type, ...]] = {
@@ -256,15 +273,18 @@ def changed_schema(schema: Mapping[str, Any], change: Callable[[Node], None]) ->
 
 
 def _changed(value: Any, change: Callable[[Node], None]) -> Any:
+    """As `changed_schema`, of any part of a schema."""
     if isinstance(value, list | tuple):
-        return [_changed(each, change) for each in value]
+        return [_changed(item, change) for item in value]
     if not isinstance(value, Mapping):
         return value
     node: Node = {}
     for keyword, part in value.items():
         if keyword in _NAMED and isinstance(part, Mapping):
-            node[keyword] = {name: _changed(each, change) for name, each in part.items()}
+            node[keyword] = {name: _changed(inner, change) for name, inner in part.items()}
+        elif keyword in _DATA:
+            node[keyword] = part
         else:
-            node[keyword] = part if keyword in _DATA else _changed(part, change)
+            node[keyword] = _changed(part, change)
     change(node)
     return node

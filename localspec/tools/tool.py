@@ -1,4 +1,4 @@
-"""Tools as the field declares them, calls of them, and who chooses whether one is made."""
+"""Tools as the field declares them, their calls, and the choice whether a call is made."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from localspec.tools.functions import described
 
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
-MOST_TOOLS = 1024  # each of them becomes a part of the grammar and of the prompt
-_ID_LENGTH = 9  # as Mistral's templates want them; nobody else minds
+MOST_TOOLS = 1024  # each becomes a part of the grammar and of the prompt
+_ID_LENGTH = 9  # as Mistral's templates require; others take any length
 _EXAMPLE = (
     'Give a function, {"name": …, "description": …, "parameters": {a JSON schema}}, or '
     "OpenAI's form."
@@ -40,7 +40,8 @@ class Tool:
     """Whether a call must fit the schema."""
 
     function: Callable[..., Any] | None = field(default=None, compare=False)
-    """What `run_tools` calls, with the arguments by name. It stays in this process."""
+    """The function that `run_tools` calls, with the arguments by name. It stays in this
+    process."""
 
     def __reduce__(self) -> tuple[type[Tool], tuple[Any, ...]]:
         return Tool, (self.name, self.description, self.parameters, self.is_strict)
@@ -55,7 +56,7 @@ class Tool:
         return {"type": "function", "function": function}
 
 
-AnyTool = Callable[..., Any] | Mapping[str, object] | Tool  # as callers declare one
+AnyTool = Callable[..., Any] | Mapping[str, object] | Tool  # as a caller declares a tool
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,16 +104,16 @@ class ToolUse:
     """All tools that the model is given."""
 
     must: bool = False
-    """Whether it must call one."""
+    """Whether the answer must call a tool."""
 
     only: tuple[str, ...] | None = None
-    """The names of those that it may call; None for all."""
+    """The names of the tools that it may call; None for all."""
 
     are_off: bool = False
-    """None may be called."""
+    """Whether it may call no tool."""
 
     is_parallel: bool = True
-    """Whether it may call several at once."""
+    """Whether it may have several calls."""
 
     answer_schema: Mapping[str, Any] | None = None
     """The JSON schema of an answer that is not a call."""
@@ -122,7 +123,9 @@ class ToolUse:
         """The tools that the answer may call."""
         if self.are_off:
             return ()
-        return tuple(t for t in self.tools if self.only is None or t.name in self.only)
+        if self.only is None:
+            return self.tools
+        return tuple(tool for tool in self.tools if tool.name in self.only)
 
 
 def tool_use(tools: object, choice: object, *, is_parallel: object) -> ToolUse:
@@ -132,11 +135,11 @@ def tool_use(tools: object, choice: object, *, is_parallel: object) -> ToolUse:
 
     Args:
         tools: A sequence of functions (see `described`), and of mappings: a name, a description
-            and the schema of the parameters, flat or under "function" as OpenAI has them, the
-            schema also as input_schema.
-        choice: "auto", "none", "required", a tool's name, or OpenAI's object with one, or with
-            those that are allowed.
-        is_parallel: Whether several may be called; by default unless one has to be.
+            and the schema of the parameters, flat or under "function" as OpenAI has them. The
+            schema may be named input_schema, too.
+        choice: "auto", "none", "required", a tool's name, or OpenAI's object with a name, or
+            with the tools that are allowed.
+        is_parallel: Whether several may be called. None: only if no call is required.
     """
     checked = checked_tools(tools)
     if not isinstance(is_parallel, bool | None):
@@ -151,15 +154,18 @@ def tool_use(tools: object, choice: object, *, is_parallel: object) -> ToolUse:
     names = [tool.name for tool in checked]
     unknown = [str(name) for name in only or () if name not in names]
     if unknown or word not in ("auto", "required") or (word == "required" and not checked):
-        guess = did_you_mean(unknown[0], names) if unknown else ""
+        hint = "Choose auto, none, required, or a tool's name."
+        if unknown:
+            hint = did_you_mean(unknown[0], names) + hint
         raise OptionError(
             f"the tool choice is {choice!r:.200}; the tools are "
             f"{', '.join(names) or 'none':.2000}",
-            f"{guess}Choose auto, none, required, or a tool's name.",
+            hint,
         )
     must = word == "required"
-    may_be_several = not must if is_parallel is None else is_parallel
-    return ToolUse(checked, must=must, only=only, is_parallel=may_be_several)
+    if is_parallel is None:
+        is_parallel = not must
+    return ToolUse(checked, must=must, only=only, is_parallel=is_parallel)
 
 
 def checked_tools(tools: object) -> tuple[Tool, ...]:
@@ -184,10 +190,10 @@ def checked_tools(tools: object) -> tuple[Tool, ...]:
 
 
 def json_value(text: str) -> Any:
-    """The value of a JSON text; every number is finite and every text can be encoded.
+    """The value of a JSON text. All its numbers are finite, and all its texts can be encoded.
 
     1e400 becomes the largest float, since no grammar of JSON bounds exponents. Raises
-    ValueError for other texts.
+    ValueError for a text that is not JSON.
     """
     try:
         value = json.loads(text, parse_constant=_no_number, parse_float=_finite)
@@ -199,8 +205,9 @@ def json_value(text: str) -> Any:
 
 
 def json_text(value: object) -> str:
-    """JSON on one line, with U+FFFD for what no encoding has: halves of surrogate pairs."""
-    return _SURROGATE.sub("\ufffd", json.dumps(value, ensure_ascii=False))
+    """JSON on one line, with U+FFFD for halves of surrogate pairs, which no encoding has."""
+    text = json.dumps(value, ensure_ascii=False)
+    return _SURROGATE.sub("\ufffd", text)
 
 
 def _no_number(name: str) -> float:
@@ -217,13 +224,16 @@ def new_call_id() -> str:
 
 
 def _checked(number: int, tool: object) -> Tool:
+    """A tool of `checked_tools`, by its number from 0. Raises OptionError."""
     function = None
     if inspect.isroutine(tool):
         tool, function = described(tool)
     elif isinstance(tool, Tool):
         function = tool.function
         tool = {**tool.declared()["function"], "strict": tool.is_strict}
-    given = tool.get("function", tool) if isinstance(tool, Mapping) else None
+    given = None
+    if isinstance(tool, Mapping):
+        given = tool.get("function", tool)
     if not isinstance(given, Mapping):
         raise OptionError(f"tool {number} is {tool!r:.80}", _EXAMPLE)
     name = given.get("name")
@@ -237,8 +247,7 @@ def _checked(number: int, tool: object) -> Tool:
         raise OptionError(
             f"the description of the tool {name} is {description!r:.80}", _EXAMPLE
         )
-    named = (given.get(word) for word in ("parameters", "input_schema"))
-    parameters: Any = next((each for each in named if each is not None), {})
+    parameters = _parameters_in(given)
     if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
         raise OptionError(
             f"the parameters of the tool {name} are {parameters!r:.200}",
@@ -257,8 +266,16 @@ def _checked(number: int, tool: object) -> Tool:
     return Tool(name, description or "", schema, given.get("strict") is True, function)
 
 
+def _parameters_in(given: Mapping[str, Any]) -> Any:
+    """The parameters of a tool, as it is declared."""
+    for word in ("parameters", "input_schema"):
+        if given.get(word) is not None:
+            return given[word]
+    return {}
+
+
 def _chosen(choice: object) -> tuple[object, tuple[Any, ...] | None]:
-    """A choice as auto, none or required, and the names of the tools that it is among."""
+    """A choice as auto, none or required, and the names of the tools that it allows."""
     if choice in (None, "auto", "none", "required"):
         return choice or "auto", None
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
@@ -269,7 +286,7 @@ def _chosen(choice: object) -> tuple[object, tuple[Any, ...] | None]:
 
 
 def choice_once_called(choice: ToolChoice | None) -> ToolChoice:
-    """The choice for an answer to results: as before, but that no call has to be made."""
+    """The choice for an answer to results: the same, but no call is required."""
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
         given = choice.get("allowed_tools", choice)
         return {"type": "allowed_tools", "mode": "auto", "tools": given["tools"]}
@@ -279,6 +296,7 @@ def choice_once_called(choice: ToolChoice | None) -> ToolChoice:
 
 
 def _name_in(choice: object) -> object:
+    """The name of a tool in a choice; None if there is none."""
     if isinstance(choice, Mapping):
         function = choice.get("function", choice)
         if isinstance(function, Mapping):
@@ -288,7 +306,7 @@ def _name_in(choice: object) -> object:
 
 
 def whole_calls(pieces: Iterable[CallPiece | None]) -> tuple[ToolCall, ...]:
-    """The calls that pieces make, without one that was cut."""
+    """The complete calls that the pieces make."""
     texts: dict[int, str] = {}
     calls = []
     for piece in pieces:
