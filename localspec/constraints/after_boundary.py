@@ -1,6 +1,6 @@
 """A constraint that begins after a boundary in the answer: the end of its thoughts, or a word.
 
-The boundary can be anywhere in what a step drafts, and in the middle of a token.
+The boundary can be anywhere in the tokens that a step drafts, and in the middle of a token.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class Boundary(Protocol):
 
     @property
     def held(self) -> str:
-        """The end of the text so far, as far as it may belong to the boundary."""
+        """The end of the text so far that may belong to the boundary."""
 
     @property
     def is_known_by_held(self) -> bool:
-        """Whether `held` decides alone what becomes of any text to come."""
+        """Whether the state depends on `held` alone, so that `push` does, too."""
 
     def push(self, text: str) -> str | None:
-        """The text after the boundary; None if that has not come yet."""
+        """Add text; returns the text after the boundary, None if that has not come yet."""
 
     def copy(self) -> Self:
         """An independent copy."""
@@ -52,7 +52,10 @@ class Trigger:
 
     def push(self, text: str) -> str | None:
         said = self.held + text
-        ends = [said.find(each) + len(each) for each in self._texts if each in said]
+        ends = []
+        for trigger in self._texts:
+            if trigger in said:
+                ends.append(said.find(trigger) + len(trigger))
         if ends:
             return said[min(ends) :]
         self.held = _begun(self._texts, said)
@@ -63,7 +66,7 @@ class Trigger:
 
 
 def _begun(texts: Sequence[str], said: str) -> str:
-    """The longest end of what was said with which one of the texts begins, but not ends."""
+    """The longest end of `said` with which one of the texts begins, but is not over."""
     longest = max(map(len, texts)) - 1
     for start in range(max(len(said) - longest, 0), len(said)):
         end = said[start:]
@@ -77,10 +80,10 @@ class Start(NamedTuple):
 
     opening: frozenset[int] | None
     """Tokens with which the free part begins; an answer that begins with another token is
-    constrained from there on. None: the answer begins in the free part."""
+    constrained from its beginning. None: the answer begins in the free part."""
 
     between: frozenset[int]
-    """Tokens of which one may stand directly behind the boundary, without being part of the
+    """Tokens of which one may stand directly after the boundary, without being part of the
     constrained text."""
 
     may_end: bool
@@ -90,7 +93,7 @@ class Start(NamedTuple):
 class _Stage(enum.Enum):
     START = enum.auto()  # nothing was said
     FREE = enum.auto()
-    BETWEEN = enum.auto()  # directly behind the boundary
+    BETWEEN = enum.auto()  # directly after the boundary
     AFTER = enum.auto()
     ENDED = enum.auto()  # in the free part
 
@@ -104,18 +107,18 @@ def _never() -> bool:
 
 
 class AfterBoundary:
-    """A `Constraint`: free up to a boundary, `inner` behind it.
+    """A `Constraint`: free up to a boundary, `inner` after it.
 
-    Up to the boundary `inner` stays as it is, so what it makes of a text is asked once.
+    Up to the boundary `inner` does not change, so its verdict on a text is asked once.
 
     Args:
-        inner: what holds behind the boundary.
-        boundary: where that begins.
-        spelling: the model's tokens.
-        crossing: the tokens that may contain the boundary and text behind it.
-        start: how the answer reaches the boundary, and leaves it.
-        is_cancelled: whether nobody waits for the answer any more; asked while a mask takes
-            long, which then raises Interrupted.
+        inner: The constraint of the text after the boundary.
+        boundary: Watches for the boundary.
+        spelling: The model's tokens.
+        crossing: The tokens that may contain the boundary and text after it.
+        start: How the answer reaches the boundary, and leaves it.
+        is_cancelled: Whether the answer was cancelled. It is called while a mask is computed,
+            which then raises Interrupted.
     """
 
     def __init__(
@@ -133,11 +136,13 @@ class AfterBoundary:
         self._crossing = crossing
         self._start = start
         self._is_cancelled = is_cancelled
-        # Shared by all copies: masks by what is held of the boundary, and whether a text may
-        # stand behind it.
+        # Shared by all copies: masks by the text that is held of the boundary, and whether a
+        # text may follow it.
         self._masks: dict[str, Mask | None] = {}
         self._verdicts: dict[str, bool] = {}
-        self._stage = _Stage.FREE if start.opening is None else _Stage.START
+        self._stage = _Stage.START
+        if start.opening is None:
+            self._stage = _Stage.FREE
 
     @property
     def is_done(self) -> bool:
@@ -199,13 +204,14 @@ class AfterBoundary:
         return allowed
 
     def _candidates(self) -> frozenset[int]:
-        """Tokens that may contain the boundary here, and text behind it."""
+        """Tokens that may contain the boundary here, and text after it."""
         whole, ends = self._crossing
         if self._boundary.held:
             return whole | ends
         return whole
 
     def _may_pass(self, token: int) -> bool:
+        """Whether the text of a token after the boundary, if any, is allowed."""
         rest = self._boundary.copy().push(self._spelling.texts[token])
         return not rest or self._may_follow(rest)
 
@@ -213,11 +219,12 @@ class AfterBoundary:
         """Whether the constrained text may begin with this one. In the free part only."""
         known = self._verdicts.get(text)
         if known is None:
-            # Most texts fail by their first character. Others than ASCII have several here.
+            # Most texts fail by their first character. One beyond ASCII is several here.
             first = text[0]
-            fails_at_once = text != first and first.isascii()
-            fails_at_once = fails_at_once and not self._may_follow(first)
-            known = not fails_at_once and self._is_valid(text)
+            if len(text) > 1 and first.isascii() and not self._may_follow(first):
+                known = False
+            else:
+                known = self._is_valid(text)
             self._verdicts[text] = known
         return known
 
@@ -252,8 +259,10 @@ class AfterBoundary:
 
     def _advance(self, token: int) -> None:
         if self._stage is _Stage.START:
-            is_opening = token in self._others
-            self._stage = _Stage.FREE if is_opening else _Stage.AFTER
+            if token in self._others:
+                self._stage = _Stage.FREE
+            else:
+                self._stage = _Stage.AFTER
         elif self._stage is _Stage.BETWEEN:
             self._stage = _Stage.AFTER
             if self._inner.validate([token]) == 0:
@@ -264,10 +273,12 @@ class AfterBoundary:
             self._stage = _Stage.ENDED
         else:
             rest = self._boundary.push(self._spelling.texts[token])
-            if rest is not None:
-                self._stage = _Stage.AFTER if rest else _Stage.BETWEEN
             if rest:
-                self._inner.commit(self._spelling.tokenize(rest.encode("latin-1")))
+                self._stage = _Stage.AFTER
+                tokens = self._spelling.tokenize(rest.encode("latin-1"))
+                self._inner.commit(tokens)
+            elif rest is not None:
+                self._stage = _Stage.BETWEEN
 
     def commit(self, tokens: Sequence[int]) -> None:
         for token in tokens:

@@ -1,7 +1,8 @@
-"""How deeply a schema or grammar may be nested, and what a grammar may not ask for.
+"""Limits of a schema's or grammar's depth, and operators that a grammar may not have.
 
-llguidance calls itself for each level of what it reads, and finds out what some expressions
-have in common by trying all their states: it would take all stack, or all memory.
+llguidance calls itself for each level of a schema or grammar, and computes what some
+expressions have in common by trying all their states. Without limits it could take all stack,
+or all memory.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ _BY_NAME = ("properties", "patternProperties")
 def check_schema_depth(root: Schema) -> None:
     """Refuse a schema with parts more than MAX_DEPTH levels below its root.
 
-    A part counts with the shortest way to it, so a schema may refer to itself.
+    The depth of a part is that of the shortest way to it, so a schema may refer to itself.
 
     Raises:
-        ConstraintError: it is nested too deeply.
+        ConstraintError: It is nested too deeply.
     """
     level: list[object] = [root]
     known = {id(root)}
@@ -81,7 +82,7 @@ class _Lexeme(NamedTuple):
 
 
 class LarkText(NamedTuple):
-    """The names and operators of a grammar, as far as its bounds need them."""
+    """The names, operators and schemas of a grammar."""
 
     mentions: dict[str, set[str]]
     """The names that each rule's or token's definition mentions."""
@@ -100,7 +101,7 @@ _LEXEME = re.compile(
     | (?P<comment>(?:\#|//)[^\n]*)
     | (?P<quoted>"(?:\\.|[^"\\])*"i? | /(?:\\.|[^/\\])+/[imslux]* | <[^<>\s]+>)
     | (?P<json>%(?:json|regex|llguidance))
-    | (?P<number>~[ \t]*[+-]?[0-9]+)  # how often something comes: x~3
+    | (?P<number>~[ \t]*[+-]?[0-9]+)  # the number of repetitions: x~3
     | (?P<operator>[&~])
     | (?P<name>_?[a-z][_a-z0-9-]* | _?[A-Z][_A-Z0-9-]*)
     | (?P<bracket>[(){}])
@@ -117,7 +118,7 @@ def read_lark(text: str) -> LarkText:
     """Read a grammar's text for its bounds.
 
     Raises:
-        ConstraintError: what is to be JSON in it is not.
+        ConstraintError: A JSON value in it is malformed.
     """
     found = LarkText({}, [], [])
     owner = _START
@@ -130,7 +131,7 @@ def read_lark(text: str) -> LarkText:
                 owner = lexeme.text
             found.mentions.setdefault(owner, set()).add(lexeme.text)
         elif is_first and lexeme.kind != "bar":
-            owner = _START  # as of %ignore
+            owner = _START  # for example for %ignore
         is_first = lexeme.kind == "line" or lexeme.text == "{"
     return found
 
@@ -153,7 +154,7 @@ def _lexemes(text: str, schemas: list[Any]) -> Iterator[_Lexeme]:
 
 
 def _json_at(decoder: json.JSONDecoder, text: str, position: int) -> tuple[Any, int]:
-    """The JSON value in the text behind a position, and the position behind it."""
+    """The JSON value that begins at a position of the text, and the position after it."""
     while position < len(text) and text[position].isspace():
         position += 1
     try:
@@ -167,13 +168,13 @@ def _json_at(decoder: json.JSONDecoder, text: str, position: int) -> tuple[Any, 
 
 
 def check_lark_depth(mentions: Mapping[str, set[str]]) -> None:
-    """Refuse rules more than MAX_DEPTH levels below the start, and tokens that go as deep.
+    """Refuse rules more than MAX_DEPTH levels below the start, and tokens of such a depth.
 
-    A rule counts with the shortest way to it, so rules may lead back to themselves. A token is
-    one expression with the tokens in it, so the longest way counts.
+    The depth of a rule is that of the shortest way to it, so rules may refer to themselves. A
+    token is one expression with the tokens in it, so its longest way counts.
 
     Raises:
-        ConstraintError: they are nested too deeply.
+        ConstraintError: They are nested too deeply.
     """
     depths = _depths_of_rules(mentions)
     depth = max(max(depths.values()), _depth_of_tokens(mentions, depths))
@@ -200,13 +201,12 @@ def _depths_of_rules(mentions: Mapping[str, set[str]]) -> dict[str, int]:
 
 def _depth_of_tokens(mentions: Mapping[str, set[str]], used: Iterable[str]) -> int:
     """The levels of the deepest token among the used ones; 0 without any."""
-    tokens = {
-        name: set(filter(_is_token, mentions.get(name, ()))) - {name}
-        for name in used
-        if _is_token(name)
-    }
+    tokens = {}
+    for name in filter(_is_token, used):
+        inside = set(filter(_is_token, mentions.get(name, ())))
+        tokens[name] = inside - {name}
     depths: dict[str, int] = {}
-    with contextlib.suppress(graphlib.CycleError):  # llguidance refuses it, and says where
+    with contextlib.suppress(graphlib.CycleError):  # llguidance refuses a cycle, and names it
         for name in graphlib.TopologicalSorter(tokens).static_order():
             inner = [depths[other] for other in tokens.get(name, ())]
             depths[name] = 1 + max(inner, default=0)
@@ -221,7 +221,7 @@ def check_operators(operators: list[str]) -> None:
     """Refuse a grammar with `&` or `~` between its expressions.
 
     Raises:
-        ConstraintError: it has one.
+        ConstraintError: It has one.
     """
     if operators:
         raise ConstraintError(

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
 _KEYWORDS = re.compile(r"Unimplemented keys: \[(.*?)\]")
-# What llguidance enforces only in part, by the first word of its message.
+# Keywords that llguidance enforces only in part, by the first word of its message.
 _LOOSER = {"oneOf": ("oneOf",), "min/maxProperties": ("minProperties", "maxProperties")}
 _NAMES: dict[Kind, str] = {
     "json_schema": "JSON schema", "regex": "regex", "lark": "Lark grammar",
@@ -41,7 +41,7 @@ _GBNF_HINT = (
     "capitals and hyphens."
 )
 _MOST_SHOWN = 400  # characters of a message of llguidance
-_NO_TOKEN = "NoExtensionBias"  # so begins what llguidance says where none is left
+_NO_TOKEN = "NoExtensionBias"  # the beginning of llguidance's message if no token is allowed
 # llguidance calls itself for each level of a schema or grammar: half a kilobyte of stack for
 # each byte of a text that does nothing else, measured.
 _STACK_PER_BYTE = 2048
@@ -60,21 +60,21 @@ class _Judgement(NamedTuple):
 
     grammar: str
     is_refused: bool
-    """Whether no answer can be kept to it."""
+    """Whether llguidance cannot enforce it."""
 
     messages: list[str]
-    """Why, or what it warns of."""
+    """The reasons for that, or else warnings."""
 
     schema: Node
-    """The JSON schema, as far as it is kept to."""
+    """The part of the JSON schema that is enforced."""
 
     passed_over: frozenset[str] = frozenset()
-    """What that lacks of the one that was given."""
+    """The parts of the caller's schema that are not enforced."""
 
 
 @functools.lru_cache(maxsize=64)  # texts of up to spec.MAX_BYTES
 def _judged(spec: ConstraintSpec) -> _Judgement:
-    """Raises ConstraintError for what llguidance is not asked about."""
+    """Raises ConstraintError for a constraint that is refused before llguidance sees it."""
     if spec.kind != "json_schema":
         grammar = _compiled(spec)
         is_refused, messages = _validated(grammar)
@@ -105,14 +105,14 @@ def _message_on(schema: Node) -> str:
 
 
 def _validated(grammar: str) -> tuple[bool, list[str]]:
-    """Whether llguidance refuses a grammar in its form; why, or what it warns of."""
+    """Whether llguidance refuses a grammar in its form; the reasons, or else warnings."""
     from llguidance import LLMatcher
 
     return _with_room(grammar, lambda: LLMatcher.validate_grammar_with_warnings(grammar))
 
 
 def _with_room(grammar: str, call: Callable[[], Result]) -> Result:
-    """The result of a call that makes llguidance read a grammar, whatever the grammar is."""
+    """The result of a call in which llguidance reads a grammar, with enough stack for it."""
     stack = _BASE_STACK + len(grammar) * _STACK_PER_BYTE // _STACK_UNIT * _STACK_UNIT
     try:
         return on_deep_stack(call, min(stack, _MAX_STACK))
@@ -124,7 +124,7 @@ def _with_room(grammar: str, call: Callable[[], Result]) -> Result:
 
 
 def problem_with(spec: ConstraintSpec) -> ConstraintError | None:
-    """The error of a constraint that no answer can be kept to; None if one seems possible.
+    """The error of a constraint that cannot be enforced; None if it seems possible.
 
     Raises ImportError without llguidance.
     """
@@ -138,10 +138,10 @@ def problem_with(spec: ConstraintSpec) -> ConstraintError | None:
 
 
 def kept_schema(spec: ConstraintSpec) -> Node:
-    """A JSON schema as far as answers are kept to it, as llguidance reads it.
+    """The part of a JSON schema that is enforced, as llguidance reads it.
 
     Raises:
-        ConstraintError: no answer could be kept to it.
+        ConstraintError: The schema cannot be enforced.
     """
     if is_installed():
         return _judged(spec).schema
@@ -164,18 +164,23 @@ def not_kept(spec: ConstraintSpec | None) -> tuple[str, ...]:
         return ()
     found = set(judged.passed_over)
     for message in judged.messages:
-        keywords = _KEYWORDS.search(message)
-        if keywords:
-            found |= set(json.loads(f"[{keywords[1]}]"))
-        else:
-            names = _LOOSER.get(message.split()[0])
-            here = [name for name in names or () if f'"{name}"' in spec.text]
-            found.update(here if names else [message[:_MOST_SHOWN]])
+        found |= _named_in(message, spec.text)
     return tuple(sorted(found))
 
 
+def _named_in(warning: str, schema: str) -> set[str]:
+    """The keywords of a schema that a warning of llguidance is about, or else the warning."""
+    listed = _KEYWORDS.search(warning)
+    if listed:
+        return set(json.loads(f"[{listed[1]}]"))
+    keywords = _LOOSER.get(warning.split()[0])
+    if not keywords:
+        return {warning[:_MOST_SHOWN]}
+    return {keyword for keyword in keywords if f'"{keyword}"' in schema}
+
+
 class Guide:
-    """llguidance with a model's vocabulary, which takes up to a second to be made.
+    """llguidance with a model's vocabulary. Making it takes up to a second.
 
     Raises ConstraintError without llguidance, and for a model without a token that ends an
     answer.
@@ -202,7 +207,7 @@ class Guide:
         )
 
     def constraint(self, spec: ConstraintSpec) -> Constraint:
-        """The constraint of an answer that has not begun. Numbers in JSON have an end.
+        """The constraint of an answer that has not begun. The length of numbers is limited.
 
         Raises ConstraintError for a text that llguidance does not understand, a keyword of JSON
         schema that it cannot enforce, and a grammar that takes too much work.
@@ -210,7 +215,7 @@ class Guide:
         from llguidance import LLMatcher, LLParserLimits
 
         is_json = spec.kind == "json_schema"
-        grammar = _judged(spec).grammar if is_json else _compiled(spec)
+        grammar = _grammar_of(spec)
         # llguidance's own limits bound the work for a mask to some milliseconds.
         limits = LLParserLimits(verbose_errors=False)
         matcher = _with_room(
@@ -225,7 +230,7 @@ class Guide:
 
 
 class _Tokens:
-    """A vocabulary in the shape that llguidance asks for.
+    """A vocabulary with the attributes that llguidance reads.
 
     llguidance's reader of llama.cpp's vocabularies would overflow small stacks by long texts.
     """
@@ -241,11 +246,18 @@ class _Tokens:
         return self._tokenize(text)
 
 
+def _grammar_of(spec: ConstraintSpec) -> str:
+    """Any constraint in llguidance's form. Raises ConstraintError."""
+    if spec.kind == "json_schema":
+        return _judged(spec).grammar
+    return _compiled(spec)
+
+
 def _compiled(spec: ConstraintSpec) -> str:
     """A regular expression or grammar in llguidance's form.
 
     Raises:
-        ConstraintError: it is unknown GBNF, or more than llguidance can bear.
+        ConstraintError: It is unknown GBNF, or more than llguidance can process.
     """
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import gbnf_to_lark
@@ -263,16 +275,18 @@ def _compiled(spec: ConstraintSpec) -> str:
 
 
 def _refused(spec: ConstraintSpec, message: str) -> ConstraintError:
+    """The error for a constraint that llguidance refuses with a message."""
     keywords = _KEYWORDS.search(message)
     if keywords:
         return ConstraintError(
             f"the JSON schema has parts that cannot be enforced: {keywords[1]}",
             "Leave out those keywords, or leave out strict and check the answer for them.",
         )
-    return ConstraintError(
-        f"the {_NAMES[spec.kind]} is refused: {message.strip()[:_MOST_SHOWN]}",
-        _GBNF_HINT if spec.kind == "gbnf" else "Correct it, or make it simpler.",
-    )
+    hint = "Correct it, or make it simpler."
+    if spec.kind == "gbnf":
+        hint = _GBNF_HINT
+    shown = message.strip()[:_MOST_SHOWN]
+    return ConstraintError(f"the {_NAMES[spec.kind]} is refused: {shown}", hint)
 
 
 class Guidance:
@@ -282,7 +296,7 @@ class Guidance:
         self._matcher = matcher
         self._guide = guide
         self._has_ended = False
-        self._forced: list[int] | None = None  # None if they were not asked for since
+        self._forced: list[int] | None = None  # None until they are computed again
 
     def copy(self) -> Guidance:
         other = Guidance(self._matcher.deep_copy(), self._guide)
@@ -307,17 +321,19 @@ class Guidance:
         if self._has_ended:
             return len(tokens)
         ends = self._guide.spelling.ends
-        before = next((i for i, token in enumerate(tokens) if token in ends), len(tokens))
+        before = 0
+        while before < len(tokens) and tokens[before] not in ends:
+            before += 1
         num_valid = self._matcher.validate_tokens(list(tokens[:before]))
         self._check()
         if num_valid < before or before == len(tokens):
             return num_valid
         # `validate_tokens` judges an end by how its state was reached.
-        behind = self._matcher
+        at_end = self._matcher
         if before:
-            behind = behind.deep_copy()
-            behind.consume_tokens(list(tokens[:before]))
-        if behind.is_accepting():
+            at_end = at_end.deep_copy()
+            at_end.consume_tokens(list(tokens[:before]))
+        if at_end.is_accepting():
             return len(tokens)
         return before
 
@@ -332,9 +348,12 @@ class Guidance:
                 return
             self._matcher.consume_token(token)
             self._check()
-            # The forced tokens behind this one are the rest of those before.
+            # The forced tokens after this one are the remaining ones of those before.
             known = self._forced
-            self._forced = known[1:] if known and known[0] == token and known[1:] else None
+            if known and known[0] == token and len(known) > 1:
+                self._forced = known[1:]
+            else:
+                self._forced = None
 
     def forced(self) -> list[int]:
         if self._has_ended:
@@ -342,11 +361,11 @@ class Guidance:
         if self._forced is None:
             self._forced = self._matcher.compute_ff_tokens()
             self._check()
-            behind = self._matcher
+            after = self._matcher
             if self._forced:
-                behind = behind.deep_copy()
-                behind.consume_tokens(self._forced)
-            if behind.is_stopped() and not behind.is_error():
+                after = after.deep_copy()
+                after.consume_tokens(self._forced)
+            if after.is_stopped() and not after.is_error():
                 self._forced.append(self._guide.spelling.usual_end)
         return self._forced
 
@@ -373,9 +392,11 @@ class _Digits(JsonReader):
     count = 0
 
     def push(self, text: str) -> None:
-        for each in text:
-            is_counted = not self.is_quoted(each) and each in DIGITS
-            self.count = self.count + 1 if is_counted else 0
+        for character in text:
+            if not self.is_quoted(character) and character in DIGITS:
+                self.count += 1
+            else:
+                self.count = 0
 
 
 class NumberBound:

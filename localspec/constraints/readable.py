@@ -1,4 +1,4 @@
-"""A JSON schema in the words that llguidance knows, and what is left out of it."""
+"""A JSON schema with the keywords that llguidance knows, and the parts that it lacks then."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from localspec.tools.schemas import ONE_LINE, Node, changed_schema
 FORMATS = {
     "date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri",
 }  # fmt: skip
-# A number's remainders, each of which llguidance makes a state of: 30 ms for this many.
+# llguidance makes a state of each remainder of a multipleOf: 30 ms for this number of them.
 _MAX_REMAINDERS = 10_000
 _MAX_DECIMALS = 9  # beyond these, its numbers of 32 bits overflow
 _MAX_DIVISOR = 2**32 - 1
@@ -47,30 +47,32 @@ def read_schema(text: str, *, is_strict: bool) -> tuple[Node, set[str]]:
     """A schema as llguidance reads it, also in a Lark grammar's `%json`: values on one line.
 
     Args:
-        text: the schema's JSON.
-        is_strict: whether it is an error if llguidance could not bear a part of it.
+        text: The schema's JSON.
+        is_strict: Whether a part that llguidance could not process is an error.
 
     Returns:
-        The schema, and what it lacks of the original: formats that are not known, which only
-        say what a text is for, and, unless it is strict, parts that llguidance could not bear.
-        The schema's own wishes to llguidance ("x-guidance") count, but for "lenient".
+        The schema, and the parts of the original that it lacks: unknown formats, which only
+        describe a text, and, unless it is strict, parts that llguidance could not process. The
+        schema's own options for llguidance ("x-guidance") count, but for "lenient".
 
     Raises:
-        ConstraintError: it is nested too deeply, joins too much, or is strict about a part that
-            llguidance could not bear.
+        ConstraintError: It is nested too deeply, joins too much, or is strict about a part that
+            llguidance could not process.
     """
     reader = _Reader(is_strict=is_strict)
     schema = changed_schema(json.loads(text), reader.change)
     check_schema_depth(schema)
     reader.check_joined()
+    options = dict(ONE_LINE)
     own = schema.get("x-guidance")
-    wishes = own if isinstance(own, Mapping) else {}
-    schema["x-guidance"] = {**ONE_LINE, **wishes, "lenient": not is_strict}
+    if isinstance(own, Mapping):
+        options |= own
+    schema["x-guidance"] = {**options, "lenient": not is_strict}
     return schema, reader.passed_over
 
 
 class _Reader:
-    """Changes the parts of one schema, and remembers what of them may meet in one value."""
+    """Changes the parts of one schema, and notes parts that may apply to one value together."""
 
     def __init__(self, *, is_strict: bool) -> None:
         self.passed_over: set[str] = set()
@@ -132,10 +134,10 @@ class _Reader:
             self.passed_over.add(word)
 
     def check_joined(self) -> None:
-        """Refuse a schema whose parts may meet in one value, and are too many for that.
+        """Refuse a schema with too many parts that may apply to one value together.
 
         Raises:
-            ConstraintError: they are.
+            ConstraintError: There are too many.
         """
         if not self._joins:
             return
@@ -156,7 +158,7 @@ class _Reader:
 
 
 def _remainders(divisor: object) -> int:
-    """The remainders of a division by it, zeros at its end not counted; 1 without any."""
+    """The number of remainders of a division by it, without its last zeros; 1 if invalid."""
     if not isinstance(divisor, int | float) or not divisor or divisor in (math.inf, -math.inf):
         return 1  # llguidance says what is wrong
     digits = Decimal(str(abs(divisor))).normalize().as_tuple()
@@ -166,18 +168,22 @@ def _remainders(divisor: object) -> int:
 
 
 def _most_groups(pattern: str) -> int:
-    """How often a group of a pattern, with a repetition without a bound, may come; or 0."""
-    counts = [0]
-    for least, most in _COUNTED_GROUP.findall(pattern):
-        counts += [int(count) for count in (least, most) if count]
-    return max(counts)
+    """The largest count of a group that has an unbounded repetition in it; 0 without one."""
+    largest = 0
+    for group in _COUNTED_GROUP.finditer(pattern):
+        largest = max(largest, int(group[1] or 0), int(group[2] or 0))
+    return largest
 
 
 def check_lark(lark: str, *, is_ours: bool) -> None:
     """Refuse a grammar that llguidance could not read with a bounded stack and memory.
 
+    Args:
+        lark: The grammar.
+        is_ours: Whether localspec wrote it: then it may join and negate expressions.
+
     Raises:
-        ConstraintError: it is nested too deeply, joins or negates expressions, or has a JSON
+        ConstraintError: It is nested too deeply, joins or negates expressions, or has a JSON
             schema that cannot be used.
     """
     found = read_lark(lark)

@@ -1,4 +1,4 @@
-"""A JSON schema without the parts that llguidance refuses, where it need not be strict."""
+"""A JSON schema without the parts that llguidance refuses, if it need not be strict."""
 
 from __future__ import annotations
 
@@ -8,31 +8,31 @@ from collections.abc import Callable, Mapping
 
 from localspec.tools.schemas import Node, changed_schema
 
-# What llguidance says of a schema, alone; "" if it takes it.
+# Gives llguidance's message on a schema, alone; "" if it accepts the schema.
 Judge = Callable[[Node], str]
 
 _CIRCULAR = re.compile(r"circular references with sibling keys are not supported: \S*?(#\S*)")
 _LENGTHS = ("minLength", "maxLength")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-# Beside a reference, these say nothing of the value.
+# Keywords next to a reference that do not constrain the value.
 _NOTES = {
     "title", "description", "default", "examples", "example", "deprecated", "readOnly",
     "writeOnly", "$comment", "$defs", "definitions", "$id", "$schema", "$anchor", "x-guidance",
 }  # fmt: skip
-_MOST_CIRCLES = 32  # that are found one after the other
-_MOST_PARTS = 400  # that are judged, each in a millisecond
+_MOST_CIRCLES = 32  # circular references that are removed
+_MOST_PARTS = 400  # parts that are judged, each in a millisecond
 
 
 def relaxed(schema: Node, judge: Judge) -> tuple[Node, set[str]]:
-    """A copy without what llguidance refuses in it, part by part, and the words for that.
+    """A copy without the parts that llguidance refuses, and the keywords of these parts.
 
-    What contradicts itself stays: no answer would fit it.
+    A part that contradicts itself stays: no answer fits it anyway.
     """
     passed_over: set[str] = set()
     known: dict[str, str] = {}
 
     def judge_part(part: Node) -> str:
-        """Each part is judged once, and a schema with too many stays as it is."""
+        """Judge each part once. A schema with too many parts keeps the last ones."""
         key = json.dumps(part)
         if key not in known and len(known) < _MOST_PARTS:
             known[key] = judge(part)
@@ -53,6 +53,7 @@ def relaxed(schema: Node, judge: Judge) -> tuple[Node, set[str]]:
 
 
 def _is_refused(part: Node, judge: Judge) -> bool:
+    """Whether llguidance refuses a part for another reason than a contradiction."""
     message = judge(part)
     return bool(message) and "Unsatisfiable" not in message
 
@@ -62,6 +63,7 @@ def _without(node: Node, words: tuple[str, ...]) -> Node:
 
 
 def _relax_text(node: Node, judge: Judge, passed_over: set[str]) -> None:
+    """Leave out lengths, the pattern, or both, if they are refused together."""
     if not isinstance(node.get("pattern"), str):
         return
     words = ("pattern", "format", *_LENGTHS)
@@ -75,11 +77,14 @@ def _relax_text(node: Node, judge: Judge, passed_over: set[str]) -> None:
 
 
 def _relax_number(node: Node, judge: Judge, passed_over: set[str]) -> None:
+    """Leave out multipleOf, bounds, or both, if they are refused together."""
     words = ("multipleOf", *_BOUNDS)
     part = {word: node[word] for word in words if word in node}
     if not part:
         return
-    part["type"] = "integer" if node.get("type") == "integer" else "number"
+    part["type"] = "number"
+    if node.get("type") == "integer":
+        part["type"] = "integer"
     if not _is_refused(part, judge):
         return
     for dropped in (("multipleOf",), _BOUNDS, words):
@@ -89,7 +94,7 @@ def _relax_number(node: Node, judge: Judge, passed_over: set[str]) -> None:
 
 
 def _relax_names(node: Node, judge: Judge, passed_over: set[str]) -> None:
-    """Without the names' patterns that are refused; without all of them if they overlap."""
+    """Leave out patterns of names that are refused, or all of them if they overlap."""
     patterns = node.get("patternProperties")
     if not isinstance(patterns, Mapping):
         return
@@ -107,15 +112,19 @@ def _relax_names(node: Node, judge: Judge, passed_over: set[str]) -> None:
 
 
 def _drop(node: Node, words: tuple[str, ...], passed_over: set[str]) -> None:
+    """Remove keywords from a schema, and note them."""
     for word in words:
         if word not in node:
             continue
         value = node.pop(word)
-        passed_over.add(f"{word} {value}" if word in ("pattern", "multipleOf") else word)
+        if word in ("pattern", "multipleOf"):
+            passed_over.add(f"{word} {value}")
+        else:
+            passed_over.add(word)
 
 
 def _without_siblings(reference: str, passed_over: set[str]) -> Callable[[Node], None]:
-    """Takes what stands beside a reference out of a schema."""
+    """A change for `changed_schema`: removes the keywords next to a reference."""
 
     def change(node: Node) -> None:
         if node.get("$ref") != reference:

@@ -24,7 +24,7 @@ class ConstraintSpec(NamedTuple):
     kind: Kind
     text: str
     is_strict: bool = False
-    """Whether a keyword of a JSON schema that no answer can be kept to is an error."""
+    """Whether a keyword of a JSON schema that cannot be enforced is an error."""
 
     is_ours: bool = False
     """Whether localspec wrote it: only its own grammars negate expressions."""
@@ -38,15 +38,17 @@ def constraint_spec(
     *,
     is_strict: bool = False,
 ) -> ConstraintSpec | None:
-    """The constraint among these that is given; None if none is.
+    """The constraint that is given among these; None if none is.
 
     Raises OptionError for two at once, ConstraintError for one that cannot be used.
 
     Args:
-        json_schema: What `schema_text` made of one.
-        grammar: Lark, as llguidance understands it, or llama.cpp's GBNF, told by its "name
-            ::=".
-        is_strict: Whether a JSON schema has to be enforced whole.
+        json_schema: A JSON schema as text, from `schema_text`.
+        regex: A regular expression.
+        grammar: Lark, as llguidance understands it, or llama.cpp's GBNF, which is recognised by
+            "name ::=".
+        choices: Texts, one of which is the answer.
+        is_strict: Whether a JSON schema has to be enforced as a whole.
     """
     given = {
         "json_schema": json_schema, "regex": regex, "grammar": grammar, "choices": choices
@@ -68,39 +70,45 @@ def calls_spec(lark: str) -> ConstraintSpec:
     """The constraint of an answer that may call tools, by its grammar.
 
     Raises:
-        ConstraintError: the grammar is too large.
+        ConstraintError: The grammar is too large.
     """
-    return _checked("grammar", lark, is_strict=False)._replace(kind="lark", is_ours=True)
+    spec = _checked("grammar", lark, is_strict=False)
+    return spec._replace(kind="lark", is_ours=True)
 
 
 def _checked(name: str, text: object, *, is_strict: bool) -> ConstraintSpec:
+    """The constraint of one argument of `constraint_spec`. Raises as that does."""
     if not isinstance(text, str):
         raise OptionError(f"{name} is {text!r:.80}", "Give a str.")
     if not text.strip():
         raise ConstraintError(f"{name} is empty", "Write one, or leave it out.")
     require_unicode(name, text, ConstraintError)
-    is_in_gbnf = name == "grammar" and _RULE.search(text) is not None
-    num_bytes = len(text.encode())
-    most = MAX_GBNF_BYTES if is_in_gbnf else MAX_BYTES
-    if num_bytes > most:
-        raise ConstraintError(
-            f"{'the GBNF grammar' if is_in_gbnf else name} has {num_bytes} bytes; the limit "
-            f"is {most}",
-            "Shorten it.",
-        )
+    if name == "grammar" and _RULE.search(text) is not None:
+        _check_size("the GBNF grammar", text, MAX_GBNF_BYTES)
+        return ConstraintSpec("gbnf", text)
+    _check_size(name, text, MAX_BYTES)
     if name == "json_schema":
         return ConstraintSpec("json_schema", text, is_strict)
     if name == "regex":
         return ConstraintSpec("regex", text)
-    return ConstraintSpec("gbnf" if is_in_gbnf else "lark", text)
+    return ConstraintSpec("lark", text)
+
+
+def _check_size(what: str, text: str, most: int) -> None:
+    """Raise ConstraintError for a text with more bytes than `most`."""
+    num_bytes = len(text.encode())
+    if num_bytes > most:
+        raise ConstraintError(
+            f"{what} has {num_bytes} bytes; the limit is {most}", "Shorten it."
+        )
 
 
 class ClassSchema(str):
-    """The JSON schema of a class, as text. Another process gets the text alone.
+    """The JSON schema of a class, as text. Another process gets only the text.
 
     Args:
-        text: the schema.
-        kind: the class.
+        text: The schema.
+        kind: The class.
     """
 
     kind: Any
@@ -115,13 +123,13 @@ class ClassSchema(str):
 
 
 def schema_text(schema: object) -> str:
-    """A JSON schema as text: of a class a `ClassSchema`.
+    """A JSON schema as text; a `ClassSchema` for a class.
 
     Raises OptionError for anything else, ConstraintError for JSON that is not a schema, and for
-    a dataclass of which Pydantic makes none.
+    a dataclass of which Pydantic makes no schema.
 
     Args:
-        schema: A mapping or its JSON, which stay as they are, or a class: see `class_schema`.
+        schema: A mapping or its JSON, which do not change, or a class: see `class_schema`.
     """
     if isinstance(schema, ClassSchema):
         return schema
@@ -159,6 +167,7 @@ def schema_text(schema: object) -> str:
 
 
 def _lark_of(choices: Sequence[str]) -> str:
+    """The grammar of an answer that is one of these texts. Raises OptionError."""
     if isinstance(choices, str) or not isinstance(choices, Sequence) or not choices:
         raise OptionError(f"choices is {choices!r:.80}", "Give a list of at least one text.")
     for choice in choices:
@@ -172,24 +181,24 @@ def _lark_of(choices: Sequence[str]) -> str:
 
 
 def readable_schema(spec: ConstraintSpec) -> tuple[Node, set[str]]:
-    """`read_schema` of a JSON schema."""
+    """As `read_schema`, for a constraint by a JSON schema."""
     return read_schema(spec.text, is_strict=spec.is_strict)
 
 
-# The converter's time grows with the square of it: seconds for the worst of this size.
+# The converter's time grows with the square of the size: seconds for the worst of this one.
 MAX_GBNF_BYTES = 32 << 10
-# Of GBNF: name ::= …
+# A rule of GBNF: name ::= …
 _RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 _PART = re.compile(
     r'(?P<text>"(?:\\.|[^"\\])*")|(?P<set>\[(?:\\.|[^\]\\])*\])|\#[^\n]*|(?P<any>\.)', re.DOTALL
 )
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([\[\]])|.)", re.DOTALL)
-# Characters that mean something else in a character set of Rust's.
+# Characters with another meaning in a character set of Rust's regular expressions.
 _SIGN = re.compile(r"(?P<first>\A\[\^?)-|(?P<twice>[&~-])(?P=twice)")
 
 
 def for_converter(gbnf: str) -> str:
-    """The grammar without what the converter would give another meaning.
+    """The grammar, with texts and sets that the converter would misread written otherwise.
 
     Raises ValueError for an escape that is not a character.
     """
@@ -199,18 +208,25 @@ def for_converter(gbnf: str) -> str:
 
 
 def _readable_part(found: re.Match[str]) -> str:
+    """A text, set or dot of GBNF as the converter reads it rightly."""
     part = found[0]
     if found["any"]:
         return r"[^\x00]"  # its own "." does not match the end of a line
     if found["text"]:
-        return _ESCAPE.sub(lambda escape: escape[3] or _character(escape), part)
+        return _ESCAPE.sub(_character_of_text, part)
     if found["set"]:
-        return _SIGN.sub(_plain_sign, _ESCAPE.sub(_character, part))
+        escaped = _ESCAPE.sub(_character, part)
+        return _SIGN.sub(_plain_sign, escaped)
     return part
 
 
+def _character_of_text(escape: re.Match[str]) -> str:
+    """As `_character`, within a text, where brackets need no escape."""
+    return escape[3] or _character(escape)
+
+
 def _character(escape: re.Match[str]) -> str:
-    """A character whose zeros the converter would drop, written otherwise."""
+    """An escape in a form that the converter keeps: it would drop zeros of others."""
     digits = escape[1] or escape[2]
     if digits is None:
         return escape[0]
@@ -221,6 +237,7 @@ def _character(escape: re.Match[str]) -> str:
 
 
 def _plain_sign(found: re.Match[str]) -> str:
+    """A character in a set, written so that it has no other meaning there."""
     if found["twice"]:
         return f"{found['twice']}\\x{ord(found['twice']):02x}"
     return rf"{found['first']}\x2d"

@@ -15,7 +15,7 @@ DIGITS = "0123456789"
 
 
 class Crossing(NamedTuple):
-    """Tokens that can say a mark and go on."""
+    """Tokens that contain a mark, or the end of one, and more text."""
 
     whole: frozenset[int]
     """Tokens with a whole mark and more text."""
@@ -28,6 +28,7 @@ class Spelling:
     """A vocabulary as constraints see it, read when it is needed.
 
     Args:
+        vocabulary: The model's vocabulary.
         num_logits: The width of a row of logits, which may be more than the vocabulary has
             tokens.
     """
@@ -66,7 +67,7 @@ class Spelling:
 
     @cached_property
     def blanks(self) -> frozenset[int]:
-        """Tokens of nothing but blank space."""
+        """Tokens that consist of blank space."""
         return frozenset(token for token, piece in enumerate(self.pieces) if piece.isspace())
 
     @cached_property
@@ -79,9 +80,11 @@ class Spelling:
 
     @cached_property
     def _ordinary(self) -> int | None:
-        """A token of text, behind which some tokenizers put no space."""
-        tokens = range(self._vocabulary.size)
-        return next((token for token in tokens if token not in self.controls), None)
+        """The first token of text: after one, some tokenizers add no space."""
+        for token in range(self._vocabulary.size):
+            if token not in self.controls:
+                return token
+        return None
 
     def tokenize(self, data: bytes) -> list[int]:
         """Tokens that spell bytes in the middle of a text, none of which steers the model."""
@@ -90,14 +93,29 @@ class Spelling:
         )
 
     def single(self, texts: Sequence[str]) -> frozenset[int]:
-        """The tokens that spell one of the texts by themselves."""
-        spelled = (self._vocabulary.tokenize(text, parse_special=True) for text in texts)
-        return frozenset(tokens[0] for tokens in spelled if len(tokens) == 1)
+        """The tokens each of which spells one of the texts."""
+        single = set()
+        for text in texts:
+            tokens = self._vocabulary.tokenize(text, parse_special=True)
+            if len(tokens) == 1:
+                single.add(tokens[0])
+        return frozenset(single)
 
     def crossing(self, marks: Sequence[str]) -> Crossing:
-        """The tokens that can say one of the marks (a character for each byte) and go on."""
-        ends = tuple({mark[i:] for mark in marks for i in range(1, len(mark))})
-        texts = list(enumerate(self.texts))
-        whole = (token for token, text in texts if any(mark in text[:-1] for mark in marks))
-        longer = (token for token, text in texts if text.startswith(ends) and text not in ends)
+        """The tokens that contain one of the marks, or its end, and more text.
+
+        Args:
+            marks: Texts with a character for each byte.
+        """
+        all_ends = set()
+        for mark in marks:
+            all_ends |= {mark[begin:] for begin in range(1, len(mark))}
+        ends = tuple(all_ends)
+        whole = set()
+        longer = set()
+        for token, text in enumerate(self.texts):
+            if any(mark in text[:-1] for mark in marks):
+                whole.add(token)
+            if text.startswith(ends) and text not in ends:
+                longer.add(token)
         return Crossing(frozenset(whole), frozenset(longer))

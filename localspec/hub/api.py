@@ -1,4 +1,4 @@
-"""Asks the hub for metadata, lists and content of files, again where that may help.
+"""Asks the hub for metadata, lists and content of files, and retries if that may help.
 
 The only importer of huggingface_hub.
 
@@ -36,7 +36,7 @@ RETRY_DELAYS_S = (1.0, 2.0, 4.0, 8.0, 15.0)  # between tries that fail
 _MAX_WAIT_S = 600.0  # a server that asks for more is an error
 _MOST_JSON_BYTES = 16_000_000  # of a repository with some 50 000 files
 _TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-_TOKEN_SIGNS = re.compile("[!-~]*")  # others cannot be sent in a header
+_TOKEN_SIGNS = re.compile("[!-~]*")  # other characters cannot be sent in a header
 _ETAG = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")  # it becomes the name of a file
 _TRANSIENT = {408, 429, 500, 502, 503, 504}
 # Errors of the HTTP library for a connection that broke: a retry may help. A connection that
@@ -81,6 +81,7 @@ def remote_file(file: HubFile, on_wait: OnWait = lambda: None) -> RemoteFile:
     not the pinned one.
 
     Args:
+        file: The file.
         on_wait: Called while it waits, as in `patiently`.
     """
     url = _url_at(file, file.revision or "main")
@@ -91,7 +92,7 @@ def remote_file(file: HubFile, on_wait: OnWait = lambda: None) -> RemoteFile:
     etag = found.etag or ""
     size = found.size or 0
     if etag and file.sha256 is not None and not _ETAG.fullmatch(etag):
-        etag = file.sha256  # a mirror has etags of its own, and the pin says what is right
+        etag = file.sha256  # a mirror has etags of its own; the pin has the right hash
     if not COMMIT.fullmatch(commit) or not _ETAG.fullmatch(etag) or size < 1:
         raise DownloadError(
             f"{_endpoint()} sends a missing or invalid commit, hash or size for {file.name}",
@@ -110,26 +111,32 @@ def remote_file(file: HubFile, on_wait: OnWait = lambda: None) -> RemoteFile:
 def content_of(remote: RemoteFile, begin: int, end: int | None = None) -> Iterator[bytes]:
     """The content of a file from a byte on, in pieces as they arrive.
 
-    Raises HubBusyError where a retry may help, else DownloadError.
+    Requests the hub's own address each time: the signed address that it redirects to expires
+    after about an hour. Raises HubBusyError if a retry may help, else DownloadError.
 
     Args:
-        end: The last byte that is needed; a server without ranges sends more. Asks the hub's
-            own address each time, since the signed address that it leads to expires after about
-            an hour.
+        remote: The file.
+        begin: The first byte.
+        end: The last byte that is needed; a server without ranges sends more.
     """
     _check_token()
     # By commit: a branch may change before the last byte is here.
     url = _url_at(remote.file, remote.commit)
     ranges = {}
-    if begin or end is not None:
-        ranges["Range"] = f"bytes={begin}-{'' if end is None else end}"
+    if end is not None:
+        ranges["Range"] = f"bytes={begin}-{end}"
+    elif begin:
+        ranges["Range"] = f"bytes={begin}-"
     try:
         with _response(url, ranges) as response:
-            num_known = 0 if response.status_code == 206 else begin
+            num_surplus = begin  # bytes before the first one that is needed
+            if response.status_code == 206:
+                num_surplus = 0
             for piece in response.iter_bytes():
-                if new := piece[num_known:]:
-                    yield new
-                num_known = max(0, num_known - len(piece))
+                needed = piece[num_surplus:]
+                if needed:
+                    yield needed
+                num_surplus = max(0, num_surplus - len(piece))
     except Exception as error:  # its connection errors have no common base
         repo = remote.file.repo
         may_pass = _BROKEN | _NOT_MADE
@@ -140,7 +147,8 @@ def pinned_file(file: HubFile, size_bytes: int) -> RemoteFile | None:
     """The file as its pin states it, without asking the hub; None without a pinned sha256.
 
     Args:
-        size_bytes: Used if the pin states no size.
+        file: The file.
+        size_bytes: Its size if the pin states none.
     """
     if file.sha256 is None:
         return None
@@ -159,6 +167,7 @@ def list_files(repo: str, on_wait: OnWait = lambda: None) -> list[HubFile]:
     HubBusyError or DownloadError.
 
     Args:
+        repo: The repository.
         on_wait: Called while it waits, as in `patiently`.
     """
     info = _asking(repo, None, functools.partial(_facts_of, repo), on_wait)
@@ -179,8 +188,8 @@ def list_files(repo: str, on_wait: OnWait = lambda: None) -> list[HubFile]:
 def _facts_of(repo: str) -> dict[str, Any]:
     """The hub's JSON about a repository and its files.
 
-    huggingface_hub would read it to its end, however long it is. Raises DownloadError if it is
-    too long, ValueError if it is not what it should be, and errors of huggingface_hub.
+    huggingface_hub would read an answer of any length. Raises DownloadError if it is too long,
+    ValueError if it has no list of files, and errors of huggingface_hub.
     """
     from huggingface_hub.utils import validate_repo_id
 
@@ -202,9 +211,9 @@ def _facts_of(repo: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _response(url: str, headers: dict[str, str]) -> Iterator[Any]:
-    """The hub's response, with its content yet to be read.
+    """The hub's response, before its content is read.
 
-    Raises errors of huggingface_hub, also for a refusal, of whose content nothing is read.
+    Raises errors of huggingface_hub, also for a refusal, whose content is not read.
     """
     from huggingface_hub import get_session, hf_raise_for_status
     from huggingface_hub.utils import build_hf_headers
@@ -214,7 +223,7 @@ def _response(url: str, headers: dict[str, str]) -> Iterator[Any]:
     sent = {**sent, "Accept-Encoding": "identity", **headers}
     with get_session().stream("GET", url, headers=sent, timeout=timeout_s) as response:
         if not response.is_success:
-            # It would read all of the content, in search of a reason, which is in the headers.
+            # It would read the whole content for a reason, which the headers have, too.
             response.headers.pop("Content-Encoding", None)
             refusal = type(response)(
                 response.status_code, headers=response.headers, request=response.request
@@ -234,7 +243,7 @@ def _address() -> str:
 
 
 def _endpoint() -> str:
-    """The hub's address, to be shown."""
+    """The hub's address without secrets, for messages."""
     return without_secrets(_address())
 
 
@@ -262,7 +271,7 @@ def _check_token() -> None:
         path = Path(settings.HF_TOKEN_PATH)
         tokens[f"the file {path}"] = read_regular(path).decode(errors="replace")
     for place, text in tokens.items():
-        # As huggingface_hub takes it: the first one that is not empty.
+        # huggingface_hub, too, takes the first one that is not empty.
         token = text.replace("\r", "").replace("\n", "").strip()
         if not token:
             continue
@@ -277,6 +286,7 @@ def _check_token() -> None:
 
 
 def _url_at(file: HubFile, revision: str) -> str:
+    """The address of a file at a revision."""
     address = _address()
     from huggingface_hub import hf_hub_url
 
@@ -306,9 +316,15 @@ def _asking(
 def _as_download_error(
     repo: str, file: HubFile | None, error: Exception, may_pass: Set[str]
 ) -> DownloadError:
-    """The error for one of huggingface_hub's. may_pass: names of those that a retry may help.
+    """The error for one of huggingface_hub.
 
     Raise it from None: a traceback in a log would show addresses with their signatures.
+
+    Args:
+        repo: The repository.
+        file: The file, if the request was about one.
+        error: The error of huggingface_hub.
+        may_pass: The names of errors after which a retry may help.
     """
     from huggingface_hub.utils import (
         EntryNotFoundError,
@@ -318,28 +334,30 @@ def _as_download_error(
     )
 
     endpoint = _endpoint()
-    response: Any = getattr(error, "response", None)
-    status = getattr(response, "status_code", None)
-    for kind, message, hint in (
-        (OfflineModeIsEnabled, "offline mode is on (HF_HUB_OFFLINE)", "Unset it to download."),
-        (
-            GatedRepoError,
+    revision = "main"
+    name = ""
+    if file is not None:
+        revision = file.revision or "main"
+        name = file.file
+    if isinstance(error, OfflineModeIsEnabled):
+        return DownloadError("offline mode is on (HF_HUB_OFFLINE)", "Unset it to download.")
+    if isinstance(error, GatedRepoError):
+        return DownloadError(
             f"{repo} is gated: its owner wants you to accept terms first",
             f"Accept them at {endpoint}/{repo}, then run: hf auth login",
-        ),
-        (
-            RevisionNotFoundError,
-            f"{repo} has no revision {(file and file.revision) or 'main'!r}",
+        )
+    if isinstance(error, RevisionNotFoundError):
+        return DownloadError(
+            f"{repo} has no revision {revision!r}",
             f"Give a branch, tag or commit of {endpoint}/{repo}, in the name or the preset.",
-        ),
-        (
-            EntryNotFoundError,
-            f"{repo} has no file {file.file if file else ''} at that revision",
+        )
+    if isinstance(error, EntryNotFoundError):
+        return DownloadError(
+            f"{repo} has no file {name} at that revision",
             f"Look at {endpoint}/{repo}/tree/main",
-        ),
-    ):
-        if isinstance(error, kind):
-            return DownloadError(message, hint)
+        )
+    response: Any = getattr(error, "response", None)
+    status = getattr(response, "status_code", None)
     if status is not None:
         return _refusal(repo, status, response)
     what = without_secrets(f"{type(error).__name__}: {error}")
@@ -352,16 +370,18 @@ def _as_download_error(
 
 
 def _refusal(repo: str, status: int, response: Any) -> DownloadError:
-    """The error for an answer of the hub, or of the storage that it leads to."""
+    """The error for an answer of the hub, or of the storage that it redirects to."""
     answer = f"{_endpoint()} answers {status}"
     is_elsewhere = urlsplit(str(response.url)).netloc != urlsplit(_address()).netloc
     if is_elsewhere:
         answer = f"the storage that the hub redirects to for {repo} answers {status}"
     # A signed address that has expired gives 403; the next request gets a new one.
     if status in _TRANSIENT or (is_elsewhere and status == 403):
+        wait_s = None
         seconds = response.headers.get("Retry-After", "")
-        stated = re.fullmatch(r"\d{1,9}", seconds)
-        return HubBusyError(answer, int(seconds) if stated else None)
+        if re.fullmatch(r"\d{1,9}", seconds):
+            wait_s = int(seconds)
+        return HubBusyError(answer, wait_s)
     if is_elsewhere or status not in (401, 403, 404):
         return DownloadError(answer, "Try again later; check HF_ENDPOINT and the proxy.")
     return DownloadError(
@@ -388,19 +408,28 @@ def patiently(ask: Callable[[], Result], on_wait: Callable[[], None]) -> Result:
     Raises what `ask` raises, HubBusyError after the sixth try.
 
     Args:
+        ask: Makes one try.
         on_wait: Called in this thread a few times a second until there is a result. An
-            exception in it ends the waiting at once, and leaves an unanswered request to its
-            own timeout.
+            exception in it ends the waiting at once; an unanswered request then ends by its own
+            timeout.
     """
     for num_vain in range(len(RETRY_DELAYS_S)):
         try:
             return _answer(ask, on_wait)
         except HubBusyError as error:
-            end = time.monotonic() + delay_s(error, num_vain)
-            while (left := end - time.monotonic()) > 0:
-                on_wait()
-                time.sleep(min(left, BEAT_S))
+            _wait(delay_s(error, num_vain), on_wait)
     return _answer(ask, on_wait)
+
+
+def _wait(seconds: float, on_wait: Callable[[], None]) -> None:
+    """Sleep, and call `on_wait` a few times a second meanwhile."""
+    end = time.monotonic() + seconds
+    while True:
+        remaining_s = end - time.monotonic()
+        if remaining_s <= 0:
+            return
+        on_wait()
+        time.sleep(min(remaining_s, BEAT_S))
 
 
 def _answer(ask: Callable[[], Result], on_wait: Callable[[], None]) -> Result:
@@ -419,6 +448,7 @@ def delay_s(error: HubBusyError, num_vain: int) -> float:
     """Seconds to wait after a failure: as long as the server asks, or growing steps.
 
     Args:
+        error: The failure.
         num_vain: Failed tries in a row before this one.
 
     Raises:

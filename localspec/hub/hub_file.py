@@ -9,23 +9,26 @@ from pathlib import PurePosixPath
 from localspec.errors import DownloadError, OptionError
 from localspec.system.atomic_write import names_device
 
-# Names that a hub allows and no file system misreads: no "..", no drive, no backslash.
+# Names that a hub allows, and that no file system misreads: no "..", no drive, no backslash.
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 _REPO = re.compile(f"{_NAME}/{_NAME}")
 _FILE_PART = re.compile(r"[A-Za-z0-9._+=@,() -]*[A-Za-z0-9_+=@,()-]")  # Windows cuts the rest
-# The longest models have some two hundred; each is a file to look for.
+# The largest models have some two hundred parts. Each part is a file to look for.
 _MAX_PARTS = 1024
 _MAX_NAMED = 10  # files that an error names
 # Words in the names of files that belong to a model, as llama.cpp knows them.
 HEAD_SIGN = "mtp-"  # of a head, before a quantization and in names of files
 _HEAD_SIGNS = (HEAD_SIGN, "eagle3", "EAGLE3", "dflash", "DFlash", "dspark", "DSpark")
-PROJECTOR_SIGN = "mmproj-"  # of a projector, likewise
+PROJECTOR_SIGN = "mmproj-"  # of a projector, in the same places
 _PART_NUMBER = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubFile:
-    """A file of a hub repository; None means that a value is not known."""
+    """A file of a hub repository; None means that a value is not known.
+
+    Raises OptionError for an invalid name, or one that would lead out of its folder.
+    """
 
     repo: str
     file: str
@@ -34,8 +37,7 @@ class HubFile:
 
     size_bytes: int | None = None
     sha256: str | None = None
-    """The content's hash, in hex. Raises OptionError for an invalid name, or one that would
-    lead out of its folder."""
+    """The content's hash, in hex."""
 
     def __post_init__(self) -> None:
         if not is_repo(self.repo):
@@ -82,7 +84,7 @@ class HubModel:
 
     @property
     def size_bytes(self) -> int | None:
-        """All files together; None if one of them is not known."""
+        """The size of all files together; None if one of them is not known."""
         sizes = [file.size_bytes for file in self.files]
         if None in sizes:
             return None
@@ -99,11 +101,9 @@ def all_parts(file: str) -> list[str]:
     found = _PART_NUMBER.search(file)
     if found is None or not _is_part(found):
         return [file]
+    stem = file[: found.start()]
     count = int(found[2])
-    return [
-        f"{file[: found.start()]}-{number:05}-of-{count:05}.gguf"
-        for number in range(1, count + 1)
-    ]
+    return [f"{stem}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
 
 
 def choose_quantization(repo: str, quantization: str, names: list[str]) -> list[str]:
@@ -113,14 +113,18 @@ def choose_quantization(repo: str, quantization: str, names: list[str]) -> list[
     stands for the head of the model, whatever its kind, "mmproj-" for its projector. Raises
     DownloadError if there is none, or more than one.
     """
-    signs = (HEAD_SIGN, PROJECTOR_SIGN)
-    sign = next((each for each in signs if quantization.startswith(each)), "")
-    pattern = re.compile(
-        rf"(^|[-._/]){re.escape(quantization.removeprefix(sign))}(-\d{{5}}-of-\d{{5}})?\.gguf$",
-        re.IGNORECASE,
-    )
-    found = sorted({all_parts(name)[0] for name in names if pattern.search(name)})
-    found = [name for name in found if _sign_of(name) == sign]
+    sign = ""
+    for known in (HEAD_SIGN, PROJECTOR_SIGN):
+        if quantization.startswith(known):
+            sign = known
+    bare = re.escape(quantization.removeprefix(sign))
+    pattern = re.compile(rf"(^|[-._/]){bare}(-\d{{5}}-of-\d{{5}})?\.gguf$", re.IGNORECASE)
+    first_parts = set()
+    for name in names:
+        first = all_parts(name)[0]
+        if pattern.search(name) and _sign_of(first) == sign:
+            first_parts.add(first)
+    found = sorted(first_parts)
     whole = [name for name in found if len(all_parts(name)) == 1]
     chosen = whole or found
     if len(chosen) != 1:
@@ -130,7 +134,8 @@ def choose_quantization(repo: str, quantization: str, names: list[str]) -> list[
             f"Name one file: hf:{repo}/NAME.gguf",
         )
     parts = all_parts(chosen[0])
-    if missing := sorted({*parts}.difference(names)):
+    missing = sorted(set(parts).difference(names))
+    if missing:
         raise DownloadError(
             f"{repo} lacks {len(missing)} of {len(parts)} parts of its model in "
             f"{quantization!r}: {_named(missing)}",
@@ -151,15 +156,18 @@ def _sign_of(file: str) -> str | None:
         return PROJECTOR_SIGN
     if "imatrix" in name:
         return None
-    if any(each in name for each in _HEAD_SIGNS):
+    if any(sign in name for sign in _HEAD_SIGNS):
         return HEAD_SIGN
     return ""
 
 
 def _named(files: list[str]) -> str:
-    """The first names, and how many more there are."""
-    more = f" and {len(files) - _MAX_NAMED} more" if len(files) > _MAX_NAMED else ""
-    return ", ".join(files[:_MAX_NAMED]) + more
+    """The first names, and the number of the others, in words."""
+    named = ", ".join(files[:_MAX_NAMED])
+    num_others = len(files) - _MAX_NAMED
+    if num_others > 0:
+        return f"{named} and {num_others} more"
+    return named
 
 
 def _is_part(found: re.Match[str]) -> bool:

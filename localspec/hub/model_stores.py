@@ -9,7 +9,7 @@ The hub's cache has the layout of huggingface_hub, which llama.cpp shares:
 
 In the folder of a blob, ETAG.localspec-part has the bytes received so far,
 ETAG.adopted.localspec-part is another program's file that is being checked, and
-ETAG.localspec-own says that localspec put the blob there and so may remove it.
+ETAG.localspec-own marks a blob that localspec put there and so may remove.
 """
 
 from __future__ import annotations
@@ -35,29 +35,30 @@ _OWN_SUFFIX = ".localspec-own"
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """Paths for one file: its content, its received bytes, and the lock over both."""
+    """Paths for one file in a store."""
 
     content: Path
+    """The path of the whole content."""
+
     lock: Path
+    """The lock of content and received bytes."""
 
     @property
     def part(self) -> Path:
-        """The received bytes."""
+        """The path of the received bytes."""
         return self.content.with_name(self.content.name + PART_SUFFIX)
 
     @property
     def adopted(self) -> Path:
-        """Another program's file, until it is checked."""
+        """The path of another program's file while it is checked."""
         return self.content.with_name(f"{self.content.name}.adopted{PART_SUFFIX}")
 
 
 class Folder:
-    """A plain folder with every file under its own name.
-
-    is_checked: whether only verified content gets a name there.
-    """
+    """A plain folder with every file under its own name."""
 
     is_checked = False
+    """Whether only verified content gets a name there."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -78,7 +79,8 @@ class Folder:
         """Give the whole content its name; returns the path under that name.
 
         Args:
-            fetched: Whether we put it there, rather than found it.
+            remote: The file.
+            fetched: Whether localspec has put it there; False if it was there before.
         """
         return self.root / remote.file.name
 
@@ -97,11 +99,15 @@ class HubCache:
     def find(self, file: HubFile) -> Path | None:
         snapshots = self._repo(file) / "snapshots"
         commit = self._commit(file)
-        if commit and (found := _present(snapshots / commit / file.file, file.size_bytes)):
-            return found
+        if commit:
+            path = snapshots / commit / file.file
+            if _is_present(path, file.size_bytes):
+                return path
+        if not file.sha256:
+            return None
         # The same content may have been fetched at another commit.
-        for other in snapshots.glob(f"*/{file.file}") if file.sha256 else ():
-            if other.resolve().name == file.sha256 and _present(other, file.size_bytes):
+        for other in snapshots.glob(f"*/{file.file}"):
+            if other.resolve().name == file.sha256 and _is_present(other, file.size_bytes):
                 return other
         return None
 
@@ -109,27 +115,27 @@ class HubCache:
         """The GGUF files of the repository's main branch that are in the cache."""
         probe = HubFile(repo=repo, file="any.gguf")
         snapshot = self._repo(probe) / "snapshots" / (self._commit(probe) or "none")
-        return [
-            path.relative_to(snapshot).as_posix()
-            for path in sorted(snapshot.rglob("*.gguf"))
-            if path.is_file()
-        ]
+        names = []
+        for path in sorted(snapshot.rglob("*.gguf")):
+            if path.is_file():
+                names.append(path.relative_to(snapshot).as_posix())
+        return names
 
     def num_bytes(self) -> int:
         """Bytes of all files in the cache, including those of other tools."""
-        return sum(
-            path.stat().st_size
-            for path in self.root.rglob("*")
-            if path.is_file() and not path.is_symlink()
-        )
+        total = 0
+        for path in self.root.rglob("*"):
+            if path.is_file() and not path.is_symlink():
+                total += path.stat().st_size
+        return total
 
     def unfinished(self) -> dict[Path, int]:
         """Files of unfinished downloads, ours or huggingface_hub's, and their bytes."""
-        return {
-            path: path.stat().st_size
-            for path in sorted(self.root.glob("models--*/blobs/*"))
-            if path.name.endswith((PART_SUFFIX, ".incomplete"))
-        }
+        sizes = {}
+        for path in sorted(self.root.glob("models--*/blobs/*")):
+            if path.name.endswith((PART_SUFFIX, ".incomplete")):
+                sizes[path] = path.stat().st_size
+        return sizes
 
     def slot(self, remote: RemoteFile) -> Slot:
         repo = self._repo(remote.file)
@@ -176,9 +182,9 @@ class HubCache:
         return None
 
     def remove(self, file: HubFile) -> int:
-        """Delete what `owned` names; returns the freed bytes.
+        """Delete the file that `owned` gives; returns the freed bytes.
 
-        Content that has another name, too, stays, whoever gave it.
+        Content that has another name, too, stays.
         """
         path = self.owned(file)
         if path is None:
@@ -221,7 +227,7 @@ def free_bytes(folder: Path) -> int:
 
 
 def check_disk(num_bytes: int, folder: Path) -> None:
-    """Raise DownloadError if the folder's disk has no room for so many bytes."""
+    """Raise DownloadError if the folder's disk has no room for this number of bytes."""
     free = free_bytes(folder)
     if num_bytes > free:
         raise DownloadError(
@@ -244,27 +250,27 @@ def disk_error(error: OSError, path: Path) -> DownloadError:
     )
 
 
-def _present(path: Path, size_bytes: int | None) -> Path | None:
-    """The path, if there is a file, and of that size unless it is unknown."""
+def _is_present(path: Path, size_bytes: int | None) -> bool:
+    """Whether there is a file, and it has that size unless the size is unknown."""
     try:
         size = path.stat().st_size
     except OSError:
-        return None
-    if size_bytes in (None, size):
-        return path
-    return None
+        return False
+    return size_bytes in (None, size)
 
 
 def _claim(content: Path) -> Path:
+    """The file that marks content as put there by localspec."""
     return content.with_name(content.name + _OWN_SUFFIX)
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignFile:
-    """A file that may have the wanted content; owner is the program that stores it."""
+    """A file that may have the wanted content."""
 
     path: Path
     owner: str
+    """The program that stores it."""
 
 
 def find_elsewhere(remote: RemoteFile) -> ForeignFile | None:
@@ -274,8 +280,10 @@ def find_elsewhere(remote: RemoteFile) -> ForeignFile | None:
     """
     if len(remote.checksum) != 64:
         return None
-    found = (one for one in _candidates(remote) if _present(one.path, remote.size_bytes))
-    return next(found, None)
+    for candidate in _candidates(remote):
+        if _is_present(candidate.path, remote.size_bytes):
+            return candidate
+    return None
 
 
 def model_folders() -> dict[str, list[Path]]:
@@ -284,14 +292,17 @@ def model_folders() -> dict[str, list[Path]]:
     chosen = os.environ.get("OLLAMA_MODELS")
     llama_cpp = user_cache_path("llama.cpp", appauthor=False, opinion=False)
     ollama = [home / ".ollama/models", Path("/usr/share/ollama/.ollama/models")]
+    if chosen:
+        ollama.insert(0, Path(chosen))
     return {
         "LM Studio": [home / ".lmstudio/models", home / ".cache/lm-studio/models"],
-        "Ollama": [Path(chosen), *ollama] if chosen else ollama,
+        "Ollama": ollama,
         "llama.cpp": [Path(os.environ.get("LLAMA_CACHE") or llama_cpp)],
     }
 
 
 def _candidates(remote: RemoteFile) -> Iterator[ForeignFile]:
+    """The places where other programs would store the file."""
     file = remote.file
     sha256 = remote.checksum
     folders = model_folders()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
@@ -36,11 +36,11 @@ class Progress:
     """The progress of one file."""
 
     file: HubFile
-    """The file. For owner/repo:QUANT it is named QUANT.gguf until the hub has said which
-    file that is."""
+    """The file. For owner/repo:QUANT it is named QUANT.gguf until the hub has named the
+    file."""
 
     state: str = "waiting"
-    """"checking" (bytes that are here), "downloading", "waiting" (for the hub, or for
+    """"checking" (bytes on this machine), "downloading", "waiting" (for the hub, or for
     another process that fetches the same file), or "done"."""
 
     received_bytes: int = 0
@@ -54,8 +54,12 @@ OnProgress = Callable[[Progress], None]
 class DownloadJob(threading.Thread):
     """A thread that downloads a file, and then sets `path` or `failure`, and `is_over`.
 
-    candidate: another program's file that may have the content. progress: the latest. news: set
-    when there is a later one, and at the end. cancelled: ends the job.
+    Args:
+        remote: The file.
+        store: Where it is put.
+        candidate: Another program's file that may have the content.
+        news: Set whenever `progress` changes, and at the end.
+        cancelled: Ends the job when it is set.
     """
 
     def __init__(
@@ -71,6 +75,7 @@ class DownloadJob(threading.Thread):
         self.path = Path()
         self.failure: Exception | None = None
         self.is_over = False
+        # The latest progress.
         self.progress = Progress(file=remote.file, total_bytes=remote.size_bytes)
         self._store = store
         self._candidate = candidate
@@ -78,7 +83,7 @@ class DownloadJob(threading.Thread):
         self._cancelled = cancelled
 
     def run(self) -> None:
-        """Fetch the file, and report how it goes."""
+        """Fetch the file, and report progress."""
         slot = self._store.slot(self.remote)
         try:
             self.path = self._in_place(slot)
@@ -98,7 +103,7 @@ class DownloadJob(threading.Thread):
         self._news.set()
 
     def _in_place(self, slot: Slot) -> Path:
-        """The path of the file, once it is there; waits as long as another process has it."""
+        """Get the file; returns its path. Waits while another process fetches it."""
         import filelock  # late: every command imports this module
 
         slot.content.parent.mkdir(parents=True, exist_ok=True)
@@ -118,25 +123,32 @@ class DownloadJob(threading.Thread):
             lock.release()
 
     def _is_there(self, slot: Slot) -> bool:
-        """Whether the content is there. Raises DownloadError if something else is."""
-        fault = ""
-        file = self.remote.file
-        if not slot.content.exists():
-            if not slot.content.is_symlink():
-                return False
-            fault = "it is a broken symbolic link"
-        elif (size := slot.content.stat().st_size) != self.remote.size_bytes:
-            fault = f"it has {size} bytes instead of {self.remote.size_bytes}"
-        elif not self._store.is_checked and not self._has_content(slot.content):
-            fault = f"its content is not that of {file.repo}/{file.file}"
+        """Whether the content is there. Raises DownloadError if something else is there."""
+        content = slot.content
+        if not content.exists() and not content.is_symlink():
+            return False
+        fault = self._fault_of(content)
         if fault:
             raise DownloadError(
-                f"{slot.content} is in the way: {fault}",
+                f"{content} is in the way: {fault}",
                 "Remove it, or choose another folder, and try again.",
             )
         return True
 
+    def _fault_of(self, content: Path) -> str:
+        """Why a file in the place of the content is not the content, in words, or ""."""
+        if not content.exists():
+            return "it is a broken symbolic link"
+        size = content.stat().st_size
+        if size != self.remote.size_bytes:
+            return f"it has {size} bytes instead of {self.remote.size_bytes}"
+        if not self._store.is_checked and not self._has_content(content):
+            file = self.remote.file
+            return f"its content is not that of {file.repo}/{file.file}"
+        return ""
+
     def _has_content(self, path: Path) -> bool:
+        """Whether a file has the content."""
         return has_checksum(
             path, self.remote.checksum, lambda num_seen: self._tell("checking", num_seen)
         )
@@ -175,18 +187,18 @@ class DownloadJob(threading.Thread):
     def _copy(self, source: Path, copy: Path) -> None:
         check_disk(self.remote.size_bytes, copy.parent)
         with source.open("rb") as theirs, copy.open("xb") as ours:
-            while piece := theirs.read(_READ_BYTES):
+            for piece in _pieces_of(theirs):
                 ours.write(piece)
                 self._tell("checking", ours.tell())
             ours.flush()
             os.fsync(ours.fileno())
 
     def _fetch(self, part: Path) -> None:
-        """Fetch what the part file lacks; afterwards it is whole and verified.
+        """Fetch the missing bytes of the part file; afterwards it is whole and verified.
 
         Raises DownloadError; received bytes stay unless they are wrong.
         """
-        # A link leads to somebody else's file, which stays as it is; a pipe is never written.
+        # A link leads to a file that is not ours and must not change; a pipe is never written.
         if part.is_symlink() or (part.exists() and not part.is_file()):
             part.unlink()
         with part.open("ab") as file:
@@ -208,12 +220,17 @@ class DownloadJob(threading.Thread):
     def _fetch_missing(self, file: BinaryIO) -> None:
         """Receive until the size is reached, with retries after errors that may pass."""
         num_vain = 0
-        while (before := _size(file)) < self.remote.size_bytes:
+        received = _size(file)
+        while received < self.remote.size_bytes:
+            before = received
             try:
                 self._receive(file)
+                received = _size(file)
             except HubBusyError as error:
                 received = _size(file)
-                num_vain = 0 if received > before else num_vain + 1
+                num_vain += 1
+                if received > before:
+                    num_vain = 0
                 if num_vain > len(RETRY_DELAYS_S):
                     raise DownloadError(
                         f"{self.remote.file.name} stopped at {received} of "
@@ -226,7 +243,7 @@ class DownloadJob(threading.Thread):
         os.fsync(file.fileno())
 
     def _receive(self, file: BinaryIO) -> None:
-        """Send one request, and keep what arrives."""
+        """Send one request, and keep the bytes that arrive."""
         received = _size(file)
         for piece in content_of(self.remote, received):
             received += len(piece)
@@ -252,7 +269,7 @@ class RemoteSource:
         self._remote = remote
 
     def read(self, offset: int, size: int) -> bytes:
-        """`size` bytes from an offset on. Raises DownloadError."""
+        """Read `size` bytes from an offset on. Raises DownloadError."""
         try:
             return patiently(lambda: self._fetch_range(offset, size), lambda: None)
         except HubBusyError as error:
@@ -262,6 +279,7 @@ class RemoteSource:
             ) from error
 
     def _fetch_range(self, offset: int, size: int) -> bytes:
+        """Try once to read. Raises HubBusyError if the response ends early."""
         data = bytearray()
         for piece in content_of(self._remote, offset, offset + size - 1):
             data += piece
@@ -273,17 +291,31 @@ class RemoteSource:
 def has_checksum(
     path: Path, checksum: str, on_read: Callable[[int], None] = lambda _num_bytes: None
 ) -> bool:
-    """Whether the file has that sha256, or git blob id. on_read: gets the bytes read so far."""
+    """Whether the file has that sha256, or git blob id.
+
+    Args:
+        path: The file.
+        checksum: 64 hex digits of a sha256, or 40 of a git blob id.
+        on_read: Called with the number of bytes read so far.
+    """
     if len(checksum) == 64:
         digest = hashlib.sha256()
     else:
         header = f"blob {path.stat().st_size}\0".encode()
         digest = hashlib.sha1(header, usedforsecurity=False)
     with path.open("rb") as file:
-        while piece := file.read(_READ_BYTES):
+        for piece in _pieces_of(file):
             digest.update(piece)
             on_read(file.tell())
     return digest.hexdigest() == checksum
+
+
+def _pieces_of(file: BinaryIO) -> Iterator[bytes]:
+    """The content of an open file, in pieces."""
+    piece = file.read(_READ_BYTES)
+    while piece:
+        yield piece
+        piece = file.read(_READ_BYTES)
 
 
 def _size(file: BinaryIO) -> int:
