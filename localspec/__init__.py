@@ -6,7 +6,7 @@
         print(engine.generate("What is 7 times 8?").reply().text)
 
 Everything is loaded on first use: importing this package is quick. Its names are those of the
-stub beside this file, which type checkers read, too.
+stub next to this file, which type checkers read, too.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 
 from localspec._version import __version__ as __version__
 
-# Modules that load NumPy, which has to come after libllama (`llama/loaded.py`).
+# Modules that load NumPy, which has to be loaded after libllama (`llama/loaded.py`).
 _WITH_NUMPY = {
     "chat.chat",
     "chat.tool_loop",
@@ -32,25 +32,33 @@ _WITH_NUMPY = {
 @functools.cache
 def _modules() -> dict[str, str]:
     """The module of each public name but the version."""
-    import ast  # here, and not at the top, since it takes as long as everything else
+    import ast  # late: it takes as long as everything else
     from pathlib import Path
 
-    stub = ast.parse(Path(__file__).with_suffix(".pyi").read_text("utf-8"))
-    imports = [node for node in stub.body if isinstance(node, ast.ImportFrom)]
-    found = {each.name: str(node.module) for node in imports for each in node.names}
-    return {name: found[name] for name in found.keys() - {"__version__"}}
+    stub = Path(__file__).with_suffix(".pyi")
+    tree = ast.parse(stub.read_text("utf-8"))
+    modules = {}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom):
+            for imported in node.names:
+                modules[imported.name] = str(node.module)
+    modules.pop("__version__", None)
+    return modules
 
 
 def __getattr__(name: str) -> Any:
     if name == "__all__":
-        return sorted(_modules(), key=lambda each: (each.islower(), each))
+        return sorted(_modules(), key=lambda public: (public.islower(), public))
     if name.startswith("_") or name not in _modules():
-        from localspec.keywords import OF_MODULE  # where all is well, nothing needs it
+        from localspec.keywords import OF_MODULE  # late: only errors need it
 
-        hint = f". Write {OF_MODULE[name]}." if name in OF_MODULE else ""
-        raise AttributeError(f"module 'localspec' has no attribute {name!r}{hint}")
+        message = f"module 'localspec' has no attribute {name!r}"
+        if name in OF_MODULE:
+            message = f"{message}. Write {OF_MODULE[name]}."
+        raise AttributeError(message)
     module = _modules()[name]
-    is_isolated = "localspec.isolated.isolated_engine" in sys.modules  # and needs no libllama
+    # Then this process needs no libllama.
+    is_isolated = "localspec.isolated.isolated_engine" in sys.modules
     if module.removeprefix("localspec.") in _WITH_NUMPY and not is_isolated:
         importlib.import_module("localspec.llama.loaded")
     return getattr(importlib.import_module(module), name)

@@ -1,7 +1,7 @@
-"""Everything localspec raises on purpose: `LocalspecError`s.
+"""The errors that localspec raises on purpose: `LocalspecError`s.
 
-Each has a message (what is wrong, with the values) and a hint (what to do next), which survive
-pickle and copy, as on the way from another process.
+Each has a message (what is wrong, with the values) and a hint (what to do next). Both survive
+pickle and copy, for example on the way from another process.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import math
 from collections.abc import Iterable
 from typing import Any, TypeGuard, TypeVar
 
-# Errors of reading a file of ours that was damaged, or is something else.
+# Errors of reading a file of localspec's that is damaged, or is another kind of file.
 DAMAGES = (
     OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError
 )  # fmt: skip
-_LONGEST_MEANT = 200  # characters of a name that somebody may have mistyped
+_LONGEST_MEANT = 200  # characters of a name that may be mistyped
 _Item = TypeVar("_Item")
 
 
@@ -27,7 +27,7 @@ class LocalspecError(Exception):
         super().__init__(message)
         self.hint = hint
         if hint:
-            self.__notes__ = [hint]  # which a traceback shows, from Python 3.11 on
+            self.__notes__ = [hint]  # shown in tracebacks from Python 3.11 on
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Rebuilt from its attributes, since a subclass may have other arguments."""
@@ -47,7 +47,7 @@ class ConstraintError(OptionError):
 
 
 class ParseError(LocalspecError, ValueError):
-    """An answer that the class refuses whose JSON schema it was asked to fit."""
+    """An answer that fits the JSON schema of a class, and that the class refuses."""
 
 
 def require_unicode(what: str, text: str, error: type[OptionError] = OptionError) -> None:
@@ -102,8 +102,10 @@ class ContextError(LocalspecError):
     """More tokens than the context holds.
 
     Args:
-        num_tokens: The tokens of the prompt, None where it was too long to be counted.
-        context_length: How many tokens the context holds, None where the limit is another one.
+        message: The message.
+        hint: The hint.
+        num_tokens: The tokens of the prompt; None if it was too long to be counted.
+        context_length: The tokens that the context holds; None if the limit is another one.
     """
 
     def __init__(
@@ -132,7 +134,7 @@ class Interrupted(DecodeError):
 
 
 class CacheError(LocalspecError):
-    """The KV cache cannot be cut back as asked."""
+    """The KV cache cannot be cut back to the wanted length."""
 
 
 class EngineError(LocalspecError):
@@ -164,13 +166,15 @@ class ForkedError(EngineError):
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """The start of a hint about an unknown name: names that may be meant, or nothing."""
+    """The beginning of a hint about an unknown name: names that may be meant, or ""."""
     import difflib
 
     if len(name) > _LONGEST_MEANT:
         return ""
     known = list(names)
-    longer = [each for each in known if name and each.startswith(name)]
+    longer = []
+    if name:
+        longer = [other for other in known if other.startswith(name)]
     near = longer[:3] or difflib.get_close_matches(name, known, n=1)
     if near:
         return f"Perhaps {' or '.join(near)}? "
@@ -185,13 +189,15 @@ def is_whole(value: object, lowest: int, highest: float = math.inf) -> TypeGuard
 
 
 def at_most(most: int, given: Iterable[_Item], what: str) -> list[_Item]:
-    """A list of what is given, which may be without an end: no more of it is read than needed.
+    """The items as a list. Of an endless iterable, only one item too many is read.
 
     Args:
-        what: What there are several of, in words.
+        most: The limit.
+        given: The items.
+        what: The items in words, in the plural.
 
     Raises:
-        OptionError: Where there are more.
+        OptionError: There are more than `most`.
     """
     found = list(itertools.islice(given, most + 1))
     if len(found) > most:

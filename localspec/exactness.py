@@ -1,4 +1,4 @@
-"""Sizes of decodes whose rows are equal to the bit: what is known of a model."""
+"""The sizes of a model's decodes whose rows are equal to the bit."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# Cached entries: attention reads whole multiples of it, and may add otherwise at each.
+# Cached entries: attention reads multiples of this number. At each its sums may change order.
 _CELLS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exactness:
-    """A class of sizes: decodes of so many tokens have the same rows and caches, to the bit.
+    """A class of sizes: decodes of these sizes have the same rows and caches, to the bit.
 
-    Where every decode is of one class, a text is one function of file, prompt, options and
-    machine: not of the draft, the number of draft tokens or threads, or what was cached.
+    If every decode is of one class, a text depends only on file, prompt, options and machine:
+    not on the draft, the number of draft tokens or threads, or the cache.
     """
 
     smallest_step: int = 1
@@ -26,10 +26,10 @@ class Exactness:
     """The most tokens of the class. More are decoded in pieces."""
 
     all_sizes: bool = False
-    """Every size is in it."""
+    """Every size is in the class."""
 
     joined: bool = False
-    """So are decodes that several texts have a part in."""
+    """Decodes for several texts are in the class, too."""
 
     plain_cost: float = 1.0
     """Time of a padded single token ÷ time without padding."""
@@ -63,10 +63,11 @@ class Exactness:
         return self.holds and not self.all_sizes
 
     def end_of_piece(self, begin: int, end: int) -> int:
-        """Where the first piece ends if tokens from one position to another are decoded.
+        """The end of the first piece if tokens from one position to another are decoded.
 
-        No piece, with its padding, reaches over a multiple of `_CELLS` unless all that begin
-        there do: a token's row is always computed with as many cells.
+        A piece, with its padding, crosses a multiple of `_CELLS` only if every piece that
+        begins at its position does: a token's row is always computed with the same number of
+        cells.
         """
         if not self.is_bounded:
             return end
@@ -77,9 +78,10 @@ class Exactness:
     @classmethod
     def saved(cls, values: Mapping[str, Any] | None) -> Exactness | None:
         """The class whose values were saved by name; None if there was none."""
+        if values is None:
+            return None
         with contextlib.suppress(TypeError):
-            found = cls(**(values or {}))
+            found = cls(**values)
             if found.holds:
                 return found
-            return None
         return None

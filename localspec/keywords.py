@@ -1,4 +1,4 @@
-"""Keywords and options: what other libraries and programs call them, and errors that say so.
+"""Keywords and options, their names in other libraries and programs, and errors with both.
 
 One table serves the keywords of calls and the options of commands.
 """
@@ -27,10 +27,10 @@ class _Row(NamedTuple):
     """The keyword that means the same."""
 
     words: str = ""
-    """What to do in Python, where no keyword means the same, or its value is another."""
+    """What to do in Python if no keyword means the same, or its value differs."""
 
     flags: Sequence[str] = ()
-    """What to type in a command, where that is not the option of `ours`: options, names of
+    """What to type in a command if that is not the option of `ours`: options, names of
     arguments, or words with a blank between them. Those that the command has count."""
 
 
@@ -157,48 +157,52 @@ _TABLE = (
 )  # fmt: skip
 _ROWS = {theirs: row for row in _TABLE for theirs in row.theirs}
 
-# Keywords that an error lists where there are many, the most usual first.
+# Keywords that an error lists if there are many, the most usual first.
 _USUAL = (
-    *("max_tokens", "temperature", "top_k", "top_p", "seed", "stop", "json_schema", "tools"),
-    *("draft", "context_length", "num_threads", "num_gpu_layers", "parallel", "cache_disk"),
-)
+    "max_tokens", "temperature", "top_k", "top_p", "seed", "stop", "json_schema", "tools",
+    "draft", "context_length", "num_threads", "num_gpu_layers", "parallel", "cache_disk",
+)  # fmt: skip
 _MOST_LISTED = 8
 _taken_by: dict[str, str] = {}  # each keyword, and the call that takes it
 
 
 def note_keywords(call: str, names: Iterable[str]) -> None:
-    """Note the keywords of a call, for errors of others that are given them.
+    """Note the keywords of a call, for the errors of other calls that get them.
 
     Args:
-        call: as an application writes it, without an end: "engine.chat(".
-        names: of the keywords.
+        call: The beginning of the call as an application writes it: "engine.chat(".
+        names: The names of its keywords.
     """
     _taken_by.update(dict.fromkeys(names, call))
 
 
 def ours_for(name: str) -> str:
-    """The keyword here for another library's; the name itself where there is none."""
+    """The keyword here for another library's; the name itself if there is none."""
     if name not in _ROWS:
         return name
     return _ROWS[name].ours or name
 
 
 def flags_for(option: str, flag_of: Callable[[str], str]) -> Sequence[str]:
-    """What to type here for another program's option, in the order of what is best.
+    """What to type here for another program's option, the best first.
 
     Args:
-        option: as it was typed.
-        flag_of: the option of a keyword.
+        option: The option as the user typed it.
+        flag_of: Gives the option of a keyword.
     """
-    name = option.removeprefix("--").replace("-", "_") if option.startswith("--") else option
+    name = option
+    if option.startswith("--"):
+        name = option.removeprefix("--").replace("-", "_")
     row = _ROWS.get(name)
     if row is None:
         return ()
-    return row.flags or ([flag_of(row.ours)] if row.ours else ())
+    if row.flags or not row.ours:
+        return row.flags
+    return [flag_of(row.ours)]
 
 
 def check_keywords(given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise UnknownKeywordError for an unknown keyword. Its hint is what to write instead."""
+    """Raise UnknownKeywordError for an unknown keyword, with a hint what to write instead."""
     names = list(dict.fromkeys(known))
     for name in given:
         if name not in names:
@@ -233,7 +237,7 @@ def explained(
     """A decorator of functions: the TypeError for wrong arguments says what to write.
 
     Args:
-        hint: what to write, in a sentence.
+        hint: What to write, in a sentence.
     """
 
     def explaining(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
@@ -256,18 +260,18 @@ def explained(
 class ForeignNames:
     """The AttributeError for a name that other libraries have says what to write here.
 
-    Nothing else changes: `hasattr`, and `getattr` with a default, work as ever.
+    Nothing else changes: `hasattr`, and `getattr` with a default, work as usual.
     """
 
     _instead: ClassVar[Mapping[str, str]] = {}
     """What to write, by the names that other libraries have."""
 
-    if not TYPE_CHECKING:  # or any attribute would be right
+    if not TYPE_CHECKING:  # type checkers would accept any attribute
 
         def __getattr__(self, name: str) -> Any:
             instead = type(self)._instead.get(name)
             if instead is None:
-                return object.__getattribute__(self, name)  # raises as if this were not here
+                return object.__getattribute__(self, name)  # raises the usual AttributeError
             what = f"{type(self).__name__!r} object has no attribute {name!r}"
             raise AttributeError(f"{what}. Write {instead}.")
 
@@ -288,7 +292,7 @@ OF_MODULE: Mapping[str, str] = {
 
 
 def _instead_of(name: str, known: Sequence[str]) -> str:
-    """What to write instead of a keyword, in sentences; none where that is not known."""
+    """What to write instead of a keyword, in sentences; "" if that is not known."""
     row = _ROWS.get(name, _Row((), ours=name))
     ours = row.ours
     words = row.words
@@ -300,7 +304,7 @@ def _instead_of(name: str, known: Sequence[str]) -> str:
 
 
 def _listed(names: Sequence[str]) -> str:
-    """The keywords that there are, in a sentence: the most usual, and how many others."""
+    """The known keywords in a sentence: the most usual, and the number of the others."""
     if len(names) <= _MOST_LISTED + 1:
         return f"Known options: {', '.join(names)}."
     usual = [name for name in _USUAL if name in names][:_MOST_LISTED]

@@ -17,8 +17,7 @@ def checked_addresses(addresses: object) -> tuple[str, ...]:
     if isinstance(addresses, str) or not isinstance(addresses, Sequence):
         raise OptionError(f"rpc is {addresses!r}", 'Give a list: ["workshop-pc:50052"].')
     for address in addresses:
-        found = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
-        if found is None or not 1 <= int(found[2]) <= 65535:
+        if not _is_address(address):
             raise OptionError(
                 f"{address!r} is not the address of an RPC server",
                 "Give HOST:PORT, the host as a name or an IPv4 address: workshop-pc:50052.",
@@ -31,3 +30,11 @@ def checked_addresses(addresses: object) -> tuple[str, ...]:
             f"llama.cpp takes at most {_MOST_SERVERS}.",
         )
     return tuple(addresses)
+
+
+def _is_address(address: object) -> bool:
+    """Whether it is a host and a port."""
+    if not isinstance(address, str):
+        return False
+    found = _ADDRESS.fullmatch(address)
+    return found is not None and 1 <= int(found[2]) <= 65535

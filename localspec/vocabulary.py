@@ -1,7 +1,7 @@
-"""The interface of a model's vocabulary, in as many parts as its sources know.
+"""The interface of a model's vocabulary, in parts: not every source knows all of it.
 
 The header of a file is a `TokenTable`, an engine in another process has a `Vocabulary`, and
-libllama has all of it, a `WholeVocabulary`.
+libllama has a `WholeVocabulary`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class TokenTable(Protocol):
     """The token that starts a text, -1 for none."""
 
     add_bos: bool
-    """Whether every text starts with it."""
+    """Whether every text starts with bos."""
 
     def entries(self) -> list[bytes]:
         """The vocabulary's own entry for every id, in order: (size,)."""
@@ -66,16 +66,16 @@ def with_bos(tokens: list[int], vocabulary: Vocabulary) -> list[int]:
 
 
 class WholeVocabulary(TokenTable, Vocabulary, Protocol):
-    """The single tokens, too. Lists are (size,), in the order of the ids."""
+    """A vocabulary with its single tokens. Lists are (size,), in the order of the ids."""
 
     def piece(self, token: int) -> bytes:
-        """Bytes of a token as they stand in an answer: none for a control token."""
+        """Bytes of a token in an answer: none for a control token."""
 
     def spellings(self) -> list[bytes]:
         """Bytes of every token as a text of its own, control tokens spelled out."""
 
     def spelled_out(self) -> list[bytes]:
-        """Bytes of every token as they stand in an answer, control tokens by their entries."""
+        """Bytes of every token in an answer, control tokens by their entries."""
 
     def control_ids(self) -> list[int]:
         """Tokens that steer the model."""

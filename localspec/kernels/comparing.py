@@ -1,4 +1,7 @@
-"""Whether a libllama multiplies right, and faster than another, in processes of their own."""
+"""Finds out whether a libllama multiplies right, and faster than another.
+
+Both run in processes of their own.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,11 @@ _MOST_SLOWDOWN = 0.9  # of any product
 
 
 class NotFasterError(LocalspecError):
-    """A build computes right, and is no faster than what is installed.
+    """A build computes right, but is no faster than the installed library.
 
     Args:
-        speedups: How many times as fast it is, by product.
+        message: The message.
+        speedups: Its speed over that of the installed library, by product.
     """
 
     def __init__(self, message: str, speedups: dict[str, float]) -> None:
@@ -33,10 +37,15 @@ class NotFasterError(LocalspecError):
 
 
 def compare(installed: Path, made: Path, on_progress: OnStep) -> dict[str, float]:
-    """How many times as fast a library multiplies as the installed one, by product.
+    """The speed of a new library over that of the installed one, by product.
 
-    Both are timed in turn, each time in a new process. Raises LocalspecError if the made one
+    Both are timed in turn, each time in a new process. Raises LocalspecError if the new one
     multiplies wrong.
+
+    Args:
+        installed: The folder of the installed library.
+        made: The folder of the new one.
+        on_progress: Called before each round.
     """
     times: dict[Path, list[dict[str, float]]] = {installed: [], made: []}
     for number in range(_NUM_ROUNDS):
@@ -45,9 +54,9 @@ def compare(installed: Path, made: Path, on_progress: OnStep) -> dict[str, float
             rounds.append(_tried(folder, is_new=folder == made))
     speedups = {}
     for product in times[made][0]:
-        before = min(each[product] for each in times[installed])
-        after = min(each[product] for each in times[made])
-        speedups[product] = before / after
+        before_s = min(seconds[product] for seconds in times[installed])
+        after_s = min(seconds[product] for seconds in times[made])
+        speedups[product] = before_s / after_s
     return speedups
 
 
@@ -65,7 +74,9 @@ def _tried(folder: Path, *, is_new: bool) -> dict[str, float]:
     try:
         found = json.loads(done.stdout)
     except ValueError:
-        what = "what was compiled" if is_new else "the installed libllama"
+        what = "the installed libllama"
+        if is_new:
+            what = "what was compiled"
         raise LocalspecError(
             f"{what} ended a trial of its products: status {done.returncode}, "
             f"{last_line(done.stderr)}",
@@ -81,7 +92,7 @@ def _tried(folder: Path, *, is_new: bool) -> dict[str, float]:
 
 
 def require_faster(speedups: dict[str, float]) -> None:
-    """Raise NotFasterError if that is not faster on the whole, or slower in a part."""
+    """Raise NotFasterError if a library is not faster on average, or slower in a product."""
     together = statistics.geometric_mean(speedups.values())
     slowest = min(speedups.values())
     if together < _LEAST_SPEEDUP or slowest < _MOST_SLOWDOWN:

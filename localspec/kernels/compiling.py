@@ -25,9 +25,9 @@ _OPTIONS = (
     "-DLLAMA_BUILD_TESTS=OFF",
     "-DLLAMA_BUILD_EXAMPLES=OFF",
     "-DLLAMA_BUILD_APP=OFF",
-    "-DLLAMA_BUILD_MTMD=ON",  # which reads pictures
+    "-DLLAMA_BUILD_MTMD=ON",  # reads pictures
     "-DLLAMA_OPENSSL=OFF",
-    # The libraries find each other in the folder where they come to lie.
+    # The libraries find each other in the folder to which they are moved.
     "-DCMAKE_BUILD_WITH_INSTALL_RPATH=ON",
     "-DCMAKE_INSTALL_RPATH=$ORIGIN",
     "-DCMAKE_SHARED_LINKER_FLAGS=-s",  # without symbols for debuggers
@@ -38,9 +38,14 @@ _PACKAGES = "packages"  # the folder where the toolchain's packages are installe
 
 
 def fetch_source(scratch: Path, toolchain: Toolchain, on_progress: OnStep) -> Path:
-    """Install the toolchain's packages, and return llama.cpp's source, ready for it.
+    """Install the toolchain's packages, and return the folder of llama.cpp's source.
 
-    Raises LocalspecError if a step fails, such as without a network.
+    Raises LocalspecError if a step fails, for example without a network.
+
+    Args:
+        scratch: A folder for packages and source.
+        toolchain: The compiler, for which the source is changed where necessary.
+        on_progress: Called before each step.
     """
     if toolchain.packages:
         on_progress("installing " + ", ".join(toolchain.packages), None)
@@ -57,6 +62,7 @@ def fetch_source(scratch: Path, toolchain: Toolchain, on_progress: OnStep) -> Pa
 
 
 def _run_quietly(command: Sequence[str], failure: str) -> None:
+    """Run a program, and ignore its output unless it fails."""
     run_step(command, dict(os.environ), failure, lambda _line: None)
 
 
@@ -70,18 +76,25 @@ def compile_libraries(
     """Compile libllama, libmtmd and ggml, and return their files, links among them.
 
     Args:
-        scratch: a folder for what comes about, where `fetch_source` has put the packages.
-        unpacked: llama.cpp's source.
-        settings: of CMake, in addition: for which processors.
+        scratch: The folder for all files of the build, in which `fetch_source` has installed
+            the packages.
+        unpacked: The folder of llama.cpp's source.
+        toolchain: The compiler.
+        settings: Additional settings of CMake, which choose the processors.
+        on_progress: Called before each step, and while it compiles.
 
     Raises:
-        LocalspecError: a step failed.
+        LocalspecError: A step failed.
     """
     target = scratch / "build"
     environment = environment_with(scratch / _PACKAGES, scratch)
     c = toolchain.c
     cxx = toolchain.cxx
-    options = [*_OPTIONS, *settings, f"-DGGML_OPENMP={'ON' if toolchain.has_openmp else 'OFF'}"]
+    options = [*_OPTIONS, *settings]
+    if toolchain.has_openmp:
+        options.append("-DGGML_OPENMP=ON")
+    else:
+        options.append("-DGGML_OPENMP=OFF")
     if not c:
         wrappers = wrappers_of_zig(scratch / _PACKAGES, scratch)
         c = str(wrappers["cc"])

@@ -1,7 +1,7 @@
-"""Makes an own libllama: download, compile, try, compare, and only then put it in place.
+"""Makes a libllama for this machine: downloads, compiles, tries, compares, and installs it.
 
-All of that is done in a folder beside the final one. It gets its name at the end, in one step:
-a build that was stopped, or is no faster, leaves nothing.
+The steps before the last one work in a folder next to the final one. It gets its final name in
+one step at the end: a build that was stopped, or is no faster, leaves nothing.
 """
 
 from __future__ import annotations
@@ -39,31 +39,41 @@ from localspec.llama.placement import usable_gpus
 
 _DISK_BYTES = 700_000_000  # source and objects
 _ZIG_DISK_BYTES = 900_000_000  # its package and its cache
-_CORE_SECONDS = 400  # that compiling takes, about
+_CORE_SECONDS = 400  # seconds that compiling takes on one core, about
 _OPTIONS = ("-DGGML_NATIVE=ON",)  # for this processor
 _SCRATCH = ".making-"
-# What libllama says once it is loaded as localspec loads it, structures compared.
+# Loads libllama as localspec does, which compares its structures, and prints its features.
 _LOADING = "from localspec.llama.library import system_info; print(system_info())"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildPlan:
-    """What making a build will do."""
+    """The steps and costs of making a build."""
 
     folder: Path
+    """The final folder of the build."""
+
     toolchain: Toolchain
     installed: Library
+    """The library that it is compared with."""
+
     download_bytes: int
+    """Bytes to download, about."""
+
     disk_bytes: int
+    """Bytes of disk that the build takes while it is made, about."""
+
     free_bytes: int
+    """Free bytes of that disk."""
+
     seconds: float
-    """About how long compiling takes."""
+    """The time for compiling, about."""
 
 
 def plan_build(*, only_packages: bool) -> BuildPlan:
-    """What a build would do here; nothing is downloaded.
+    """Plan a build for this machine. Nothing is downloaded.
 
-    Raises LocalspecError where none can be made.
+    Raises LocalspecError if no build can be made here.
 
     Args:
         only_packages: Compile with zig, even if there is a compiler.
@@ -93,7 +103,7 @@ def plan_build(*, only_packages: bool) -> BuildPlan:
 
 
 def _require_no_gpu() -> None:
-    """Raise LocalspecError where libllama computes on a GPU, as an own build would not."""
+    """Raise LocalspecError if libllama computes on a GPU, which a new build would not."""
     from localspec.llama.library import devices  # loads libllama
 
     for gpu in usable_gpus(devices()):
@@ -113,8 +123,8 @@ def make_build(plan: BuildPlan, on_progress: OnStep) -> OwnBuild:
     if plan.free_bytes < plan.disk_bytes:
         raise _no_room(plan)
     builds_folder().mkdir(parents=True, exist_ok=True)
-    for left in builds_folder().glob(f"{_SCRATCH}*"):  # by a kill or a power cut
-        shutil.rmtree(left, ignore_errors=True)
+    for leftover in builds_folder().glob(f"{_SCRATCH}*"):  # of a kill or a power cut
+        shutil.rmtree(leftover, ignore_errors=True)
     try:
         with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=builds_folder()) as name:
             return _made_in(Path(name), plan, on_progress)
@@ -133,6 +143,7 @@ def _no_room(plan: BuildPlan) -> LocalspecError:
 
 
 def _made_in(scratch: Path, plan: BuildPlan, on_progress: OnStep) -> OwnBuild:
+    """Make the build in a folder, and move it to its final place."""
     toolchain = plan.toolchain
     unpacked = fetch_source(scratch, toolchain, on_progress)
     libraries = compile_libraries(scratch, unpacked, toolchain, _OPTIONS, on_progress)

@@ -1,4 +1,4 @@
-"""llama.cpp's source, out of the archive of the llama-cpp-python that is installed."""
+"""llama.cpp's source, from the source archive of the installed llama-cpp-python."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from localspec.errors import LocalspecError
 from localspec.llama.own_build import BINDINGS
 
 DOWNLOAD_BYTES = 76_589_250
-# sha256 of the archives that the package index has.
+# The sha256 of the package index's archives.
 _PINNED = {"0.3.36": "832db0699007f1be95a7e41ef12e88926b02ba836461e36a36372db2760c1a2e"}
-# A thread that waits for another spins without end. If another program has that one's core,
-# each of a step's hundreds of meetings takes until the system takes the core away. Where there
-# is no OpenMP, whose threads sleep, they let others run after some 60 µs.
+# A thread of ggml that waits for another spins without end. If another program runs on that
+# thread's core, each of a step's hundreds of barriers lasts until the system switches programs.
+# OpenMP's threads sleep. Without OpenMP, this change makes threads yield after some 60 µs.
 _WAITING_FILE = "ggml/src/ggml-cpu/ggml-cpu.c"
 _SPINS = """\
     while (atomic_load_explicit(&tp->n_barrier_passed, memory_order_relaxed) == n_passed) {
@@ -46,7 +46,7 @@ def requirement() -> str:
             f"{installed} is installed",
             "Compile llama-cpp-python itself instead: docs/install.md#compiled-from-source.",
         )
-    # Without the setting pip would have CMake look at the archive.
+    # Without the setting pip would run CMake on the archive.
     return (
         f"{BINDINGS}=={installed} --hash=sha256:{_PINNED[installed]} "
         '--config-settings="wheel.cmake=false"\n'
@@ -57,16 +57,14 @@ def download_command(pip: list[str], scratch: Path) -> list[str]:
     """The command that downloads the archive into a folder, and compares its hash."""
     wanted = scratch / "requirements.txt"
     wanted.write_text(requirement())
-    return [
-        *(*pip, "download", "--no-deps", "--require-hashes", "--no-binary", BINDINGS),
-        *("--dest", str(scratch), "-r", str(wanted)),
-    ]
+    download = [*pip, "download", "--no-deps", "--require-hashes", "--no-binary", BINDINGS]
+    return [*download, "--dest", str(scratch), "-r", str(wanted)]
 
 
 def unpack(scratch: Path) -> Path:
-    """Unpack the archive that was downloaded, and return llama.cpp's folder in it.
+    """Unpack the downloaded archive, and return llama.cpp's folder in it.
 
-    Its tests, models and examples are left out. Raises LocalspecError if nothing is there.
+    Its tests, models and examples are left out. Raises LocalspecError if there is no archive.
     """
     archive = next(scratch.glob("llama_cpp_python-*.tar.gz"), None)
     if archive is None:
@@ -75,18 +73,21 @@ def unpack(scratch: Path) -> Path:
     inside = f"{root}/vendor/llama.cpp/"
     left_out = tuple(f"{inside}{name}/" for name in ("tests", "models", "examples", "docs"))
     with tarfile.open(archive) as opened:
-        members = [
-            member
-            for member in opened
-            if member.name.startswith(inside) and not member.name.startswith(left_out)
-        ]
+        members = []
+        for member in opened:
+            name = member.name
+            if name.startswith(inside) and not name.startswith(left_out):
+                members.append(member)
         opened.extractall(scratch, members, filter="data")
     archive.unlink()
     return scratch / inside
 
 
 def let_threads_yield(source: Path) -> None:
-    """Change how ggml's own threads wait. Raises LocalspecError if the place is not found."""
+    """Make ggml's own threads yield while they wait.
+
+    Raises LocalspecError if the code to change is not found.
+    """
     file = source / _WAITING_FILE
     text = file.read_text(encoding="utf-8")
     if text.count(_SPINS) != 1:

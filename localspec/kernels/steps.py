@@ -1,4 +1,4 @@
-"""Steps of making a build: other programs, which end with ours, and say why they failed."""
+"""Steps of making a build: they run other programs, end with this one, and explain failures."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from localspec.errors import LocalspecError
 from localspec.system.machine import cores_here
 
-# What is done now, in words, and the part of it that is done, 0 … 1; None: nobody knows.
+# Called with the current step in words, and the part of it that is done, 0 … 1 or None.
 OnStep = Callable[[str, float | None], None]
 
 
 def num_jobs() -> int:
-    """How many compilers, or threads of a trial, run at once."""
+    """The number of compilers that run at once."""
     return max(1, cores_here().usable)
 
 
@@ -28,11 +28,18 @@ def run_step(
     failure: str,
     read: Callable[[str], None],
 ) -> None:
-    """Run a program, hand each line of its output to `read`, and end it if that is stopped.
+    """Run a program, and kill it on an exception.
 
-    Raises LocalspecError with its last words if it fails.
+    Args:
+        command: The program and its arguments.
+        environment: Its environment.
+        failure: The beginning of the error's message.
+        read: Called with each line of its output.
+
+    Raises:
+        LocalspecError: The program failed; the message has the line that says why.
     """
-    # A group of its own: Ctrl-C reaches this process alone, which ends all of the group.
+    # A group of its own: Ctrl-C reaches only this process, which kills the group.
     lines: list[str] = []
     with subprocess.Popen(
         command,
@@ -59,7 +66,7 @@ def run_step(
 
 def _kill_group(process: subprocess.Popen[str]) -> None:
     """Kill a program and what it has started."""
-    if sys.platform == "win32":  # where nothing is compiled, and there are no groups
+    if sys.platform == "win32":  # nothing is compiled there, and there are no groups
         process.kill()
         return
     with contextlib.suppress(ProcessLookupError):
@@ -67,12 +74,17 @@ def _kill_group(process: subprocess.Popen[str]) -> None:
 
 
 def _reason_in(lines: list[str]) -> str:
-    """The line that says why a program failed: the last that speaks of an error."""
-    spoken = [line for line in lines if re.search("error|no space", line, re.IGNORECASE)]
-    return (spoken or lines or ["it said nothing"])[-1].strip()
+    """The line that says why a program failed: the last about an error, or the last of all."""
+    for line in reversed(lines):
+        if re.search("error|no space", line, re.IGNORECASE):
+            return line.strip()
+    if lines:
+        return lines[-1].strip()
+    return "it said nothing"
 
 
 def _hint_for(lines: list[str]) -> str:
+    """A hint by the output of a program that failed."""
     text = "\n".join(lines)
     if "No space left" in text:
         return "Free some disk space, or choose another place for data: XDG_DATA_HOME=DIR."

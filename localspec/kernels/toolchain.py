@@ -1,4 +1,4 @@
-"""What compiles: the compiler that is there, or one that comes as a Python package."""
+"""The compiler: the machine's own, or one that comes as a Python package."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Toolchain:
     """The compiler and its version."""
 
     packages: tuple[str, ...]
-    """Python packages that have to be installed beside the build first."""
+    """Python packages that have to be installed first, next to the build."""
 
     c: str
     """The command of the C compiler, empty if it comes with the packages."""
@@ -38,34 +38,38 @@ class Toolchain:
     """The command of the C++ compiler, empty if it comes with the packages."""
 
     has_openmp: bool
-    """Whether threads wait for each other by OpenMP's library."""
+    """Whether threads wait for each other by means of OpenMP's library."""
 
     flags: str
     """Flags for both compilers."""
 
     @property
     def download_bytes(self) -> int:
-        """About how much the packages have to download."""
-        from_index = 0
+        """Bytes to download for the packages, about."""
+        num_bytes = 0
         if _ZIG in self.packages:
-            from_index += _ZIG_DOWNLOAD_BYTES
+            num_bytes += _ZIG_DOWNLOAD_BYTES
         if set(_BUILDERS.values()) & set(self.packages):
-            from_index += _BUILDERS_DOWNLOAD_BYTES
-        return from_index
+            num_bytes += _BUILDERS_DOWNLOAD_BYTES
+        return num_bytes
 
 
 def choose_toolchain(scratch: Path, *, only_packages: bool) -> Toolchain:
     """The machine's own compiler if it can compile with OpenMP, or else zig.
 
     Args:
-        scratch: A folder for a program that is compiled to find that out.
-        only_packages: Take nothing of the machine's own.
+        scratch: A folder for a program that is compiled as a test.
+        only_packages: Use no compiler of the machine.
     """
-    own = None if only_packages else _own_compiler(scratch)
+    own = None
+    if not only_packages:
+        own = _own_compiler(scratch)
     if own is not None:
         missing = [package for name, package in _BUILDERS.items() if shutil.which(name) is None]
         c, cxx, name = own
-        flags = _NO_DEAD_STORES if name.startswith("gcc") else ""
+        flags = ""
+        if name.startswith("gcc"):
+            flags = _NO_DEAD_STORES
         return Toolchain(
             name=name, packages=tuple(missing), c=c, cxx=cxx, has_openmp=True, flags=flags
         )
@@ -104,7 +108,7 @@ def install_packages(packages: tuple[str, ...], folder: Path) -> list[str]:
 
 
 def pip() -> list[str]:
-    """How pip is called. Raises LocalspecError if there is none."""
+    """The beginning of a command of pip. Raises LocalspecError if there is no pip."""
     asked = subprocess.run(
         [sys.executable, "-m", "pip", "--version"], capture_output=True, check=False
     )
@@ -117,10 +121,11 @@ def pip() -> list[str]:
 
 
 def wrappers_of_zig(packages: Path, folder: Path) -> dict[str, Path]:
-    """Programs that CMake can call as a compiler and what goes with it, by their names.
+    """Programs that CMake can call as compilers, archiver and indexer, by their names.
 
     Args:
         packages: The folder where zig's package is installed.
+        folder: The folder for the programs.
     """
     zig = packages / "ziglang" / "zig"
     wrappers = {}
@@ -133,10 +138,11 @@ def wrappers_of_zig(packages: Path, folder: Path) -> dict[str, Path]:
 
 
 def environment_with(packages: Path, scratch: Path) -> dict[str, str]:
-    """An environment with the programs of packages, which leave files in `scratch` alone."""
+    """An environment with the programs of packages, which write files only in `scratch`."""
+    path = os.environ.get("PATH", os.defpath)
     return {
         **os.environ,
-        "PATH": f"{packages / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        "PATH": f"{packages / 'bin'}{os.pathsep}{path}",
         "PYTHONPATH": str(packages),
         "ZIG_GLOBAL_CACHE_DIR": str(scratch / "zig-cache"),
         "ZIG_LOCAL_CACHE_DIR": str(scratch / "zig-cache"),

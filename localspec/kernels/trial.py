@@ -2,12 +2,12 @@
 
     python trial.py LIBLLAMA [FOLDER ...]
 
-LIBLLAMA is a path, and FOLDERs are where its back ends are if they are files. Writes one JSON
-object: `wrong`, a list of products that are wrong, and `seconds` of one thread's processor
-time by product, which other programs hardly change, however busy they are. As a file that
-imports nothing of the package, since a library that is wrong may end the process.
+LIBLLAMA is a path, and each FOLDER may have its back ends as files. Writes one JSON object:
+`wrong`, a list of the wrong products, and `seconds`, one thread's processor time by product,
+which other busy programs hardly change. The file imports nothing of the package and runs alone,
+since a wrong library may end the process.
 
-Products are computed as a model's are: in the first of the CPU's buffer types that takes the
+Products are computed as for a model: in the first of the CPU's buffer types that takes the
 weights, so that kernels for weights in another order, such as AMX's, are tried, too.
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import operator
 import os
 import random
 import sys
@@ -27,7 +28,7 @@ TYPES = {
     "F16": 1, "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q2_K": 10, "Q3_K": 11,
     "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23,
 }  # fmt: skip
-NUM_ROWS = (1, 5, 40)  # of a batch: a token, a draft, a prompt that takes tiles of 8, 16 or 32
+NUM_ROWS = (1, 5, 40)  # of a batch: a token, a draft, a prompt for tiles of 8, 16 or 32 rows
 _WIDTH = 512
 _NUM_OUTPUTS = 64
 _MOST_ERROR = 0.02  # of a product's length; rows are rounded to 8 bits
@@ -36,7 +37,7 @@ TIMED_TYPES = ("Q4_K", "Q8_0")
 TIMED_ROWS = (1, 5, 128)
 _TIMED_WIDTH = 2048
 _TIMED_OUTPUTS = 16384  # 19 MB of Q4_K
-_TIMED_S = 0.25  # at least, for each product
+_TIMED_S = 0.25  # the least time for each product
 
 _F32 = 0  # of enum ggml_type
 _CPU_DEVICE = 0  # of enum ggml_backend_dev_type
@@ -60,28 +61,36 @@ class Ggml:
                 self.call("ggml_backend_load_all_from_path", os.fsencode(folder))
         self._cpu = self.call("ggml_backend_dev_by_type", _CPU_DEVICE)
         self._backend = self.call("ggml_backend_dev_init", self._cpu, None)
-        set_threads = ctypes.CFUNCTYPE(None, _Pointer, ctypes.c_int)
-        set_threads(self._function_of_cpu(b"ggml_backend_set_n_threads"))(self._backend, 1)
+        address = self._function_of_cpu(b"ggml_backend_set_n_threads")
+        set_threads = ctypes.CFUNCTYPE(None, _Pointer, ctypes.c_int)(address)
+        set_threads(self._backend, 1)
 
     def call(self, name: str, *arguments: Any) -> Any:
         """The result of a function of ggml, as a pointer or a number."""
         function = self._library[name]
         function.restype = _Pointer
-        return function(*(_Size(each) if isinstance(each, int) else each for each in arguments))
+        converted = []
+        for argument in arguments:
+            if isinstance(argument, int):
+                argument = _Size(argument)
+            converted.append(argument)
+        return function(*converted)
 
     def _function_of_cpu(self, name: bytes) -> Any:
-        """The address of a function that the back end has for those who ask."""
+        """The address of a function of the back end that is not in ggml's interface."""
         registry = self.call("ggml_backend_dev_backend_reg", self._cpu)
         return self.call("ggml_backend_reg_get_proc_address", registry, name)
 
     def _buffer_types(self) -> list[Any]:
         """The CPU's buffer types, the preferred first."""
-        ask = ctypes.CFUNCTYPE(ctypes.POINTER(_Pointer), _Pointer)
-        found = ask(self._function_of_cpu(b"ggml_backend_dev_get_extra_bufts"))(self._cpu)
+        address = self._function_of_cpu(b"ggml_backend_dev_get_extra_bufts")
+        get_extra = ctypes.CFUNCTYPE(ctypes.POINTER(_Pointer), _Pointer)(address)
+        extra = get_extra(self._cpu)
         types: list[Any] = []
-        while found[len(types)] is not None:
-            types.append(found[len(types)])
-        return [*types, self.call("ggml_backend_dev_buffer_type", self._cpu)]
+        while extra[len(types)] is not None:
+            types.append(extra[len(types)])
+        types.append(self.call("ggml_backend_dev_buffer_type", self._cpu))
+        return types
 
     def _context(self) -> Any:
         return self.call("ggml_init", _GgmlInitParams(mem_size=1 << 20, no_alloc=True))
@@ -92,12 +101,10 @@ class Ggml:
     def rows_of(self, kind: int, values: array[float], width: int) -> bytes:
         """Values as rows of a type of weights."""
         num_rows = len(values) // width
-        space = ctypes.create_string_buffer(num_rows * self.call("ggml_row_size", kind, width))
-        first, length = values.buffer_info()
-        self.call(
-            *("ggml_quantize_chunk", kind, _Pointer(first), space, 0),
-            *(length // width, width, None),
-        )
+        row_bytes = self.call("ggml_row_size", kind, width)
+        space = ctypes.create_string_buffer(num_rows * row_bytes)
+        first = _Pointer(values.buffer_info()[0])
+        self.call("ggml_quantize_chunk", kind, first, space, 0, num_rows, width, None)
         return space.raw
 
     def graph_of_product(
@@ -118,12 +125,14 @@ class Ggml:
         return self._graph(for_rows, product, rows, batch), product
 
     def _computes(self, result: Any) -> bool:
-        """Whether the CPU has a kernel for an operation on weights where they are."""
-        ask = ctypes.CFUNCTYPE(ctypes.c_bool, _Pointer, _Pointer)
-        answer: bool = ask(("ggml_backend_dev_supports_op", self._library))(self._cpu, result)
+        """Whether the CPU has a kernel for an operation on weights in their buffer."""
+        kind = ctypes.CFUNCTYPE(ctypes.c_bool, _Pointer, _Pointer)
+        supports = kind(("ggml_backend_dev_supports_op", self._library))
+        answer: bool = supports(self._cpu, result)
         return answer
 
     def _graph(self, context: Any, result: Any, rows: Any, batch: array[float]) -> Any:
+        """A graph of a result, with the batch in its input rows."""
         graph = self.call("ggml_new_graph", context)
         self.call("ggml_build_forward_expand", graph, result)
         self.call("ggml_backend_alloc_ctx_tensors", context, self._backend)
@@ -142,7 +151,7 @@ class Ggml:
         return values
 
     def as_floats(self, kind: int, weights: bytes, width: int) -> array[float]:
-        """What weights stand for, by the conversion of the library itself."""
+        """The numbers that weights stand for, by the library's own conversion."""
         num_rows = len(weights) // self.call("ggml_row_size", kind, width)
         context = self._context()
         weight = self._tensor(context, kind, width, num_rows)
@@ -162,7 +171,7 @@ def random_values(length: int, seed: int) -> array[float]:
 
 
 def wrong_products(ggml: Ggml) -> list[str]:
-    """The products that are not what the weights' own values give."""
+    """The products that differ from those of the weights' own values."""
     wrong = []
     weights = random_values(_WIDTH * _NUM_OUTPUTS, seed=1)
     for name, kind in TYPES.items():
@@ -180,22 +189,25 @@ def wrong_products(ggml: Ggml) -> list[str]:
 
 def _multiplied(weights: array[float], batch: array[float]) -> list[float]:
     """The exact product: for each row of the batch, one number for each output."""
-    outputs = [weights[at : at + _WIDTH] for at in range(0, len(weights), _WIDTH)]
-    rows = [batch[at : at + _WIDTH] for at in range(0, len(batch), _WIDTH)]
-    return [
-        sum(one * other for one, other in zip(output, row, strict=True))
-        for row in rows
-        for output in outputs
-    ]
+    products = []
+    for row_at in range(0, len(batch), _WIDTH):
+        row = batch[row_at : row_at + _WIDTH]
+        for output_at in range(0, len(weights), _WIDTH):
+            output = weights[output_at : output_at + _WIDTH]
+            products.append(sum(map(operator.mul, output, row)))
+    return products
 
 
 def _are_near(found: array[float], expected: list[float]) -> bool:
-    difference = sum((one - other) ** 2 for one, other in zip(found, expected, strict=True))
-    return difference < _MOST_ERROR**2 * sum(each**2 for each in expected)  # false for NaN
+    """Whether two products differ by rounding only."""
+    differences = map(operator.sub, found, expected)
+    error = sum(difference**2 for difference in differences)
+    square = sum(value**2 for value in expected)
+    return error < _MOST_ERROR**2 * square  # false for NaN
 
 
 def timed_products(ggml: Ggml) -> dict[str, float]:
-    """Seconds of processor time of one product, by what it is: the least of several."""
+    """The least processor time of each product, in seconds, by type and number of rows."""
     seconds = {}
     pattern = random_values(_TIMED_WIDTH * 64, seed=3)
     for name in TIMED_TYPES:
@@ -209,6 +221,7 @@ def timed_products(ggml: Ggml) -> dict[str, float]:
 
 
 def _timed(ggml: Ggml, graph: Any) -> float:
+    """The least processor time of a graph, in seconds."""
     ggml.compute(graph)  # the first one touches the weights
     times: list[float] = []
     while len(times) < 3 or sum(times) < _TIMED_S:
@@ -219,7 +232,7 @@ def _timed(ggml: Ggml, graph: Any) -> float:
 
 
 def main(library: str, *folders: str) -> None:
-    """Try the library, and write what was found."""
+    """Try the library, and write the results."""
     if sys.platform != "win32":
         import resource
 
