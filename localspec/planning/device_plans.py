@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 MakePlan = Callable[[Sequence[Planned]], Plan]
 
 
-class _Attempt(NamedTuple):
+class _PlanAttempt(NamedTuple):
     """A plan that is to be tried."""
 
     plan: Plan
@@ -41,14 +41,14 @@ class Ranked:
 
         Once a plan has failed, plans with fewer layers on its GPUs are tried, too.
         """
-        waiting = [_Attempt(plan, may_shrink=True) for plan in self.plans]
+        waiting = [_PlanAttempt(plan, may_shrink=True) for plan in self.plans]
         while waiting:
             attempt = waiting.pop(0)
             yield attempt.plan
             if not attempt.may_shrink:
                 continue
             for smaller in attempt.plan.fewer():
-                waiting.append(_Attempt(smaller, may_shrink=False))
+                waiting.append(_PlanAttempt(smaller, may_shrink=False))
             if self.measured is not None:
                 waiting.sort(key=lambda attempt: _cost_s(self.measured, attempt.plan))
 
