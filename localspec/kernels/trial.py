@@ -201,7 +201,7 @@ def _multiplied(weights: array[float], batch: array[float]) -> list[float]:
 def _are_near(found: array[float], expected: list[float]) -> bool:
     """Whether two products differ by rounding only."""
     differences = map(operator.sub, found, expected)
-    error = sum(difference**2 for difference in differences)
+    error: float = sum(difference**2 for difference in differences)
     square = sum(value**2 for value in expected)
     return error < _MOST_ERROR**2 * square  # false for NaN
 
