@@ -106,12 +106,9 @@ class ArgumentReader(abc.ABC):
             quote = next(filter(text.startswith, quotes), "")
             begun = text[0]
             is_before_key = False
-            if quote == QUOTE:
+            if quote:
                 self._at += len(quote)
-                yield from self._string(_QUOTE_END, quotes)
-            elif quote:
-                self._at += len(quote)
-                yield from self._escaped(quote)
+                yield from self._text(quote, quotes)
             elif is_key and begun != "}":  # the name may begin with any other sign
                 yield from self._bare(is_key=True)
             elif begun in "[{":
@@ -132,6 +129,12 @@ class ArgumentReader(abc.ABC):
             if not brackets:
                 return
             is_key = is_before_key and brackets[-1] == "{"
+
+    def _text(self, quote: str, quotes: Sequence[str]) -> Iterator[str | None]:
+        """A text after its first quote."""
+        if quote == QUOTE:
+            return self._string(_QUOTE_END, quotes)
+        return self._escaped(quote)
 
     def _bare(self, *, is_key: bool) -> Iterator[str | None]:
         """A key or a value without quotes."""
