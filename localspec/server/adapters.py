@@ -35,7 +35,7 @@ def _text(model: ServedModel, number: int, name: str) -> str:
 
 
 def scales_to_come(fields: Fields) -> Handler:
-    """A request that sets the scales of answers to come; those that are left out become 0."""
+    """A request that sets the scales of later answers; a scale that is left out becomes 0."""
     name = fields.text("model")
     if "lora" not in fields:
         fields.refuse("lora", 'Send a list: [{"id": 0, "scale": 0.5}].')

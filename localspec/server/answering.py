@@ -39,28 +39,34 @@ from localspec.streaming.reply import Piece, Reply
 from localspec.system.call_thread import Result
 from localspec.tool_servers.servers import McpServers
 
-_LONG_S = 10.0  # to read the rest of a prompt, from which the log tells how far it is
-_LONG = 1024  # tokens, where it is not known how long one takes
+_LONG_S = 10.0  # the log shows progress if the rest of a prompt takes at least this long
+_LONG = 1024  # or has at least this many tokens, if the time for a token is not known
 
 
 class ReadingPrompt(NamedTuple):
-    """A long prompt is being read: so many of its tokens are decoded."""
+    """How much of a long prompt is read."""
 
     num_decoded: int = 0
+    """The tokens of the prompt that are decoded, with the cached ones."""
+
     num_tokens: int = 0
+    """All tokens of the prompt."""
+
     num_cached: int = 0
-    """Tokens that were there before."""
+    """The tokens of the prompt that were cached."""
 
     left_s: float | None = None
-    """About how long the rest takes; None where that is not known yet."""
+    """About how many more seconds it takes; None if that is not known yet."""
 
     took_s: float = 0.0
-    """How long it has taken until now."""
+    """The seconds that it has taken until now."""
 
     @property
     def field(self) -> dict[str, Any]:
         """The field of a response that shows progress, in every protocol."""
-        left_s = None if self.left_s is None else round(self.left_s, 1)
+        left_s = self.left_s
+        if left_s is not None:
+            left_s = round(left_s, 1)
         progress = {
             "total": self.num_tokens,
             "cache": self.num_cached,
@@ -74,18 +80,20 @@ class ReadingPrompt(NamedTuple):
         text = f"read {self.num_decoded:,} of {self.num_tokens:,} tokens of the prompt"
         if self.left_s is None:
             return text
-        is_short = self.left_s < 90
-        length = f"{self.left_s:.0f} s" if is_short else f"{self.left_s / 60:.0f} minutes"
-        return f"{text}, about {length} left"
+        if self.left_s < 90:
+            return f"{text}, about {self.left_s:.0f} s left"
+        return f"{text}, about {self.left_s / 60:.0f} minutes left"
 
 
 class Waiting(NamedTuple):
     """Nothing happened for a while."""
 
     position: int
-    """The place in the line, from 1 on; 0 while answered."""
+    """The place in the line, from 1 on; 0 while the request is answered."""
 
-    num_tokens: int = 0  # of the prompt, of which nothing is known
+    num_tokens: int = 0
+    """As for `ReadingPrompt`; nothing is known of the prompt yet."""
+
     num_cached: int = 0
 
     @property
@@ -95,12 +103,17 @@ class Waiting(NamedTuple):
 
 
 class NewPiece(NamedTuple):
-    """More of an answer; the tokens of its prompt, and how many of these were cached."""
+    """More of an answer."""
 
     number: int
+    """The index of the answer among the request's answers."""
+
     piece: Piece
     num_prompt_tokens: int
+    """All tokens of the prompt."""
+
     num_cached: int
+    """The tokens of the prompt that were cached."""
 
     @property
     def logprobs(self) -> Sequence[TokenLogprobs] | None:
@@ -111,28 +124,30 @@ class NewPiece(NamedTuple):
 
 
 class Echo(NamedTuple):
-    """The prompt of an answer, for a client that gets it in front of that."""
+    """The prompt of an answer, for a client that gets it before the answer."""
 
     number: int
-    """The answer's."""
+    """The index of the answer among the request's answers."""
 
     text: str
+    """The prompt's text."""
+
     first: str
     """The text of the prompt's first token."""
 
     logprobs: Sequence[TokenLogprobs] | None
-    """The log-probabilities of the tokens after that one; None if they were not asked for."""
+    """The log-probabilities of the tokens after the first; None if they were not asked for."""
 
 
 class Finished(NamedTuple):
     """An answer is complete."""
 
     number: int
-    """Its index among the request's answers."""
+    """The index of the answer among the request's answers."""
 
     reply: Reply
     echo: Echo | None = None
-    """Its prompt, if that is asked for."""
+    """Its prompt, if the prompt is asked for."""
 
 
 Event = Waiting | ReadingPrompt | NewPiece | Finished
@@ -147,8 +162,8 @@ class ServerTurn:
     """A place in the server's line.
 
     Args:
-        model: whose answers it is for; None for work on any model, which is done alone.
-        client: whose it is.
+        model: the model that answers; None for work on any model, which is done alone.
+        client: the client whose request it is.
     """
 
     def __init__(self, model: ServedModel | None, client: str = "") -> None:
@@ -157,7 +172,7 @@ class ServerTurn:
 
 
 def _num_at_once(place: Place) -> int:
-    """How many answers of a place's model are given at once."""
+    """The number of answers that a place's model gives at once."""
     if isinstance(place.model, ServedModel):
         return place.model.num_at_once
     return 1
@@ -170,16 +185,16 @@ class Service:
     models: ServedModels
 
     num_waiting: int
-    """How many requests may wait in line."""
+    """The number of requests that may wait in line."""
 
     patience_s: float
     """A client that gets nothing for this long gets `Waiting`."""
 
     line: Line = field(init=False)
-    """Who is answered, and who waits."""
+    """The requests that are answered, and those that wait."""
 
     is_stopping: bool = False
-    """Whether the server stops: nobody may join the line any more."""
+    """Whether the server stops: no request may join the line any more."""
 
     answerings: set[Answering] = field(default_factory=set)
     """Questions under way."""
@@ -202,9 +217,10 @@ class Service:
         self.line = Line(_num_at_once, self.num_waiting)
 
     def join(self, model: ServedModel | None, client: str = "") -> ServerTurn:
-        """A turn that comes in line, to be given up with `leave`.
+        """Join the line for a turn. The caller has to give it up with `leave`.
 
-        Raises RequestError if too many wait, or the server is stopping.
+        Raises:
+            RequestError: too many requests wait, or the server is stopping.
         """
         if self.is_stopping:
             raise stopping()
@@ -214,7 +230,7 @@ class Service:
         return turn
 
     def join_if_free(self, model: ServedModel, client: str) -> ServerTurn | None:
-        """A turn that has come at once; None if there is none, or others wait for it."""
+        """A turn that comes at once; None if there is none, or other requests wait for one."""
         turn = ServerTurn(model, client)
         is_free = not self.is_stopping and self.line.join_if_free(turn.place)
         if is_free:
@@ -222,9 +238,10 @@ class Service:
         return None
 
     async def call(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """The result of a call of a tool, which ends where the server stops.
+        """The result of a call of a tool. The call is cancelled if the server stops.
 
-        Raises RequestError if the server is stopping.
+        Raises:
+            RequestError: the server is stopping.
         """
         if self.is_stopping:
             work.close()
@@ -248,20 +265,23 @@ class Service:
 class Answering:
     """A question, from joining the line to the end of its answers.
 
-    model: the one that answers. position: its place among those that wait when it joined; 0
-    where it does not. waited_s, first_s: from then to its turn, and to its first piece of text;
-    None before. stats: of the answers that have ended. is_complete: whether all have, by
-    themselves.
+    Args:
+        service: the server's.
+        question: what is asked.
 
-    Raises RequestError if there is no such model, too many requests wait, or the server is
-    stopping.
+    Raises:
+        RequestError: there is no such model, or it cannot fill in text; too many requests
+            wait, or the server is stopping.
     """
 
     def __init__(self, service: Service, question: Question) -> None:
         self._service = service
         self.question = question
         self.model = service.models.named(question.model_name)
-        if not self.model.fim and any(isinstance(x, FimPrompt) for x in question.inputs):
+        """The model that answers."""
+
+        has_gaps = any(isinstance(given, FimPrompt) for given in question.inputs)
+        if has_gaps and not self.model.fim:
             raise RequestError(
                 f"the model {self.model.name} has no tokens for filling in text",
                 "Choose a model that has, such as Qwen2.5-Coder; or leave out the text after "
@@ -269,18 +289,34 @@ class Answering:
                 code="unsupported_value",
                 param="suffix",
             )
-        # Whoever reads rows of a prompt works alone.
         scores_prompt = question.echoes and question.options.logprobs is not None
-        self._turn = service.join(None if scores_prompt else self.model, question.client)
+        if scores_prompt:  # it reads rows of the prompt, which is done alone
+            self._turn = service.join(None, question.client)
+        else:
+            self._turn = service.join(self.model, question.client)
         self.position = service.line.position_of(self._turn.place)
+        """Its place among the waiting requests when it joined; 0 if it need not wait."""
+
         self._joined_s = time.monotonic()
         self.waited_s: float | None = None
+        """Seconds from joining the line to its turn; None before."""
+
         self.first_s: float | None = None
-        self._logs_s = 0.0  # when the next line about that may come
+        """Seconds from joining the line to the first piece of text; None before."""
+
+        self._logs_s = 0.0  # when the log may show the progress of reading again
         self.stats: list[Stats] = []
+        """The statistics of the answers that have ended."""
+
         self.is_complete = False
-        self.not_kept: tuple[str, ...] = ()  # of the JSON schema, once an answer has begun
-        self.has_tool_words = False  # whether tools are in words, once an answer has begun
+        """Whether all answers have come to their own end."""
+
+        self.not_kept: tuple[str, ...] = ()
+        """The parts of the JSON schema that are not kept to, once an answer has begun."""
+
+        self.has_tool_words = False
+        """Whether tools are described in words, once an answer has begun."""
+
         self._events: Outbox[Event | Echo | None] = Outbox()  # None: all answers have ended
         self._has_begun = asyncio.Event()  # the first piece has come, or its answer has ended
         self._work = asyncio.create_task(self._answer_in_turn())
@@ -289,7 +325,7 @@ class Answering:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether its turn is still to come."""
+        """Whether its turn has not come yet."""
         return not self._turn.has_come.is_set()
 
     async def events(self) -> AsyncGenerator[list[Event | Echo], None]:
@@ -300,22 +336,23 @@ class Answering:
         is_over = False
         while not is_over:
             with anyio.move_on_after(self._service.patience_s) as patience:
-                found = [await self._events.take_async(), *self._events.take_all()]
+                first = await self._events.take_async()
+                events = [first, *self._events.take_all()]
             if patience.cancelled_caught:
                 yield [Waiting(self._service.line.position_of(self._turn.place))]
                 continue
-            is_over = None in found
-            yield [event for event in found if event is not None]
+            is_over = None in events
+            yield [event for event in events if event is not None]
         if self._work.cancelled():
             raise stopping()
         await self._work
 
     def stop(self) -> None:
-        """End it. Whoever reads its events gets the error that the server is stopping."""
+        """End it. The reader of its events gets the error that the server is stopping."""
         self._work.cancel()
 
     async def aclose(self) -> None:
-        """End it, and give the turn to the next request within one decode. Idempotent."""
+        """End it, and pass the turn to the next request within one decode. Idempotent."""
         self._work.cancel()
         await asyncio.wait([self._work])
         if not self._work.cancelled():
@@ -327,7 +364,7 @@ class Answering:
         asked = self.question
         model = self.model
         models = self._service.models
-        if asked.inputs or asked.keep_s != 0:  # or it would be loaded only to be closed
+        if asked.inputs or asked.keep_s != 0:  # else it would be loaded only to be closed
             async with models.opened(model) as engine:
                 self._service.line.admit()  # it may have been loaded now
                 if asked.keep_s is not None:
@@ -335,35 +372,33 @@ class Answering:
                 await self._answer_all(engine)
         if asked.keep_s == 0 and model.engine is not None:
             model.keep_s = 0.0
-        if model.keep_s == 0 and self._service.line.num_working == 1:  # else the last one does
+        is_last = self._service.line.num_working == 1  # else a later request closes it
+        if is_last and model.keep_s == 0:
             await models.close_unused(math.inf)
         self.is_complete = True
 
     async def _answer_all(self, engine: IsolatedEngine) -> None:
-        """Give the answers in order, several at once where nobody else would have to wait.
+        """Give the answers in order, several at once if no other request has to wait for it.
 
-        The first one reads the prompt; the others then begin with a copy of that.
+        The first answer reads the prompt; the others then begin with a copy of its caches.
         """
         asked = self.question
         at_work: dict[asyncio.Task[None], ServerTurn] = {}
         echo: Echo | None = None
-        asks = [(each, n) for each in asked.inputs for n in range(asked.num_answers)]
         same_options = await self._options(engine)
         try:
-            for number, (given, repetition) in enumerate(asks):
-                turn = self._turn
-                while turn in at_work.values():
-                    another = self._service.join_if_free(self.model, asked.client)
-                    if another is not None:
-                        turn = another
-                    else:
-                        await self._one_ended(at_work)
+            for number in range(len(asked.inputs) * asked.num_answers):
+                index, repetition = divmod(number, asked.num_answers)
+                given = asked.inputs[index]
+                turn = await self._free_turn(at_work)
                 if asked.echoes:
-                    echo = await self._echo(engine, given, number, echo if repetition else None)
+                    if repetition == 0:
+                        echo = None
+                    echo = await self._echo(engine, given, number, echo)
                     self._events.put(echo)
                 options = same_options
                 seed = options.seed
-                if seed is not None:  # each answer to an input gets another
+                if seed is not None:  # the answers to an input get different seeds
                     options = replace(options, seed=(seed + repetition) % (MAX_SEED + 1))
                 record = ServerRecord(given, self, options)
                 answer = engine._answer(record)
@@ -381,6 +416,21 @@ class Answering:
                 with contextlib.suppress(Exception, asyncio.CancelledError):
                     await self._one_ended(at_work)
 
+    async def _free_turn(self, at_work: dict[asyncio.Task[None], ServerTurn]) -> ServerTurn:
+        """A turn for the next answer: our own, a free one, or that of an ended answer.
+
+        Args:
+            at_work: the answers under way, with their turns. Raises their errors.
+        """
+        turn = self._turn
+        while turn in at_work.values():
+            another = self._service.join_if_free(self.model, self.question.client)
+            if another is not None:
+                turn = another
+            else:
+                await self._one_ended(at_work)
+        return turn
+
     async def _options(self, engine: IsolatedEngine) -> AnswerOptions:
         """The options of all answers."""
         if not self.question.needs_vocabulary:
@@ -389,7 +439,7 @@ class Answering:
         return await asyncio.to_thread(self.question.options_for, engine.vocabulary)
 
     async def _one_ended(self, at_work: dict[asyncio.Task[None], ServerTurn]) -> None:
-        """Wait until an answer has ended; raises its error."""
+        """Wait until an answer has ended. Raises its error."""
         ended, _ = await asyncio.wait(at_work, return_when=asyncio.FIRST_COMPLETED)
         task = ended.pop()
         turn = at_work.pop(task)
@@ -400,33 +450,35 @@ class Answering:
     async def _echo(
         self, engine: IsolatedEngine, given: Input, number: int, before: Echo | None
     ) -> Echo:
-        """The prompt in front of an answer, with log-probabilities if they are asked for.
+        """The prompt before an answer, with log-probabilities if they are asked for.
 
         Args:
-            engine: The model's.
-            given: The prompt as it came.
-            number: The answer's.
-            before: The same prompt in front of another answer.
+            engine: the model's engine.
+            given: the prompt as it came.
+            number: the index of the answer.
+            before: the echo of the same prompt before another answer, if there was one.
         """
-        assert isinstance(given, RawSource)  # others are refused
+        assert isinstance(given, RawSource)  # the form refuses other inputs
         if before is not None:
             return before._replace(number=number)
-        prompt = (await asyncio.to_thread(engine._make_prompt, given)).prompt
+        made = await asyncio.to_thread(engine._make_prompt, given)
+        tokens = made.prompt.tokens
         text_of = partial(engine.detokenize, special=True)
         text = given.prompt
         if not isinstance(text, str):
-            text = str(await asyncio.to_thread(text_of, prompt.tokens))
-        first = await asyncio.to_thread(text_of, prompt.tokens[:1])
-        if (num_top := self.question.options.logprobs) is None:
+            text = str(await asyncio.to_thread(text_of, tokens))
+        first = await asyncio.to_thread(text_of, tokens[:1])
+        num_top = self.question.options.logprobs
+        if num_top is None:
             return Echo(number, text, first, None)
         ended = Cancellation()
         watch = Watch(lambda _stage, _left_s: None, ended)
-        measure = partial(engine._measure, prompt_logprobs, prompt.tokens, num_top, watch=watch)
+        measure = partial(engine._measure, prompt_logprobs, tokens, num_top, watch=watch)
         work = asyncio.create_task(asyncio.to_thread(measure))
         try:
             return Echo(number, text, first, await asyncio.shield(work))
         finally:
-            ended.request()  # nothing if it is over
+            ended.request()  # without effect if it is over
             await asyncio.gather(work, return_exceptions=True)
 
     async def _read_answer(
@@ -449,27 +501,30 @@ class Answering:
                 self.stats.append(record.reply_if_over.stats)
         reply = answer.reply()
         if reply.finish_reason == "cancelled":
-            raise stopping()  # if the client is gone, nobody gets this
+            raise stopping()  # lost if it was cancelled because the client left
         self._events.put(Finished(number, reply, echo))
 
     def on_reading(
         self, num_decoded: int, num_tokens: int, num_cached: int, took_s: float
     ) -> None:
-        """Pass on how far a prompt is read, and log it where that takes long.
+        """Pass on how far a prompt is read, and log it if reading takes long.
 
         Args:
-            num_decoded: Tokens of the prompt that are read.
-            num_tokens: All tokens of the prompt.
-            num_cached: Tokens that were there before.
-            took_s: Seconds that reading has taken until now.
+            num_decoded: tokens of the prompt that are decoded, with the cached ones.
+            num_tokens: all tokens of the prompt.
+            num_cached: tokens of the prompt that were cached.
+            took_s: seconds that reading has taken until now.
         """
-        left = num_tokens - num_decoded
-        token_s = self.model.token_s
-        left_s = None if token_s is None else token_s * left
+        num_left = num_tokens - num_decoded
+        if self.model.token_s is None:
+            left_s = None
+            is_long = num_left >= _LONG
+        else:
+            left_s = self.model.token_s * num_left
+            is_long = left_s >= _LONG_S
         reading = ReadingPrompt(num_decoded, num_tokens, num_cached, left_s, took_s)
-        is_long = left >= _LONG if left_s is None else left_s >= _LONG_S
         if is_long and time.monotonic() >= self._logs_s:
-            if left_s is not None:  # else soon again
+            if left_s is not None:  # else the next line comes soon, with a time
                 self._logs_s = time.monotonic() + _LOGGED_S
             logger.info("%s", reading)
         if num_decoded > num_cached or self.question.wants_progress:
@@ -477,14 +532,17 @@ class Answering:
 
     def _end(self, _work: asyncio.Task[None]) -> None:
         # A task that is cancelled before its first step runs none of its own code.
-        self._service.leave(self._turn)
-        self._service.answerings.discard(self)
+        service = self._service
+        service.leave(self._turn)
+        service.answerings.discard(self)
         for stats in self.stats:
-            self._service.counters.add_answer(stats)
-        for name, seconds in (("wait", self.waited_s), ("first_text", self.first_s)):
-            if seconds is not None:
-                self._service.counters.add(f"localspec_{name}_seconds_sum", seconds)
-                self._service.counters.add(f"localspec_{name}_seconds_count")
+            service.counters.add_answer(stats)
+        if self.waited_s is not None:
+            service.counters.add("localspec_wait_seconds_sum", self.waited_s)
+            service.counters.add("localspec_wait_seconds_count")
+        if self.first_s is not None:
+            service.counters.add("localspec_first_text_seconds_sum", self.first_s)
+            service.counters.add("localspec_first_text_seconds_count")
         self._events.put(None)
 
 
@@ -493,8 +551,8 @@ class ServerRecord(AnswerRecord):
 
     Args:
         given: the input.
-        answering: hears how far the prompt is read.
-        options: of the answer.
+        answering: the question that has it, which gets the progress of reading.
+        options: the answer's options.
     """
 
     finds_its_text = True
@@ -507,7 +565,7 @@ class ServerRecord(AnswerRecord):
         self._answering = answering
         self._model = model
         self._begun_s = 0.0
-        self._num_said_read = 0  # tokens of the prompt, as the client has heard
+        self._num_said_read = 0  # the progress that was passed on last, in tokens
 
         self.num_cached = 0
         """Tokens of the prompt that were cached."""
@@ -520,7 +578,7 @@ class ServerRecord(AnswerRecord):
         return self.facts.num_tokens
 
     def on_reading(self, reading: Reading) -> None:
-        """Pass on how far the prompt is read, and learn what a token takes."""
+        """Pass on how far the prompt is read, and measure the time for a token."""
         if self.facts is not None:
             self._answering.not_kept = self.facts.not_kept
             self._answering.has_tool_words = self.facts.has_tool_words
@@ -533,7 +591,7 @@ class ServerRecord(AnswerRecord):
         self._say(reading.num_decoded)
 
     def say_all_read(self) -> None:
-        """Say that the prompt is read, unless the last batch has said so."""
+        """Pass on that the whole prompt is read, unless the last batch has done so."""
         if self._num_said_read < self.num_tokens:
             self._say(self.num_tokens)
 

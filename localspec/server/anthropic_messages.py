@@ -28,10 +28,11 @@ from localspec.streaming.reply import Piece, Reply
 
 # A line that a coding agent sends; its numbers change with each request or session.
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
-_NO_TEXT = {"type": "text", "text": ""}  # blocks as they start
+_NO_TEXT = {"type": "text", "text": ""}  # a block of text as it starts
 _NO_THOUGHT = {"type": "thinking", "thinking": "", "signature": ""}
-# Types of blocks that are no text, and of what Anthropic's servers did themselves.
+# Types of blocks that are no text.
 _OWN = ("thinking", "redacted_thinking", "tool_use", "tool_result")
+# Types of blocks for calls that Anthropic's servers made themselves.
 _THEIRS = ("server_tool_use", "mcp_tool_use")
 
 _CHOICES = {"auto": "auto", "any": "required", "none": "none"}  # of tools
@@ -59,37 +60,42 @@ class MessageForm(Form):
 
     def body(self, finished: Sequence[Finished]) -> Any:
         (answer,) = finished
+        reply = answer.reply
         content: list[dict[str, Any]] = []
-        if answer.reply.thoughts:
-            content.append({**_NO_THOUGHT, "thinking": answer.reply.thoughts})
-        if answer.reply.text or not answer.reply.tool_calls:
-            content.append({**_NO_TEXT, "text": answer.reply.text})
-        for call in answer.reply.tool_calls:
+        if reply.thoughts:
+            content.append({**_NO_THOUGHT, "thinking": reply.thoughts})
+        if reply.text or not reply.tool_calls:
+            content.append({**_NO_TEXT, "text": reply.text})
+        for call in reply.tool_calls:
             content.append({**_tool_use(call.id, call.name), "input": call.arguments})
-        ended = {**_stop_fields(answer.reply), **_costs(answer.reply)}
-        return {**self._message(content), **ended}
+        return {**self._message(content), **_stop_fields(reply), **_costs(reply)}
 
     def text_for(self, event: Event) -> str:
         if isinstance(event, NewPiece):
             piece = event.piece
             if not piece.text and piece.call is None:
                 return ""
-            return self._message_start(event.num_prompt_tokens, event.num_cached) + self._say(
-                piece
-            )
+            begun = self._message_start(event.num_prompt_tokens, event.num_cached)
+            return begun + self._say(piece)
         if isinstance(event, Finished):
-            stats = event.reply.stats
-            begun = self._message_start(stats.prompt_tokens, stats.cached_prompt_tokens)
-            has_said = self._block == "text" or event.reply.tool_calls
-            switched = "" if has_said else self._switch_to("text", _NO_TEXT)
-            stop = _stop_fields(event.reply)
-            ended = _named_event("message_delta", delta=stop, **_costs(event.reply))
-            return begun + switched + self._end_block() + ended
-        # An empty delta of the open block, as another block would end it amid a call's JSON.
-        # Not a ping: a coding agent that gets nothing else for five minutes gives up.
-        begun = self._message_start(event.num_tokens, event.num_cached)
-        switched = self._switch_to("text", _NO_TEXT) if self._block is None else ""
-        return begun + switched + self._delta("", event.field)
+            return self._end_answer(event.reply)
+        # An empty delta of the open block: another block would end it in the middle of a
+        # call's JSON. A coding agent that gets nothing but pings for five minutes gives up.
+        texts = [self._message_start(event.num_tokens, event.num_cached)]
+        if self._block is None:
+            texts.append(self._switch_to("text", _NO_TEXT))
+        texts.append(self._delta("", event.field))
+        return "".join(texts)
+
+    def _end_answer(self, reply: Reply) -> str:
+        stats = reply.stats
+        texts = [self._message_start(stats.prompt_tokens, stats.cached_prompt_tokens)]
+        if self._block != "text" and not reply.tool_calls:
+            texts.append(self._switch_to("text", _NO_TEXT))  # an empty answer has a block, too
+        texts.append(self._end_block())
+        stop = _stop_fields(reply)
+        texts.append(_named_event("message_delta", delta=stop, **_costs(reply)))
+        return "".join(texts)
 
     def end(self, finished: Sequence[Finished]) -> str:
         return _named_event("message_stop")
@@ -107,14 +113,23 @@ class MessageForm(Form):
         return _named_event("message_start", message=message)
 
     def _say(self, piece: Piece) -> str:
-        if (call := piece.call) is not None:
+        call = piece.call
+        if call is not None:
             switched = self._switch_to(call.number, _tool_use(call.id, call.name))
             return switched + self._delta(call.json)
-        name, block = ("thinking", _NO_THOUGHT) if piece.is_thought else ("text", _NO_TEXT)
-        return self._switch_to(name, block) + self._delta(piece.text)
+        if piece.is_thought:
+            switched = self._switch_to("thinking", _NO_THOUGHT)
+        else:
+            switched = self._switch_to("text", _NO_TEXT)
+        return switched + self._delta(piece.text)
 
     def _delta(self, text: str, more: Mapping[str, Any] = NO_VARIABLES) -> str:
-        """More text of the open block. more: fields of the event."""
+        """The event that the open block has more text.
+
+        Args:
+            text: the new text.
+            more: further fields of the event.
+        """
         kind = f"{self._block}_delta"
         name = str(self._block)
         if isinstance(self._block, int):
@@ -124,14 +139,19 @@ class MessageForm(Form):
         return _named_event("content_block_delta", **at, **more)
 
     def _switch_to(self, name: str | int, block: dict[str, Any]) -> str:
-        """Start this block, unless it is open, and end any other. name: see `_block`."""
+        """Start a block, unless it is open, and end any other.
+
+        Args:
+            name: see `_block`.
+            block: the block as it starts.
+        """
         if self._block == name:
             return ""
         ended = self._end_block()
         self._block = name
-        return ended + _named_event(
-            "content_block_start", index=self._num_blocks, content_block=block
-        )
+        index = self._num_blocks
+        started = _named_event("content_block_start", index=index, content_block=block)
+        return ended + started
 
     def _end_block(self) -> str:
         if self._block is None:
@@ -159,33 +179,43 @@ def count_tokens(fields: Fields) -> Handler:
 
 def _tools(fields: Fields) -> dict[str, Any]:
     """The tools of Messages; Anthropic's own are ignored. Raises RequestError."""
-    given = [each.values for each in fields.objects("tools")]
-    tools = [tool for tool in given if tool.get("input_schema") is not None]
-    ignored = [tool for tool in given if tool.get("input_schema") is None]
+    tools: list[Mapping[str, Any]] = []
+    ignored: list[object] = []
+    for tool in fields.objects("tools"):
+        if "input_schema" in tool:
+            tools.append(tool.values)
+        else:
+            ignored.append(tool.any("name"))
     choice = fields.object("tool_choice")
-    kind = choice.text("type") or "auto"
     is_disabled = choice.flag("disable_parallel_tool_use")
-    is_parallel = None if is_disabled is None else not is_disabled
-    name = choice.text("name") if kind == "tool" else _CHOICES.get(kind)
-    if name is None:
+    is_parallel = None
+    if is_disabled is not None:
+        is_parallel = not is_disabled
+    kind = choice.text("type") or "auto"
+    if kind == "tool":
+        named = choice.text("name")
+        wanted = named
+    else:
+        named = ""
+        wanted = _CHOICES.get(kind)
+    if wanted is None:
         fields.refuse("tool_choice", "Choose auto, any, none, or a tool by its name.")
-    others = [tool.get("name") for tool in ignored]
-    named = name if kind == "tool" else ""
-    return tool_options(tools, name, others, named, is_parallel=is_parallel)
+    return tool_options(tools, wanted, ignored, named, is_parallel=is_parallel)
 
 
 def _read_messages(fields: Fields) -> list[Message]:
     given = fields.objects("messages")
     if not given:
         fields.refuse("messages", "Give one or more.")
-    found: list[Message] = []
+    unchecked: list[Message] = []
     for message in given:
-        found += _messages_in(message.any("content"), message.text("role") or "")
-    messages = checked_messages(found)
-    if (system := fields.any("system")) is None:
+        unchecked += _messages_in(message.any("content"), message.text("role") or "")
+    messages = checked_messages(unchecked)
+    system = fields.any("system")
+    if system is None:
         return messages
     (opening,) = checked_messages([{"role": "system", "content": system}])
-    # Without that line: nothing after it would stay cached.
+    # If that line stayed, nothing after it would be found in a cache.
     text = _BILLING.sub("", opening["content"], count=1)
     return [{**opening, "content": text}, *messages]
 
@@ -197,30 +227,42 @@ def _messages_in(content: object, role: str) -> list[Message]:
 
     blocks = defaultdict[str, list[Any]](list)
     for block in content:
-        kind = str(block.get("type")) if isinstance(block, dict) else ""
+        kind = _kind_of(block)
         # Calls and results of other servers are left out; anything else is text or an image.
-        if not (kind in _THEIRS or kind.endswith("_tool_result")):
-            blocks[kind if kind in _OWN else "text"].append(block)
+        if kind in _THEIRS or kind.endswith("_tool_result"):
+            continue
+        if kind not in _OWN:
+            kind = "text"
+        blocks[kind].append(block)
     results = [_result_in(block) for block in blocks["tool_result"]]
-    calls = [
-        {"id": each.get("id"), "name": each.get("name"), "arguments": each.get("input")}
-        for each in blocks["tool_use"]
-    ]
+    calls = [_call_in(block) for block in blocks["tool_use"]]
     text = _plain(blocks["text"])
     if results and not (text or calls):
         return results
-    thought = "\n".join(str(block.get("thinking")) for block in blocks["thinking"])
-    said = {"role": role, "content": text, "reasoning_content": thought}
+    thoughts = [str(block.get("thinking")) for block in blocks["thinking"]]
+    said = {"role": role, "content": text, "reasoning_content": "\n".join(thoughts)}
     if calls:
         said["tool_calls"] = calls
     return [*results, said]
 
 
+def _kind_of(block: object) -> str:
+    """The type of a block; "" for anything that is no object."""
+    if isinstance(block, dict):
+        return str(block.get("type"))
+    return ""
+
+
+def _call_in(block: Mapping[str, Any]) -> dict[str, Any]:
+    return {"id": block.get("id"), "name": block.get("name"), "arguments": block.get("input")}
+
+
 def _result_in(block: Mapping[str, Any]) -> Message:
     content = _plain(block.get("content"))
     if block.get("is_error") is True:
-        parts = content if isinstance(content, list) else [{**_NO_TEXT, "text": content or ""}]
-        content = [{**_NO_TEXT, "text": "The tool failed:"}, *parts]
+        if not isinstance(content, list):
+            content = [{**_NO_TEXT, "text": content or ""}]
+        content = [{**_NO_TEXT, "text": "The tool failed:"}, *content]
     return {"role": "tool", "content": content, "tool_call_id": block.get("tool_use_id")}
 
 
@@ -228,13 +270,15 @@ def _plain(content: object) -> object:
     """The content, with documents and search results as their titles and texts."""
     if not isinstance(content, list):
         return content
-    found: list[Any] = []
+    plain: list[Any] = []
     for block in content:
-        if (within := _texts_within(block)) is None:
-            found.append(block)
+        within = _texts_within(block)
+        if within is None:
+            plain.append(block)
         else:
-            found += [{**_NO_TEXT, "text": str(block.get("title") or "")}, *within]
-    return found
+            title = str(block.get("title") or "")
+            plain += [{**_NO_TEXT, "text": title}, *within]
+    return plain
 
 
 def _texts_within(block: object) -> list[Any] | None:
@@ -247,7 +291,9 @@ def _texts_within(block: object) -> list[Any] | None:
     if kind == "search_result":
         within = block.get("content")
     elif kind == "document" and isinstance(source, dict):
-        within = source.get("data" if source.get("type") == "text" else "content")
+        within = source.get("content")
+        if source.get("type") == "text":
+            within = source.get("data")
     if isinstance(within, str):
         return [{**_NO_TEXT, "text": within}]
     if isinstance(within, list):
@@ -256,8 +302,8 @@ def _texts_within(block: object) -> list[Any] | None:
 
 
 def _variables(fields: Fields) -> dict[str, Any]:
-    kind = fields.object("thinking").text("type")
-    thinks = {"enabled": True, "disabled": False}.get(kind or "")
+    kind = fields.object("thinking").text("type") or ""
+    thinks = {"enabled": True, "disabled": False}.get(kind)
     effort = fields.object("output_config").text("effort")
     return template_variables(fields, thinks=thinks, effort=effort)
 
@@ -279,8 +325,8 @@ def _stop_fields(reply: Reply) -> dict[str, Any]:
 
 def _costs(reply: Reply) -> dict[str, Any]:
     stats = reply.stats
-    counts = stats.prompt_tokens, stats.cached_prompt_tokens, stats.completion_tokens
-    return {"usage": _usage(*counts), **own_fields(reply)}
+    usage = _usage(stats.prompt_tokens, stats.cached_prompt_tokens, stats.completion_tokens)
+    return {"usage": usage, **own_fields(reply)}
 
 
 def _usage(num_prompt: int, num_cached: int, num_answered: int) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""The application: its routes, the protocol of each, the page for browsers, and the log."""
+"""The application: its routes with their protocols, the page for browsers, and the log."""
 
 from __future__ import annotations
 
@@ -43,15 +43,15 @@ from localspec.server.form import ANSWERING, PostEndpoint, RequestReader
 from localspec.server.guard import PAGE_PATH, AccessRules, BodyReader, Guard
 from localspec.server.own_server import PROOF_PATH, ServerKey, is_nonce
 from localspec.server.refusal import RequestError, refusal_of, refusal_response
-from localspec.server.served_models import ServedFile, ServedModels
+from localspec.server.served_models import ServedFile, ServedModel, ServedModels
 from localspec.tool_servers.servers import McpServers
 
 _NUM_THREADS = MOST_PARALLEL + 16
 _IDLE_CHECKS_S = 15.0  # between two checks for unused models
-_GONE = 499  # a client that left before the response began; nginx's number for it
+_GONE = 499  # nginx's status for a client that left before the response began
 LAST_ANSWER_S = 3.0  # for the running answers when the server stops; uvicorn waits longer
 
-# The kind of a request to each path.
+# What reads a request to each path.
 _POSTS: dict[str, RequestReader] = {
     "/v1/chat/completions": completions.ChatCompletion,
     "/v1/chat/completions/input_tokens": completions.chat_input_tokens,
@@ -76,12 +76,12 @@ _POSTS: dict[str, RequestReader] = {
     "/api/generate": ollama.OllamaGenerate,
 }
 
-# Those whose body may be a list, and which field it is then.
+# The paths whose body may be a list, and the field that the list stands for.
 _LISTS = {adapters.PATH: "lora"}
 
 _PAGE = Path(__file__).parent / "page"
-# Nothing is loaded from elsewhere, no code or style stands in the page, and no text of a model
-# becomes HTML but by DOMPurify.
+# Nothing is loaded from elsewhere, the page has no code or style within, and only DOMPurify
+# turns a model's text into HTML.
 _PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -107,33 +107,35 @@ class Limits:
     """The limits of a server."""
 
     body_bytes: int = 32_000_000
-    """The size of a request's body."""
+    """The largest size of a request's body."""
 
     body_s: float = 60.0
-    """Time for it to arrive."""
+    """The time in which a body has to arrive."""
 
     num_waiting: int = 64
-    """Requests that may wait."""
+    """The number of requests that may wait."""
 
     patience_s: float = 10.0
-    """A client that gets nothing for this long is told that it waits."""
+    """A client that gets nothing for this long gets an event that says it waits."""
 
     keep_s: float = 20.0
-    """Caches of a model without a question for this long go to disk, where they may."""
+    """A model without a question for this long writes its caches to disk, where it may."""
 
     unload_s: float = 30 * 60.0
-    """One without a question for this long is closed."""
+    """A model without a question for this long is closed."""
 
 
 class Server:
-    """The routes, the models behind them, and the line of requests.
+    """The routes, the models that answer, and the line of requests.
 
     Args:
-        has_page: Whether a browser gets a page to chat on.
-        own_key: The key with which the server shows the user's programs that it is this user's;
-            None where nobody asks for it.
-        tool_servers: MCP servers whose tools clients may let the models call; closed by who has
-            made them.
+        models: the models.
+        limits: the limits of requests.
+        has_page: whether a browser gets a page to chat on.
+        own_key: the key with which the server shows the user's programs that it is this user's;
+            None if it needs none.
+        tool_servers: MCP servers whose tools clients may let the models call. The caller
+            closes them.
     """
 
     def __init__(
@@ -182,16 +184,16 @@ class Server:
     def stop(self) -> None:
         """End requests with an error: waiting ones now, others soon. In the event loop."""
         self._service.is_stopping = True
-        for each in list(self._service.answerings):
-            if each.is_waiting:
-                each.stop()
+        for answering in list(self._service.answerings):
+            if answering.is_waiting:
+                answering.stop()
         for call in self._service.calls:
             call.cancel()
         asyncio.get_running_loop().call_later(LAST_ANSWER_S, self._stop_all)
 
     def _stop_all(self) -> None:
-        for each in list(self._service.answerings):
-            each.stop()
+        for answering in list(self._service.answerings):
+            answering.stop()
         self._service.models.stop_embedding()
 
     def routes(self) -> list[BaseRoute]:
@@ -205,20 +207,20 @@ class Server:
             **_POSTS,
             "/v1/responses": partial(responses.ResponseForm, servers=tool_servers),
         }
-        found: list[tuple[str, str, Any]] = [
-            ("POST", path, PostEndpoint(self._service, self._bodies, kind, _LISTS.get(path)))
-            for path, kind in posts.items()
-        ]
-        found += [("GET", path, partial(_get, value)) for path, value in self._gets().items()]
-        for method, path, endpoint in found:
-            # People leave /v1 out of a base address, and programs add it.
-            for each in {path, path.removeprefix("/v1")}:
-                routes.append(Route(each, endpoint, methods=[method]))
+        for path, reader in posts.items():
+            endpoint = PostEndpoint(self._service, self._bodies, reader, _LISTS.get(path))
+            routes += _routes_to("POST", path, endpoint)
+        for path, value in self._gets().items():
+            routes += _routes_to("GET", path, partial(_get, value))
         return routes
 
     def _gets(self) -> dict[str, Callable[[Request], Any]]:
         models = self._service.models
         unload_s = self._limits.unload_s
+
+        def asked_model(request: Request) -> ServedModel:
+            return models.named(request.query_params.get("model"))
+
         return {
             "/": _health,  # programs look for a server, or for Ollama, by its address alone
             "/v1/health": _health,
@@ -226,12 +228,8 @@ class Server:
             "/v1/models/{name:path}": self._list,
             "/metrics": self._metrics,
             PROOF_PATH: self._prove,
-            "/props": lambda request: completions.props(
-                models.named(request.query_params.get("model"))
-            ),
-            adapters.PATH: lambda request: adapters.listed_adapters(
-                models.named(request.query_params.get("model"))
-            ),
+            "/props": lambda request: completions.props(asked_model(request)),
+            adapters.PATH: lambda request: adapters.listed_adapters(asked_model(request)),
             "/api/version": lambda _request: {"version": ollama.OLLAMA_VERSION},
             "/api/tags": lambda _request: ollama.tags(models),
             "/api/ps": lambda _request: ollama.loaded(models, unload_s),
@@ -239,7 +237,7 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncGenerator[None, None]:
-        # Each answer that is under way has a thread, and what is short must not wait for one.
+        # Each answer under way takes a thread, and short work must not wait for one.
         threads = ThreadPoolExecutor(_NUM_THREADS, "localspec-server")
         asyncio.get_running_loop().set_default_executor(threads)
         unloading = asyncio.create_task(self._unload_unused())
@@ -264,13 +262,14 @@ class Server:
                     self._service.leave(turn)
 
     def _metrics(self, _request: Request) -> Response:
-        num_waiting = sum(each.is_waiting for each in self._service.answerings)
-        num_answered = len(self._service.answerings) - num_waiting
+        answerings = self._service.answerings
+        num_waiting = sum(answering.is_waiting for answering in answerings)
+        num_answered = len(answerings) - num_waiting
         text = self._service.counters.text(self._service.models, num_answered, num_waiting)
         return Response(sent_bytes(text), headers={"content-type": PROMETHEUS})
 
     def _prove(self, request: Request) -> dict[str, Any]:
-        """Show who knows the server's key that this server does, too."""
+        """Prove to a program that knows the server's key that this server knows it, too."""
         nonce = request.query_params.get("nonce", "")
         if self._own_key is None or not is_nonce(nonce):
             raise RequestError("this server has no such key, or the nonce is not 64 hex digits")
@@ -278,17 +277,27 @@ class Server:
 
     def _list(self, request: Request) -> dict[str, Any]:
         """All models, or the one that the path names."""
-        if not (name := request.path_params.get("name")):  # or a slash behind the list's path
-            data = list(map(_openai_model, self._service.models.listed))
-            return {"object": "list", "data": data}
-        for model in self._service.models.listed:
+        models = self._service.models.listed
+        name = request.path_params.get("name")
+        if not name:  # "" if the list's path ends with a slash
+            return {"object": "list", "data": [_openai_model(model) for model in models]}
+        for model in models:
             if model.is_called(name):
                 return _openai_model(model)
         raise RequestError(f"there is no model {name!r:.80}", code="model_not_found")
 
 
+def _routes_to(method: str, path: str, endpoint: Any) -> list[BaseRoute]:
+    """The routes to an endpoint, also without /v1.
+
+    People leave /v1 out of a base address, and programs add it.
+    """
+    paths = {path, path.removeprefix("/v1")}
+    return [Route(each, endpoint, methods=[method]) for each in paths]
+
+
 def _openai_model(model: ServedFile[Any]) -> dict[str, Any]:
-    """A model in the list, with its context in the fields of vLLM and llama-server."""
+    """A model in the list, with its context in the fields of vLLM and of llama-server."""
     return {
         "id": model.name,
         "object": "model",
@@ -315,29 +324,36 @@ class _PageFiles(StaticFiles):
 
 
 async def _root(request: Request) -> Response:
-    """The page for a browser; for programs, which look for a server there, its health."""
+    """The page for a browser; the server's health for a program, which looks for it there."""
     if "text/html" in request.headers.get("accept", ""):
         return FileResponse(_PAGE / "index.html", headers=_PAGE_HEADERS)
     return json_response(_health(request), headers={"vary": "accept"})
 
 
 async def _get(value: Callable[[Request], Any], request: Request) -> Response:
-    found = value(request)
-    if isinstance(found, Response):
-        return found
-    return json_response(found)
+    result = value(request)
+    if isinstance(result, Response):
+        return result
+    return json_response(result)
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    what = "no such route" if error.status_code == 404 else str(error.detail)
-    refusal = ollama.not_offered(request.url.path) or RequestError(
-        f"{request.method} {request.url.path!r:.200}: {what}",
-        status=error.status_code,
-        code="not_found" if error.status_code == 404 else "method_not_allowed",
-        headers=error.headers,  # for a wrong method they name the right ones
-    )
-    return refusal_response(request.url.path, refusal)
+    path = request.url.path
+    refusal = ollama.not_offered(path)
+    if refusal is None:
+        reason = str(error.detail)
+        code = "method_not_allowed"
+        if error.status_code == 404:
+            reason = "no such route"
+            code = "not_found"
+        refusal = RequestError(
+            f"{request.method} {path!r:.200}: {reason}",
+            status=error.status_code,
+            code=code,
+            headers=error.headers,  # for a wrong method they name the right ones
+        )
+    return refusal_response(path, refusal)
 
 
 async def _refused(request: Request, error: Exception) -> Response:
@@ -345,13 +361,15 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 class RequestLog:
-    """Hands requests to `app`, counts them, and logs what was posted and what was refused.
+    """Hands requests to `app`, counts them, and logs POST requests and refused ones.
 
-    The attribute `facts` of a log record has all that its line says. No line has a key or a
-    text.
+    The attribute `facts` of a log record has all that its line says. No line contains a key or
+    a text of a request.
 
     Args:
-        paths: The paths that are counted by name.
+        app: the application.
+        counters: the server's.
+        paths: the paths that are counted by name.
     """
 
     def __init__(self, app: ASGIApp, counters: Counters, paths: Collection[str]) -> None:
@@ -378,30 +396,41 @@ class RequestLog:
             self._note(scope, status, time.monotonic() - started_s)
 
     def _note(self, scope: Scope, status: int, total_s: float) -> None:
-        # A path that is none may hold whatever a client confused with one.
-        path = scope["path"] if scope["path"] in self._paths else "other"
+        method = scope["method"]
+        path = scope["path"]
+        if path not in self._paths:
+            path = "other"  # it may contain a secret that a client put there by mistake
         self._counters.add("localspec_requests_total", path=path, status=status)
-        if scope["method"] not in ("POST", "DELETE", "PUT") and status < 400:
+        if method not in ("POST", "DELETE", "PUT") and status < 400:
             return  # programs ask again and again which models there are
-        asked = {"method": scope["method"], "path": path, "status": status}
-        facts = {"total_s": round(total_s, 3), **_facts(scope.get(ANSWERING))}
-        told = [f"{name} {each}" for name, each in facts.items() if each is not None]
-        text = ", ".join([f"{scope['method']} {path} {status}", *told])
-        logger.info("%s", text, extra={"facts": {**asked, **facts}})
+        facts = {"total_s": _rounded(total_s), **_facts(scope.get(ANSWERING))}
+        parts = [f"{method} {path} {status}"]
+        for name, value in facts.items():
+            if value is not None:
+                parts.append(f"{name} {value}")
+        request = {"method": method, "path": path, "status": status}
+        logger.info("%s", ", ".join(parts), extra={"facts": {**request, **facts}})
 
 
 def _facts(answering: Answering | None) -> dict[str, Any]:
     if answering is None:
         return {}
-    stats = answering.stats
+    all_stats = answering.stats
     return {
         "model": answering.model.name,
-        "wait_s": None if answering.waited_s is None else round(answering.waited_s, 3),
-        "first_s": None if answering.first_s is None else round(answering.first_s, 3),
-        "prompt_tokens": sum(each.prompt_tokens for each in stats),
-        "cached_tokens": sum(each.cached_prompt_tokens for each in stats),
-        "tokens": sum(each.completion_tokens for each in stats),
-        "drafted": sum(each.num_draft_tokens for each in stats),
-        "accepted": sum(each.num_accepted for each in stats),
+        "wait_s": _rounded(answering.waited_s),
+        "first_s": _rounded(answering.first_s),
+        "prompt_tokens": sum(stats.prompt_tokens for stats in all_stats),
+        "cached_tokens": sum(stats.cached_prompt_tokens for stats in all_stats),
+        "tokens": sum(stats.completion_tokens for stats in all_stats),
+        "drafted": sum(stats.num_draft_tokens for stats in all_stats),
+        "accepted": sum(stats.num_accepted for stats in all_stats),
         "is_complete": answering.is_complete,
     }
+
+
+def _rounded(seconds: float | None) -> float | None:
+    """Seconds to the millisecond."""
+    if seconds is None:
+        return None
+    return round(seconds, 3)

@@ -45,7 +45,8 @@ from localspec.server.refusal import RequestError
 from localspec.server.served_models import ServedModel
 from localspec.speculative.metrics import WHY_OFF
 from localspec.streaming.answer_options import AnswerOptions
-from localspec.streaming.reply import Reply
+from localspec.streaming.reply import Reply, StepFacts
+from localspec.tools.tool import CallPiece
 from localspec.vocabulary import with_bos
 
 _LOWEST_LOGPROB = -9999.0  # for an impossible token: JSON has no infinity
@@ -54,11 +55,12 @@ _LOWEST_LOGPROB = -9999.0  # for an impossible token: JSON has no infinity
 class OpenAIForm(Form):
     """The common part of Completions and Chat Completions.
 
-    A subclass makes the choices: a whole one, a piece of one, and an empty one.
+    A subclass makes the choices: a whole choice, a piece of a choice, and an empty choice.
     """
 
     id_prefix: ClassVar[str]
-    objects: ClassVar[tuple[str, str]]  # types of a whole answer and of a piece
+    objects: ClassVar[tuple[str, str]]
+    """The types of a whole answer and of a piece."""
 
     def __init__(
         self,
@@ -86,7 +88,7 @@ class OpenAIForm(Form):
     def _empty_choice(self, number: int, finished: Finished | None) -> dict[str, Any]: ...
 
     def body(self, finished: Sequence[Finished]) -> Any:
-        choices = [self._whole_choice(each) for each in finished]
+        choices = [self._whole_choice(answer) for answer in finished]
         own = self._own_fields(finished[-1].reply)
         return {**self._object(0, choices), "usage": self._usage(finished), **own}
 
@@ -102,8 +104,10 @@ class OpenAIForm(Form):
         return self._chunk([self._empty_choice(0, None)], **event.field)
 
     def end(self, finished: Sequence[Finished]) -> str:
-        usage = {"usage": self._usage(finished)}
-        return (self._chunk([], **usage) if self._has_usage else "") + sse_event("[DONE]")
+        done = sse_event("[DONE]")
+        if self._has_usage:
+            return self._chunk([], usage=self._usage(finished)) + done
+        return done
 
     def _usage(self, finished: Sequence[Finished]) -> dict[str, Any]:
         return usage_of(finished, self.question)
@@ -112,8 +116,10 @@ class OpenAIForm(Form):
         return own_fields(reply)
 
     def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> str:
-        usage = {"usage": None} if self._has_usage else {}
-        return sse_event({**self._object(1, choices), **usage, **more})
+        chunk = self._object(1, choices)
+        if self._has_usage:
+            chunk["usage"] = None
+        return sse_event({**chunk, **more})
 
     def _object(self, number: int, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
@@ -129,9 +135,9 @@ class OpenAIForm(Form):
 class Completion(OpenAIForm):
     """A request to /v1/completions, and its answer.
 
-    With `echo` the prompt comes in front, and with logprobs those of its tokens. Then
-    max_tokens may be 0, as programs have it that only rate texts: one token is computed, and
-    not shown.
+    With `echo` the prompt comes before the answer; with `logprobs`, the log-probabilities of
+    its tokens, too. Then max_tokens may be 0, for programs that only rate texts: one token is
+    computed, and not shown.
     """
 
     id_prefix = "cmpl"
@@ -145,11 +151,12 @@ class Completion(OpenAIForm):
         options["max_tokens"] = 1 if self._only_echoes else limit
         options["logprobs"] = fields.whole_from("logprobs", 0, MOST_LOGPROBS)
         inputs = _inputs(fields)
-        if echoes and any(isinstance(each, FimPrompt) for each in inputs):
+        has_gaps = any(isinstance(given, FimPrompt) for given in inputs)
+        if echoes and has_gaps:
             fields.refuse("echo", "Leave it out, or the suffix.")
         super().__init__(fields, inputs, options)
         self.question.echoes = echoes
-        self._offsets: dict[int, int] = {}  # of the next token, for each answer
+        self._offsets: dict[int, int] = {}  # by answer: where its next token begins
 
     def echoed(self, echo: Echo) -> str:
         logprobs = self._echoed_lists(echo)
@@ -166,10 +173,9 @@ class Completion(OpenAIForm):
             whole = {"text": text, "logprobs": before}
         else:
             lists = self._logprob_lists(finished.number, finished.reply.logprobs)
-            whole = {
-                "text": text + finished.reply.text,
-                "logprobs": lists if before is None else _joined_lists(before, lists),
-            }
+            if before is not None:
+                lists = _joined_lists(before, lists)
+            whole = {"text": text + finished.reply.text, "logprobs": lists}
         return {**self._empty_choice(finished.number, finished), **whole}
 
     def _choice(self, new: NewPiece) -> dict[str, Any] | None:
@@ -180,7 +186,7 @@ class Completion(OpenAIForm):
         return {**self._empty_choice(new.number, None), **more}
 
     def _empty_choice(self, number: int, finished: Finished | None) -> dict[str, Any]:
-        reason = None if finished is None else finished.reply.finish_reason
+        reason = _finish_reason(finished)
         if finished is not None and self._only_echoes:
             reason = "length"
         return {"index": number, "text": "", "logprobs": None, "finish_reason": reason}
@@ -192,9 +198,10 @@ class Completion(OpenAIForm):
         return usage
 
     def _echoed_lists(self, echo: Echo) -> dict[str, Any] | None:
-        """The lists of a prompt's tokens, whose first stands behind nothing."""
-        has_first = echo.text.startswith(echo.first)  # a begin token may be added
-        self._offsets[echo.number] = len(echo.first) if has_first else 0
+        """The lists of a prompt's tokens. The first has no log-probability."""
+        self._offsets[echo.number] = 0
+        if echo.text.startswith(echo.first):  # else a begin token was added
+            self._offsets[echo.number] = len(echo.first)
         lists = self._logprob_lists(echo.number, echo.logprobs)
         self._offsets[echo.number] = len(echo.text)  # where the answer begins
         if lists is None:
@@ -213,30 +220,43 @@ class Completion(OpenAIForm):
         """The lists of OpenAI's first endpoint, whose offsets count the prompt's characters."""
         if found is None:
             return None
-        offsets = []
-        for each in found:
-            offsets.append(self._offsets.setdefault(number, self._num_before(number)))
-            data = each.raw.get(each.token_id, each.text.encode())
-            # A character begins with any byte but 10xxxxxx.
-            self._offsets[number] += sum(byte & 0xC0 != 0x80 for byte in data)
-        return {
-            "tokens": [each.text for each in found],
-            "token_logprobs": [max(each.before, _LOWEST_LOGPROB) for each in found],
-            "top_logprobs": [_best_by_text(each) for each in found],
-            "text_offset": offsets,
+        lists: dict[str, list[Any]] = {
+            "tokens": [],
+            "token_logprobs": [],
+            "top_logprobs": [],
+            "text_offset": [],
         }
+        offset = self._offsets.setdefault(number, self._num_before(number))
+        for token in found:
+            lists["tokens"].append(token.text)
+            lists["token_logprobs"].append(max(token.before, _LOWEST_LOGPROB))
+            lists["top_logprobs"].append(_best_by_text(token))
+            lists["text_offset"].append(offset)
+            data = token.raw.get(token.token_id, token.text.encode())
+            # A character begins with any byte but 10xxxxxx.
+            offset += sum(byte & 0xC0 != 0x80 for byte in data)
+        self._offsets[number] = offset
+        return lists
 
     def _num_before(self, number: int) -> int:
         """The characters of an answer's prompt; token ids count as none."""
         given = self.question.inputs[number // self.question.num_answers]
-        text = given.before if isinstance(given, FimPrompt) else getattr(given, "prompt", "")
-        if isinstance(text, str):
-            return len(text)
+        if isinstance(given, FimPrompt):
+            return len(given.before)
+        if isinstance(given, RawSource) and isinstance(given.prompt, str):
+            return len(given.prompt)
         return 0
 
 
+def _finish_reason(finished: Finished | None) -> str | None:
+    """Why an answer ended; None if it has not."""
+    if finished is None:
+        return None
+    return finished.reply.finish_reason
+
+
 def _best_by_text(found: TokenLogprobs) -> dict[str, float]:
-    """The best tokens by their texts; of several with one text the most probable counts."""
+    """The best tokens by their texts; of several with one text, the most probable one."""
     best: dict[str, float] = {}
     for top in found.top_before:
         best.setdefault(top.text, max(top.logprob, _LOWEST_LOGPROB))
@@ -244,10 +264,12 @@ def _best_by_text(found: TokenLogprobs) -> dict[str, float]:
 
 
 def _joined_lists(
-    before: Mapping[str, list[Any]], behind: Mapping[str, list[Any]] | None
+    before: Mapping[str, list[Any]], after: Mapping[str, list[Any]] | None
 ) -> dict[str, Any]:
-    """The lists of a text's log-probabilities, one behind the other."""
-    return {name: [*values, *(behind or {}).get(name, ())] for name, values in before.items()}
+    """The lists of log-probabilities of two texts, the second after the first."""
+    if after is None:
+        return dict(before)
+    return {name: values + after[name] for name, values in before.items()}
 
 
 def openai_options(fields: Fields) -> dict[str, Any]:
@@ -261,8 +283,8 @@ def _inputs(fields: Fields) -> list[Input]:
     prompts = fields.prompts("prompt", MOST_ANSWERS, may_be_mixed=True)
     after = fields.text("suffix")
     if not after:
-        return [RawSource(each) for each in prompts]
-    texts = [each for each in prompts if isinstance(each, str)]
+        return [RawSource(prompt) for prompt in prompts]
+    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
     if len(texts) < len(prompts):
         fields.refuse("prompt", "Give texts, where there is a suffix.")
     return [FimPrompt(text, after) for text in texts]
@@ -283,7 +305,8 @@ class ChatCompletion(OpenAIForm):
             fields, "max_completion_tokens", "max_tokens", "n_predict"
         )
         options["logprobs"] = asked_logprobs(fields, is_asked=fields.flag("logprobs"))
-        if (predicted := fields.object("prediction").any("content")) is not None:
+        predicted = fields.object("prediction").any("content")
+        if predicted is not None:
             (said,) = checked_messages([{"role": "user", "content": predicted}])
             options["prediction"] = str(said["content"])
         self._explains = bool(fields.flag("explain"))
@@ -316,40 +339,44 @@ class ChatCompletion(OpenAIForm):
         if not (piece.text or piece.logprobs or piece.call or explains):
             return None
         choice = self._empty_choice(new.number, None)
-        if (call := piece.call) is not None:
-            told: dict[str, Any] = {"function": {"arguments": call.json}}
-            if (new.number, call.number) not in self._started_calls:
-                self._started_calls.add((new.number, call.number))
-                told = _function_call(call.id, call.name, call.json)
-            choice["delta"]["tool_calls"] = [{"index": call.number, **told}]
+        if piece.call is not None:
+            choice["delta"]["tool_calls"] = [self._call_delta(new.number, piece.call)]
+        elif piece.is_thought:
+            choice["delta"]["reasoning_content"] = piece.text
         else:
-            name = "reasoning_content" if piece.is_thought else "content"
-            choice["delta"][name] = piece.text
+            choice["delta"]["content"] = piece.text
         choice["logprobs"] = _logprob_content(new.logprobs)
         if explains:
             choice["provenance"] = piece.provenance.value
-            if (step := piece.step) is not None:  # one begins
-                choice["step"] = {
-                    "prompt_tokens": new.num_prompt_tokens,
-                    "drafted": step.num_drafted,
-                    "accepted": step.num_accepted,
-                    "threads": step.num_threads,
-                    "draft_off": None if step.draft_off is None else WHY_OFF[step.draft_off],
-                }
+            if piece.step is not None:  # the piece is the first of a step
+                choice["step"] = _step_facts(piece.step, new.num_prompt_tokens)
         return choice
 
+    def _call_delta(self, number: int, call: CallPiece) -> dict[str, Any]:
+        """A piece of a call in the answer of that number; the first piece has its name."""
+        if (number, call.number) in self._started_calls:
+            return {"index": call.number, "function": {"arguments": call.json}}
+        self._started_calls.add((number, call.number))
+        return {"index": call.number, **_function_call(call.id, call.name, call.json)}
+
     def _own_fields(self, reply: Reply) -> dict[str, Any]:
-        told = super()._own_fields(reply)
+        own = super()._own_fields(reply)
         if self._explains:
-            return {**told, "explanation": _explanation(reply)}
-        return told
+            return {**own, "explanation": _explanation(reply)}
+        return own
 
     def _empty_choice(self, number: int, finished: Finished | None) -> dict[str, Any]:
-        """A choice without text; the first of an answer has its role."""
-        delta = {} if number in self._has_role else {"role": "assistant", "content": ""}
-        self._has_role.add(number)
-        reason = None if finished is None else finished.reply.finish_reason
-        return {"index": number, "delta": delta, "logprobs": None, "finish_reason": reason}
+        """A choice without text; the first choice of an answer has its role."""
+        delta = {}
+        if number not in self._has_role:
+            self._has_role.add(number)
+            delta = {"role": "assistant", "content": ""}
+        return {
+            "index": number,
+            "delta": delta,
+            "logprobs": None,
+            "finish_reason": _finish_reason(finished),
+        }
 
 
 def chat_input_tokens(fields: Fields) -> Handler:
@@ -359,31 +386,47 @@ def chat_input_tokens(fields: Fields) -> Handler:
     return input_tokens_handler(fields, messages, openai_tools(fields), variables)
 
 
-def _explanation(reply: Reply) -> dict[str, Any]:
-    """Facts about the drafts of an answer, and why there were no more, for clients that ask.
-
-    steps_per_length: steps that proposed 0, 1, 2 … tokens, up to the most. Drafted and accepted
-    tokens are counted per position in a draft and per proposer. outlook: what the automatic
-    policy expects of the next draft token: acceptance and break_even from 0 to 1, and
-    step_ratios v(n).
-    """
-    stats = reply.stats
-    last = max((n for n, steps in enumerate(stats.steps_per_length) if steps), default=0)
+def _step_facts(step: StepFacts, num_prompt_tokens: int) -> dict[str, Any]:
+    """Facts about a step, for clients that ask for an explanation."""
+    draft_off = None
+    if step.draft_off is not None:
+        draft_off = WHY_OFF[step.draft_off]
     return {
-        "steps_per_length": stats.steps_per_length[: last + 1],
-        "drafted_per_position": stats.drafted_per_position[:last],
-        "accepted_per_position": stats.accepted_per_position[:last],
-        "proposers": {
-            kind.value: {
-                "steps": steps,
-                "drafted": stats.drafted_per_proposer.get(kind, 0),
-                "accepted": stats.accepted_per_proposer.get(kind, 0),
-            }
-            for kind, steps in stats.steps_per_proposer.items()
-        },
-        "steps_not_drafted": {
-            WHY_OFF[reason]: steps for reason, steps in stats.draft_off_steps.items()
-        },
+        "prompt_tokens": num_prompt_tokens,
+        "drafted": step.num_drafted,
+        "accepted": step.num_accepted,
+        "threads": step.num_threads,
+        "draft_off": draft_off,
+    }
+
+
+def _explanation(reply: Reply) -> dict[str, Any]:
+    """Facts about the drafts of an answer, and why there were no more, for clients that ask."""
+    stats = reply.stats
+    longest = 0
+    for length, num_steps in enumerate(stats.steps_per_length):
+        if num_steps > 0:
+            longest = length
+    proposers = {}
+    for kind, num_steps in stats.steps_per_proposer.items():
+        proposers[kind.value] = {
+            "steps": num_steps,
+            "drafted": stats.drafted_per_proposer.get(kind, 0),
+            "accepted": stats.accepted_per_proposer.get(kind, 0),
+        }
+    not_drafted = {}
+    for reason, num_steps in stats.draft_off_steps.items():
+        not_drafted[WHY_OFF[reason]] = num_steps
+    return {
+        # By the number of proposed tokens, from 0 on.
+        "steps_per_length": stats.steps_per_length[: longest + 1],
+        # By the position in a draft.
+        "drafted_per_position": stats.drafted_per_position[:longest],
+        "accepted_per_position": stats.accepted_per_position[:longest],
+        "proposers": proposers,
+        "steps_not_drafted": not_drafted,
+        # What the automatic policy expects of the next draft token: acceptance and break_even
+        # from 0 to 1, and step_ratios v(n).
         "outlook": None if stats.outlook is None else asdict(stats.outlook),
         "threads": None if stats.threads is None else asdict(stats.threads),
         "exact": stats.exact,
@@ -401,7 +444,7 @@ def _function_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
 def _logprob_content(found: Sequence[TokenLogprobs] | None) -> dict[str, Any] | None:
     if found is None:
         return None
-    return {"content": [logprob_object(each) for each in found], "refusal": None}
+    return {"content": [logprob_object(token) for token in found], "refusal": None}
 
 
 def logprob_object(found: TokenLogprobs) -> dict[str, Any]:
@@ -441,9 +484,11 @@ def tokenize(fields: Fields) -> Handler:
                 f"with_pieces takes up to {engine.context_length}.",
                 param="with_pieces",
             )
-        pieces = [engine.detokenize([token], special=True) for token in tokens]
-        pairs = zip(tokens, pieces, strict=True)
-        return {"tokens": [{"id": token, "piece": piece} for token, piece in pairs]}
+        described = []
+        for token in tokens:
+            piece = engine.detokenize([token], special=True)
+            described.append({"id": token, "piece": piece})
+        return {"tokens": described}
 
     return engine_handler(fields, compute)
 
@@ -453,18 +498,20 @@ def detokenize(fields: Fields) -> Handler:
     ids = fields.any("tokens")
     if not isinstance(ids, list):
         fields.refuse("tokens", "Give a list of token ids.")
-    return engine_handler(
-        fields, lambda engine: {"content": engine.detokenize(ids, special=True)}
-    )
+
+    def compute(engine: IsolatedEngine) -> dict[str, Any]:
+        return {"content": engine.detokenize(ids, special=True)}
+
+    return engine_handler(fields, compute)
 
 
 def apply_template(fields: Fields) -> Handler:
-    """Answer a request to /apply-template: the template's text of messages."""
+    """Answer a request to /apply-template: the text that the template makes of messages."""
     messages = checked_messages(fields.any("messages"))
     variables = template_variables(fields, effort=fields.text("reasoning_effort"))
-    use = AnswerOptions.of(**openai_tools(fields)).tool_use(())
+    options = AnswerOptions.of(**openai_tools(fields))
     opens_answer = fields.flag("add_generation_prompt") is not False
-    source = MessagesSource(messages, use, variables=dict(variables))
+    source = MessagesSource(messages, options.tool_use(()), variables=dict(variables))
 
     def compute(engine: IsolatedEngine) -> dict[str, Any]:
         return {"prompt": engine._prompt_text(source, opens_answer=opens_answer)}
@@ -473,14 +520,18 @@ def apply_template(fields: Fields) -> Handler:
 
 
 def props(model: ServedModel) -> dict[str, Any]:
-    """The answer of GET /props: the facts about a model, without where its file lies."""
+    """The answer of GET /props: the facts about a model, but not where its file lies."""
     bos, eos = model.end_texts
-    params = asdict(model.sampling)  # by the names that requests may use
-    del params["logit_bias"]
-    more = {"chat_template_tool_use": model.tool_template} if model.tool_template else {}
-    usual = {CLIENTS_NAMES.get(name, (name,))[-1]: value for name, value in params.items()}
+    params = {}
+    for name, value in asdict(model.sampling).items():
+        if name != "logit_bias":
+            clients_name = CLIENTS_NAMES.get(name, (name,))[-1]
+            params[clients_name] = value
+    more = {}
+    if model.tool_template:
+        more["chat_template_tool_use"] = model.tool_template
     return {
-        "default_generation_settings": {"params": usual, "n_ctx": model.context_length},
+        "default_generation_settings": {"params": params, "n_ctx": model.context_length},
         "total_slots": model.num_slots,
         "prompt_per_second": None if model.token_s is None else 1.0 / model.token_s,
         "model_alias": model.name,

@@ -31,11 +31,13 @@ def decompressed(body: bytes, coding: str, most: int) -> bytes:
     """The body without its compression.
 
     Args:
+        body: the body as it was sent.
         coding: the request's header Content-Encoding; "" for none.
-        most: the bytes that the body may have without its compression.
+        most: the largest number of bytes without compression.
 
-    Raises RequestError for a coding that is not known here, a body that is not in it, and one
-    that becomes too long: it is not decompressed any further.
+    Raises:
+        RequestError: the coding is not known here, the body is not in it, or it becomes too
+            long. It is not decompressed any further then.
     """
     name = coding.strip().lower()
     if name in ("", "identity"):
@@ -64,7 +66,7 @@ def _decompress(decoder: _Decoder, body: bytes, most: int) -> bytes:
     left = body
     while not decoder.eof:
         piece = decoder.decompress(left, _PIECE)
-        left = getattr(decoder, "unconsumed_tail", b"")  # a decoder of zstd keeps what is left
+        left = getattr(decoder, "unconsumed_tail", b"")  # a decoder of zstd keeps it itself
         if not (piece or left or decoder.eof):
             raise EOFError("it ends too early")
         num_read += len(piece)
@@ -81,7 +83,7 @@ def _decompress(decoder: _Decoder, body: bytes, most: int) -> bytes:
 
 
 def _makers() -> dict[str, Callable[[bytes], _Decoder]]:
-    """A maker of decoders, for a body, by the name of each coding."""
+    """For each coding, the function that makes a decoder for a body."""
     makers: dict[str, Callable[[bytes], _Decoder]] = {
         "gzip": _gzip_decoder,
         "x-gzip": _gzip_decoder,
@@ -97,9 +99,11 @@ def _gzip_decoder(_body: bytes) -> _Decoder:
 
 
 def _deflate_decoder(body: bytes) -> _Decoder:
-    """A decoder of zlib's format; of the bare one where a client left out its header."""
+    """A decoder of zlib's format, or of bare deflate if a client left out zlib's header."""
     has_header = len(body) > 1 and body[0] & 0x0F == 8 and (body[0] << 8 | body[1]) % 31 == 0
-    return zlib.decompressobj(wbits=zlib.MAX_WBITS if has_header else -zlib.MAX_WBITS)
+    if has_header:
+        return zlib.decompressobj(wbits=zlib.MAX_WBITS)
+    return zlib.decompressobj(wbits=-zlib.MAX_WBITS)
 
 
 def _zstd_decoder(_body: bytes) -> _Decoder:
@@ -112,7 +116,7 @@ def _zstd_decoder(_body: bytes) -> _Decoder:
 
 @functools.cache
 def _zstd() -> ModuleType | None:
-    """Python's module for zstd, from 3.14 on, or the package that has it for older ones."""
+    """Python's module for zstd, from 3.14 on, or the package that has it for older versions."""
     for name in ("compression.zstd", "backports.zstd"):
         try:
             return importlib.import_module(name)
@@ -122,7 +126,7 @@ def _zstd() -> ModuleType | None:
 
 
 def _errors() -> tuple[type[Exception], ...]:
-    """The errors of decoders, and that of `_decompress`."""
+    """The errors of decoders and of `_decompress`."""
     zstd = _zstd()
     ours: tuple[type[Exception], ...] = (zlib.error, EOFError)
     if zstd is None:

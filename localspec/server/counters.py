@@ -14,9 +14,9 @@ _KINDS = ("accepted", "recovered", "bonus", "plain")
 
 
 class Counters:
-    """Counts answers and requests, by series. In the event loop alone.
+    """Counts answers and requests, by series. Only the event loop may use it.
 
-    Series of llama-server have its names.
+    Series that llama-server has, too, have its names.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class Counters:
 
     def add_answer(self, stats: Stats) -> None:
         """Count one answer, complete or not."""
-        for name, number in {
+        numbers = {
             "prompt_tokens_total": stats.prompt_tokens - stats.cached_prompt_tokens,
             "prompt_tokens_cached_total": stats.cached_prompt_tokens,
             "prompt_seconds_total": stats.time_to_first_token_s,
@@ -38,42 +38,53 @@ class Counters:
             "spec_decode_num_draft_tokens_total": stats.num_draft_tokens,
             "spec_decode_num_accepted_tokens_total": stats.num_accepted,
             "spec_decode_num_drafts_total": sum(stats.steps_per_length[1:]),
-        }.items():
+        }
+        for name, number in numbers.items():
             self.add(f"llamacpp:{name}", number)
-        by_kind = {kind: getattr(stats, f"num_{kind}") for kind in _KINDS}
-        for name, label, counts in (
-            ("localspec_tokens_total", "provenance", by_kind),
-            ("localspec_drafted_tokens_total", "proposer", stats.drafted_per_proposer),
-            ("localspec_accepted_tokens_total", "proposer", stats.accepted_per_proposer),
-            ("localspec_undrafted_steps_total", "reason", stats.draft_off_steps),
-        ):
-            for each, number in counts.items():
-                self.add(name, number, **{label: each})
+        for kind in _KINDS:
+            num_tokens = getattr(stats, f"num_{kind}")
+            self.add("localspec_tokens_total", num_tokens, provenance=kind)
+        for proposer, number in stats.drafted_per_proposer.items():
+            self.add("localspec_drafted_tokens_total", number, proposer=proposer)
+        for proposer, number in stats.accepted_per_proposer.items():
+            self.add("localspec_accepted_tokens_total", number, proposer=proposer)
+        for reason, number in stats.draft_off_steps.items():
+            self.add("localspec_undrafted_steps_total", number, reason=reason)
         for position, number in enumerate(stats.drafted_per_position):
             if number:
-                kept = stats.accepted_per_position[position]
-                where = {"position": position}
-                self.add("localspec_drafted_tokens_per_pos_total", number, **where)
-                self.add(
-                    "llamacpp:spec_decode_num_accepted_tokens_per_pos_total", kept, **where
-                )
+                accepted = stats.accepted_per_position[position]
+                self.add("localspec_drafted_tokens_per_pos_total", number, position=position)
+                name = "llamacpp:spec_decode_num_accepted_tokens_per_pos_total"
+                self.add(name, accepted, position=position)
 
     def text(self, models: ServedModels, num_answered: int, num_waiting: int) -> str:
-        """All series. num_answered, num_waiting: requests that are answered, or wait."""
+        """All series, as Prometheus reads them.
+
+        Args:
+            models: the server's.
+            num_answered: the number of requests that are being answered.
+            num_waiting: the number of requests that wait.
+        """
         read_s = self._sums["llamacpp:prompt_seconds_total"]
         said_s = self._sums["llamacpp:tokens_predicted_seconds_total"]
         num_read = self._sums["llamacpp:prompt_tokens_total"]
         num_said = self._sums["llamacpp:tokens_predicted_total"]
-        found = {
+        series = {
             **self._sums,
             "llamacpp:requests_processing": num_answered,
             "llamacpp:requests_deferred": num_waiting,
-            "llamacpp:prompt_tokens_seconds": num_read / read_s if read_s else 0,
-            "llamacpp:predicted_tokens_seconds": num_said / said_s if said_s else 0,
+            "llamacpp:prompt_tokens_seconds": _ratio(num_read, read_s),
+            "llamacpp:predicted_tokens_seconds": _ratio(num_said, said_s),
             **dict(_memory(models)),
         }
-        lines = [f"{name} {round(number, 6)}" for name, number in sorted(found.items())]
+        lines = [f"{name} {round(number, 6)}" for name, number in sorted(series.items())]
         return "\n".join([*lines, ""])
+
+
+def _ratio(number: float, seconds: float) -> float:
+    if seconds:
+        return number / seconds
+    return 0
 
 
 def _memory(models: ServedModels) -> Iterator[tuple[str, float]]:
@@ -84,15 +95,18 @@ def _memory(models: ServedModels) -> Iterator[tuple[str, float]]:
         name = model.name
         memory = model.memory
         if model.engine is not None and memory is not None:
-            for place, number in (("main", memory.main_bytes), ("gpu", sum(memory.gpu_bytes))):
-                yield _series("localspec_model_bytes", model=name, place=place), number
+            main = _series("localspec_model_bytes", model=name, place="main")
+            yield main, memory.main_bytes
+            gpu = _series("localspec_model_bytes", model=name, place="gpu")
+            yield gpu, sum(memory.gpu_bytes)
 
 
 def _series(name: str, **labels: object) -> str:
     inner = []
     for label, value in labels.items():
-        text = str(value.value if isinstance(value, enum.Enum) else value)
-        text = text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+        if isinstance(value, enum.Enum):
+            value = value.value
+        text = str(value).replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
         inner.append(f'{label}="{text}"')
     if inner:
         return f"{name}{{{','.join(inner)}}}"

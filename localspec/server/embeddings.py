@@ -32,45 +32,48 @@ async def _ask_embedder(
     texts: Sequence[Any],
     ask: Callable[[Sequence[Any]], EmbedderQuestion],
 ) -> tuple[str, Embedded, dict[str, int]]:
-    """Have the embedder of that name read texts; without any it is only loaded.
+    """Have the embedder of that name read texts; without texts it is only loaded.
 
-    Other requests are read for between batches; a disconnect cancels the rest.
+    Between batches it reads for other requests. A disconnect cancels the batches to come.
 
     Args:
-        service: of the server.
-        name: of the embedder, as the client gave it.
-        texts: for it.
-        ask: the question to it about some of the texts.
+        service: the server's.
+        name: the name of the embedder, as the client gave it.
+        texts: what it reads.
+        ask: makes the question to it about some of the texts.
 
     Returns:
-        The model's name, what it made of the texts, and the nanoseconds that this took, in
-        Ollama's fields.
+        The model's name, its vectors or scores of the texts, and the nanoseconds that this
+        took, in Ollama's fields.
     """
     started_s = time.monotonic()
     models = service.models
     embedder = service.models.embedder_named(name)
     given = texts or ["a"]
-    found = []
+    batches = []
     for first in range(0, len(given), _MOST_TEXTS):
         part = given[first : first + _MOST_TEXTS]
         async with embedder.turn, models.opened(embedder) as engine:
             if service.is_stopping:
                 raise stopping()
             try:
-                found.append(await in_thread(partial(engine.call, ask(part))))
+                batches.append(await in_thread(partial(engine.call, ask(part))))
             except CrashedError as error:
                 await models.close_one(embedder)
                 if service.is_stopping:
                     raise stopping() from error
                 raise
-    num_tokens = sum(each.num_tokens for each in found) if texts else 0
-    for what, number in (("texts", len(texts)), ("tokens", num_tokens)):
-        service.counters.add(f"localspec_embedded_{what}_total", number, model=embedder.name)
-    values = np.concatenate([each.values for each in found])[: len(texts)]
+    num_tokens = 0
+    if texts:
+        num_tokens = sum(batch.num_tokens for batch in batches)
+    counters = service.counters
+    counters.add("localspec_embedded_texts_total", len(texts), model=embedder.name)
+    counters.add("localspec_embedded_tokens_total", num_tokens, model=embedder.name)
+    values = np.concatenate([batch.values for batch in batches])
     load_s = embedder.loading_s(started_s)
     total_s = time.monotonic() - started_s
     took = {"total_duration": round(1e9 * total_s), "load_duration": round(1e9 * load_s)}
-    return embedder.name, Embedded(values, num_tokens), took
+    return embedder.name, Embedded(values[: len(texts)], num_tokens), took
 
 
 def embeddings(fields: Fields) -> Handler:
@@ -90,10 +93,9 @@ def embeddings(fields: Fields) -> Handler:
         if form == "base64":  # of little-endian float32
             rows = read.values.astype("<f4")
             vectors = [base64.b64encode(row.tobytes()).decode() for row in rows]
-        data = [
-            {"object": "embedding", "index": index, "embedding": vector}
-            for index, vector in enumerate(vectors)
-        ]
+        data = []
+        for index, vector in enumerate(vectors):
+            data.append({"object": "embedding", "index": index, "embedding": vector})
         usage = _usage(read.num_tokens)
         return {"object": "list", "data": data, "model": model, "usage": usage}
 
@@ -102,7 +104,9 @@ def embeddings(fields: Fields) -> Handler:
 
 def ollama_embed(fields: Fields) -> Handler:
     """Answer a request to /api/embed."""
-    texts = fields.prompts("input", _MOST_INPUTS) if fields.any("input") else []
+    texts: Sequence[Any] = []
+    if fields.any("input"):
+        texts = fields.prompts("input", _MOST_INPUTS)
     truncates = fields.flag("truncate") is not False
     name = fields.text("model")
     dimensions = fields.whole("dimensions")
@@ -110,8 +114,12 @@ def ollama_embed(fields: Fields) -> Handler:
     async def result(service: Service) -> dict[str, Any]:
         ask = partial(Embed, dimensions=dimensions, truncate=truncates)
         model, read, took = await _ask_embedder(service, name, texts, ask)
-        told = {"embeddings": read.values.tolist(), "prompt_eval_count": read.num_tokens}
-        return {"model": model, **told, **took}
+        return {
+            "model": model,
+            "embeddings": read.values.tolist(),
+            "prompt_eval_count": read.num_tokens,
+            **took,
+        }
 
     return result
 
@@ -119,11 +127,15 @@ def ollama_embed(fields: Fields) -> Handler:
 def ollama_embeddings(fields: Fields) -> Handler:
     """Answer a request to /api/embeddings, which is older."""
     name = fields.text("model")
-    texts = list(filter(None, [fields.text("prompt")]))
+    prompt = fields.text("prompt")
+    texts = []
+    if prompt:
+        texts.append(prompt)
 
     async def result(service: Service) -> dict[str, Any]:
         _, read, _ = await _ask_embedder(service, name, texts, partial(Embed, truncate=True))
-        return {"embedding": read.values[0].tolist() if texts else []}
+        vectors = read.values.tolist()
+        return {"embedding": vectors[0] if vectors else []}
 
     return result
 
@@ -135,9 +147,11 @@ def rerank(fields: Fields) -> Handler:
     given = fields.any("documents")
     if not query:
         fields.refuse("query", "Give a text.")
-    documents = given if isinstance(given, list) else []
-    texts = [each.get("text") if isinstance(each, dict) else each for each in documents]
-    if not 0 < len(texts) <= _MOST_INPUTS or not all(isinstance(x, str) for x in texts):
+    texts: list[Any] = []
+    if isinstance(given, list):
+        texts = [_text_of(document) for document in given]
+    are_texts = all(isinstance(text, str) for text in texts)
+    if not 0 < len(texts) <= _MOST_INPUTS or not are_texts:
         fields.refuse("documents", f"Give a list of 1 to {_MOST_INPUTS} texts.")
     top = fields.whole_from("top_n", 1, 2**31) or len(texts)
     returns_documents = fields.flag("return_documents")
@@ -145,14 +159,21 @@ def rerank(fields: Fields) -> Handler:
     async def result(service: Service) -> dict[str, Any]:
         model, read, _ = await _ask_embedder(service, name, texts, partial(Rank, query))
         scores = read.values.tolist()
-        order = sorted(range(len(scores)), key=lambda index: -scores[index])[:top]
-        results: list[dict[str, Any]] = [
-            {"index": index, "relevance_score": scores[index]} for index in order
-        ]
-        if returns_documents:
-            for each in results:
-                each["document"] = {"text": texts[each["index"]]}
+        best_first = sorted(range(len(scores)), key=lambda index: -scores[index])
+        results = []
+        for index in best_first[:top]:
+            ranked = {"index": index, "relevance_score": scores[index]}
+            if returns_documents:
+                ranked["document"] = {"text": texts[index]}
+            results.append(ranked)
         usage = _usage(read.num_tokens)
         return {"object": "list", "model": model, "results": results, "usage": usage}
 
     return result
+
+
+def _text_of(document: object) -> object:
+    """The text of a document, which clients send alone or in an object."""
+    if isinstance(document, dict):
+        return document.get("text")
+    return document

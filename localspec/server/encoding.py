@@ -11,7 +11,8 @@ from starlette.responses import Response
 EVENTS = "text/event-stream"
 
 _encoded = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-# Ends of lines to clients that read by Python's splitlines; JSON lets them stand in strings.
+# Clients that read by Python's splitlines take these for ends of lines. JSON lets strings
+# contain them.
 _LINE_ENDS = ("\x85", "\u2028", "\u2029")
 
 
@@ -37,8 +38,15 @@ def json_response(
 
 
 def sse_event(data: Any, name: str | None = None) -> str:
-    """A server-sent event. data: a str is sent as it is, anything else as JSON."""
-    text = data if isinstance(data, str) else compact_json(data)
+    """A server-sent event.
+
+    Args:
+        data: what it says; a str is sent unchanged, anything else as JSON.
+        name: the event's name, if it has one.
+    """
+    text = data
+    if not isinstance(data, str):
+        text = compact_json(data)
     if name is None:
         return f"data: {text}\n\n"
     return f"event: {name}\ndata: {text}\n\n"

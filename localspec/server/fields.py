@@ -1,4 +1,4 @@
-"""Reads a request's JSON field by field. Whatever is wrong raises `RequestError`."""
+"""Reads a request's JSON field by field. A wrong field raises `RequestError`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,15 @@ from localspec.tools.tool import json_value
 _Kind = TypeVar("_Kind")
 logger = logging.getLogger(__name__)
 
-MOST_TEXTS = 64  # the answer is searched for each of them at every step
-MOST_TOKENIZED = 256  # texts that a request has tokenised one by one, each a call of the child
+MOST_TEXTS = 64  # in a list; the answer is searched for stop texts at every step
+MOST_TOKENIZED = 256  # texts in a request that are tokenised one by one, by calls of the child
 _MOST_SHOWN = 60  # characters of a value in an error
-_MOST_LOGGED = 1000  # names that a client makes up cost memory, too
+_MOST_LOGGED = 1000  # names of fields: those that a client makes up take memory, too
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")  # anything else may be a text
 MOST_VALUES = 4_000_000  # in a body: each takes up to 200 bytes of memory
-_VALUES = (b",", b"[", b"{")  # one of them is in front of each but a field's only one
-# A name takes as long as eight numbers to read. Nothing else runs in the process meanwhile.
+# The value of a field follows its name; any other value follows one of these.
+_VALUES = (b",", b"[", b"{")
+# A name takes as long to read as eight numbers, and nothing else runs in the process meanwhile.
 MOST_NAMES = 500_000  # in a body, of all its objects
 _STRING = re.compile(rb'"[^"]*"?')  # without escaped quotes
 
@@ -51,11 +52,11 @@ class Fields:
 
     def text(self, name: str) -> str | None:
         """A string."""
-        return self._checked(name, str, lambda v: isinstance(v, str), "Give a string.")
+        return self._checked(name, str, _is_text, "Give a string.")
 
     def flag(self, name: str) -> bool | None:
         """A bool."""
-        return self._checked(name, bool, lambda v: isinstance(v, bool), "Give true or false.")
+        return self._checked(name, bool, _is_flag, "Give true or false.")
 
     def number(self, name: str) -> float | None:
         """A finite number."""
@@ -75,9 +76,9 @@ class Fields:
     def texts(self, name: str, most: int = MOST_TEXTS) -> list[str] | None:
         """A list of up to `most` strings; a single string is a list of one."""
         given = self.any(name)
-        if given is None or isinstance(given, str):
-            if given is None:
-                return None
+        if given is None:
+            return None
+        if isinstance(given, str):
             return [given]
         if not _is_list(given, str) or len(given) > most:
             self.refuse(name, f"Give a string, or up to {most} of them.")
@@ -89,41 +90,42 @@ class Fields:
         """Prompts, at least 1 and at most `most`, each a string or token ids.
 
         Args:
-            name: The field's.
-            most: How many prompts there may be.
-            may_be_mixed: Whether one list may have both strings and token ids.
+            name: the field's name.
+            most: the largest number of prompts.
+            may_be_mixed: whether one list may have both strings and token ids.
 
         Raises:
-            RequestError: For anything else.
+            RequestError: for anything else.
         """
         value = self.any(name)
 
         def is_prompt(given: object) -> bool:
-            is_mixed = may_be_mixed and _is_mixed(given)
-            return isinstance(given, str) or _is_ids(given) or is_mixed
+            if isinstance(given, str) or _is_ids(given):
+                return True
+            return may_be_mixed and _is_mixed(given)
 
-        given = [value] if is_prompt(value) else value
+        given = value
+        if is_prompt(value):
+            given = [value]
         is_list = isinstance(given, list) and 0 < len(given) <= most
         if not is_list or not all(map(is_prompt, given)):
             mixed = ", or a list of both" if may_be_mixed else ""
             several = "" if most == 1 else f", or up to {most} of these"
             self.refuse(name, f"Give a string or a list of token ids{mixed}{several}.")
-        parts = [part for each in given if isinstance(each, list) for part in each]
-        if sum(isinstance(part, str) for part in parts) > MOST_TOKENIZED:
+        if sum(map(_num_strings, given)) > MOST_TOKENIZED:
             self.refuse(name, f"Give up to {MOST_TOKENIZED} strings among token ids.")
         return list(given)
 
     def object(self, name: str) -> Fields:
-        """An object, without any field if it is missing."""
-        value = self._checked(name, dict, lambda v: isinstance(v, dict), "Give an object.")
+        """An object; one without fields if it is missing."""
+        value = self._checked(name, dict, _is_object, "Give an object.")
         return Fields(value or {}, f"{self._path}{name}.")
 
     def objects(self, name: str) -> list[Fields]:
         """A list of objects, empty if it is missing."""
-        hint = "Give a list of objects."
-        given = self._checked(name, list, lambda v: _is_list(v, dict), hint) or []
+        values = self._checked(name, list, _is_list_of_objects, "Give a list of objects.") or []
         path = f"{self._path}{name}"
-        return [Fields(each, f"{path}[{at}].") for at, each in enumerate(given)]
+        return [Fields(value, f"{path}[{index}].") for index, value in enumerate(values)]
 
     def _checked(
         self,
@@ -132,28 +134,41 @@ class Fields:
         is_right: Callable[[Any], bool],
         hint: str,
     ) -> _Kind | None:
-        """The field by `kind`, None if it is missing; refused unless it is right."""
+        """The field as `kind` makes it; None if it is missing.
+
+        Raises:
+            RequestError: it is not right.
+        """
         value = self.any(name)
-        if value is not None and not is_right(value):
-            self.refuse(name, hint)
         if value is None:
             return None
+        if not is_right(value):
+            self.refuse(name, hint)
         return kind(value)
 
     def refuse(self, name: str, hint: str) -> NoReturn:
         """Raise RequestError for the value of a field."""
-        given = _json_excerpt(self.values[name]) if name in self.values else "missing"
-        raise RequestError(f"{self._path}{name} is {given}", hint, param=f"{self._path}{name}")
+        shown = "missing"
+        if name in self.values:
+            shown = _json_excerpt(self.values[name])
+        path = f"{self._path}{name}"
+        raise RequestError(f"{path} is {shown}", hint, param=path)
 
     def log_unread(self, route: str, logged: set[str]) -> None:
-        """Log the fields that were not read, each once; `logged` has the lines so far.
+        """Log the fields that were not read, each of them once.
 
-        A name that is none is not shown, nor are more names than a whole log has.
+        A name that may be a text is not shown.
+
+        Args:
+            route: the path of the request.
+            logged: the lines so far. A log has at most a thousand of them.
         """
         unread = (name for name in self.values if name not in self._read)
         for name in islice(unread, _MOST_LOGGED):
-            told = repr(name) if _NAME.fullmatch(name) else "(its name is not shown)"
-            line = f"{route} ignores the field {told}"
+            shown = "(its name is not shown)"
+            if _NAME.fullmatch(name):
+                shown = repr(name)
+            line = f"{route} ignores the field {shown}"
             if line not in logged and len(logged) < _MOST_LOGGED:
                 logged.add(line)
                 logger.info("%s", line)
@@ -168,8 +183,24 @@ def _json_excerpt(value: Any) -> str:
     return f"{text[:_MOST_SHOWN]} …"
 
 
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _is_flag(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_object(value: object) -> bool:
+    return isinstance(value, dict)
+
+
 def _is_list(value: object, kind: type) -> bool:
-    return isinstance(value, list) and all(isinstance(each, kind) for each in value)
+    return isinstance(value, list) and all(isinstance(part, kind) for part in value)
+
+
+def _is_list_of_objects(value: object) -> bool:
+    return _is_list(value, dict)
 
 
 def _is_ids(value: Any) -> bool:
@@ -180,6 +211,13 @@ def _is_ids(value: Any) -> bool:
 def _is_mixed(value: Any) -> bool:
     """Whether a value is a list of both token ids and texts."""
     return isinstance(value, list) and set(map(type, value)) == {int, str}
+
+
+def _num_strings(prompt: str | list[int | str]) -> int:
+    """The number of strings among the token ids of a prompt."""
+    if isinstance(prompt, str):
+        return 0
+    return sum(isinstance(part, str) for part in prompt)
 
 
 def _is_number(value: object) -> bool:
@@ -199,18 +237,12 @@ def read_fields(body: bytes, list_name: str | None = None) -> Fields:
     """The fields of a request, from its body. Raises RequestError.
 
     Args:
-        list_name: The field that a body is which is a list; None: it has to be an object.
+        body: the body, without compression.
+        list_name: the field that a list as the body stands for; None if the body has to be an
+            object.
     """
-    for signs, most, what in (
-        (_VALUES, MOST_VALUES, "values"),
-        ((b":",), MOST_NAMES, "names in its objects"),
-    ):
-        if _has_more(body, signs, most):
-            raise RequestError(
-                f"the body has more than {most} {what}",
-                "Send less.",
-                code="request_too_large",
-            )
+    _check_number(body, _VALUES, MOST_VALUES, "values")
+    _check_number(body, (b":",), MOST_NAMES, "names in its objects")
     try:
         value = json_value(body.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -224,10 +256,22 @@ def read_fields(body: bytes, list_name: str | None = None) -> Fields:
     return Fields(value)
 
 
-def _has_more(body: bytes, signs: Sequence[bytes], most: int) -> bool:
-    """Whether a body has more than so many of the signs, those within its texts left out."""
+def _check_number(body: bytes, signs: Sequence[bytes], most: int, what: str) -> None:
+    """Raise RequestError if a body has too many of the signs, not counting those in its texts.
+
+    Args:
+        body: the body.
+        signs: the signs, of one byte each.
+        most: the largest number of them.
+        what: what they stand for, for the error.
+    """
     if sum(map(body.count, signs)) <= most:
-        return False
+        return
     unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     bare = _STRING.sub(b"", unescaped)
-    return sum(map(bare.count, signs)) > most
+    if sum(map(bare.count, signs)) > most:
+        raise RequestError(
+            f"the body has more than {most} {what}",
+            "Send less.",
+            code="request_too_large",
+        )

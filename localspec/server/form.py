@@ -1,4 +1,4 @@
-"""Answers a POST request in its protocol, from the body to the last byte; tells its cost."""
+"""Answers a POST request in its protocol, from the body to the last byte; reports its cost."""
 
 from __future__ import annotations
 
@@ -42,11 +42,10 @@ class Form(abc.ABC):
     """The content type of a stream."""
 
     model: ServedModel
-    """The one that answers, set before anything is written."""
+    """The model that answers, set before anything is written."""
 
     goes_on: bool = False
-    """Whether another question follows from the answers. Raises RequestError and OptionError
-    for a wrong request."""
+    """Whether another question follows from the answers."""
 
     @abc.abstractmethod
     def __init__(self, fields: Fields) -> None:
@@ -61,44 +60,41 @@ class Form(abc.ABC):
         """The text of an event in a stream; "" for none."""
 
     def echoed(self, echo: Echo) -> str:
-        """The text of a prompt in front of its answer in a stream; mostly none."""
+        """The text of a prompt before its answer in a stream; "" in most protocols."""
         return ""
 
     def end(self, finished: Sequence[Finished]) -> str:
-        """The end of a stream behind its last answer; in some protocols nothing."""
+        """The end of a stream after its last answer; "" in some protocols."""
         return ""
 
     async def before(self, service: Service) -> AsyncGenerator[str, None]:
-        """What is to be done before the first answer, and the texts of it in a stream."""
+        """Do what comes before the first answer. Yields its texts in a stream."""
         return
         yield ""
 
     async def after(
         self, service: Service, finished: Sequence[Finished]
     ) -> AsyncGenerator[str, None]:
-        """What is to be done once a question is answered, and the texts of it in a stream.
+        """Do what comes after the answers to a question. Yields its texts in a stream.
 
-        Where another question follows from it, `question` is that one, and `goes_on` is true.
+        If another question follows, it sets `question` to that one, and `goes_on` to True.
         """
         return
         yield ""
 
     def failure(self, error: RequestError) -> str:
-        """The end of a stream whose answer failed; in OpenAI's shape, which most have."""
+        """The end of a stream whose answer failed. Most protocols have OpenAI's shape."""
         return sse_event(openai_error(error))
 
 
-# Gives the JSON for a request that needs no answer of a model. Raises RequestError, and what
+# Returns the JSON for a request that needs no answer of a model. Raises RequestError, and what
 # loading raises.
 Handler = Callable[[Service], Awaitable[Any]]
 RequestReader = Callable[[Fields], Form | Handler]
 
 
 def engine_handler(fields: Fields, compute: Callable[[IsolatedEngine], Any]) -> Handler:
-    """A request whose result an engine computes without a decode, in a thread of its own.
-
-    It waits in line only if the model has to be loaded.
-    """
+    """A request that `compute` answers: see `with_engine`."""
     name = fields.text("model")
 
     async def result(service: Service) -> Any:
@@ -110,11 +106,13 @@ def engine_handler(fields: Fields, compute: Callable[[IsolatedEngine], Any]) -> 
 async def with_engine(
     service: Service, model: ServedModel, compute: Callable[[IsolatedEngine], _Outcome]
 ) -> _Outcome:
-    """What an engine computes without a decode, in a thread of its own.
+    """The result of `compute`, which uses an engine without a decode, in a thread of its own.
 
     It waits in line only if the model has to be loaded.
     """
-    turn = service.join(model) if model.engine is None else None
+    turn = None
+    if model.engine is None:
+        turn = service.join(model)
     try:
         if turn is not None:
             await turn.has_come.wait()
@@ -134,31 +132,34 @@ def input_tokens_handler(
     """A request for the number of tokens in a prompt, in OpenAI's shape.
 
     Args:
-        fields: The request's.
-        messages: As `checked_messages` returns them; of none there are 0 tokens.
-        tools: Options by keyword.
-        variables: Of the chat template.
+        fields: the request.
+        messages: the messages, as `checked_messages` returns them. Without any, there are 0
+            tokens.
+        tools: options by keyword.
+        variables: the template's variables.
     """
-    prompt = templated(messages, tools, variables)
+    tokens_of = templated(messages, tools, variables)
 
     def compute(engine: IsolatedEngine) -> dict[str, Any]:
-        number = len(prompt(engine)) if messages else 0
-        return {"object": "response.input_tokens", "input_tokens": number}
+        num_tokens = 0
+        if messages:
+            num_tokens = len(tokens_of(engine))
+        return {"object": "response.input_tokens", "input_tokens": num_tokens}
 
     return engine_handler(fields, compute)
 
 
 async def in_thread(call: Callable[[], _Outcome]) -> _Outcome:
-    """Run the call in a thread; its result. A task that is cancelled ends once that has."""
+    """The result of a call that runs in a thread. If it is cancelled, it waits for the call."""
     work = asyncio.ensure_future(asyncio.to_thread(call))
     try:
         return await asyncio.shield(work)
-    finally:  # it takes an error of it, too, or asyncio logs that nobody did
+    finally:  # it retrieves an error, too, or asyncio logs that it never was
         await asyncio.gather(work, return_exceptions=True)
 
 
 async def unless_gone(receive: Receive, work: Coroutine[Any, Any, _Outcome]) -> _Outcome | None:
-    """The result of the work; None if the client disconnects first, which cancels it."""
+    """The result of the work; None if the client disconnects first, which cancels the work."""
 
     async def until_gone() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -178,7 +179,14 @@ async def unless_gone(receive: Receive, work: Coroutine[Any, Any, _Outcome]) -> 
 
 
 class PostEndpoint:
-    """Answers the requests of one kind. Not a function, so that Starlette calls it as ASGI."""
+    """Answers the requests of one kind. It is a class, so that Starlette calls it as ASGI.
+
+    Args:
+        service: the server's.
+        bodies: reads bodies.
+        kind: makes a form or a handler of a request's fields.
+        list_name: see `read_fields`.
+    """
 
     def __init__(
         self,
@@ -190,7 +198,7 @@ class PostEndpoint:
         self._service = service
         self._bodies = bodies
         self._kind = kind
-        self._list_name = list_name  # see `read_fields`
+        self._list_name = list_name
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -244,20 +252,20 @@ class PostEndpoint:
     ) -> list[Finished]:
         """The answers to the form's question, written as they come if it is streamed."""
         finished: list[Finished] = []
-        answering = scope[ANSWERING] = Answering(self._service, form.question)
+        answering = Answering(self._service, form.question)
+        scope[ANSWERING] = answering
         headers["x-localspec-queue"] = str(answering.position)
         try:
             async for events in answering.events():
-                finished += [each for each in events if isinstance(each, Finished)]
-                finished.sort(key=lambda each: each.number)
+                for event in events:
+                    if isinstance(event, Finished):
+                        finished.append(event)
+                finished.sort(key=_number)
                 if form.question.streams:
-                    text = "".join(
-                        form.echoed(each) if isinstance(each, Echo) else form.text_for(each)
-                        for each in events
-                    )
+                    text = _text_of(form, events)
                     silent_s = time.monotonic() - writer.written_s
                     if not text and silent_s > self._service.patience_s:
-                        text = form.text_for(Waiting(0))  # what happens is not shown yet
+                        text = form.text_for(Waiting(0))  # there is progress without a text yet
                     headers.update(_notes(answering))
                     await writer.write(text)
             headers.update(_notes(answering))
@@ -268,18 +276,33 @@ class PostEndpoint:
     async def _write_all(
         self, form: Form, texts: AsyncGenerator[str, None], writer: _StreamWriter
     ) -> None:
-        """Do what a form has to do, and write its texts if the answer is streamed."""
+        """Run `before` or `after` of a form, and write its texts if the answer is streamed."""
         async with contextlib.aclosing(texts):
             async for text in texts:
                 if form.question.streams:
                     await writer.write(text)
 
 
-def _notes(answering: Answering) -> dict[str, str]:
-    """The headers that say what is special of an answer, in ASCII.
+def _number(finished: Finished) -> int:
+    return finished.number
 
-    They name what of a JSON schema it is not held to, and say whether tools are in words. A
-    stream whose client was told that it waits has begun without them.
+
+def _text_of(form: Form, events: Sequence[Event | Echo]) -> str:
+    """The text of events in a stream."""
+    texts = []
+    for event in events:
+        if isinstance(event, Echo):
+            texts.append(form.echoed(event))
+        else:
+            texts.append(form.text_for(event))
+    return "".join(texts)
+
+
+def _notes(answering: Answering) -> dict[str, str]:
+    """The headers that say what is special about an answer, in ASCII.
+
+    They name the parts of a JSON schema that the answer is not held to, and say whether tools
+    are in words. A stream that has begun with `Waiting` goes without them.
     """
     headers: dict[str, str] = {}
     if answering.not_kept:
@@ -291,17 +314,24 @@ def _notes(answering: Answering) -> dict[str, str]:
 
 
 class _StreamWriter:
-    """Writes a stream. Status and headers are sent with its first text."""
+    """Writes a stream. Status and headers are sent with its first text.
+
+    Args:
+        send: sends a message to the client.
+        headers: the response's headers, which may change until the first text.
+        content_type: the stream's type.
+    """
 
     def __init__(self, send: Send, headers: Mapping[str, str], content_type: str) -> None:
         self._send = send
-        self._headers = headers  # they may change until the first text
+        self._headers = headers
         self._content_type = f"{content_type}; charset=utf-8"
         self.has_begun = False
-        self.written_s = time.monotonic()  # when something was last, or the start
+        self.written_s = time.monotonic()
+        """When something was last written; before that, when it was made."""
 
     async def write(self, text: str, *, is_last: bool = False) -> None:
-        """Write more, or end the response. It waits while the client does not take it."""
+        """Write more, or end the response. It waits until the client takes the text."""
         if not text and not is_last:
             return
         if not self.has_begun:
@@ -309,27 +339,31 @@ class _StreamWriter:
             headers = {
                 "content-type": self._content_type,
                 "cache-control": "no-cache",
-                "x-accel-buffering": "no",  # nginx would gather the pieces
+                "x-accel-buffering": "no",  # nginx would collect the pieces
                 **self._headers,
             }
-            pairs = [(name.encode(), value.encode()) for name, value in headers.items()]
-            await self._send({"type": "http.response.start", "status": 200, "headers": pairs})
+            start = {"type": "http.response.start", "status": 200}
+            await self._send({**start, "headers": Headers(headers).raw})
         body = {"body": sent_bytes(text), "more_body": not is_last}
         await self._send({"type": "http.response.body", **body})
         self.written_s = time.monotonic()
 
 
 def usage_of(finished: Sequence[Finished], question: Question) -> dict[str, Any]:
-    """The tokens of all answers in OpenAI's fields; a prompt with several counts once."""
-    has_prediction = question.options.prediction is not None
-    stats = [each.reply.stats for each in finished]
-    firsts = stats[:: question.num_answers]
-    num_read = sum(each.prompt_tokens for each in firsts)
-    num_cached = sum(each.cached_prompt_tokens for each in firsts)
-    num_said = sum(each.completion_tokens for each in stats)
-    lookup = ProposerKind.LOOKUP
-    kept = sum(each.accepted_per_proposer.get(lookup, 0) for each in stats)
-    proposed = sum(each.drafted_per_proposer.get(lookup, 0) for each in stats)
+    """The tokens of all answers in OpenAI's fields; a prompt counts once for its answers."""
+    all_stats = [answer.reply.stats for answer in finished]
+    firsts = all_stats[:: question.num_answers]
+    num_read = sum(stats.prompt_tokens for stats in firsts)
+    num_cached = sum(stats.cached_prompt_tokens for stats in firsts)
+    num_said = sum(stats.completion_tokens for stats in all_stats)
+    num_thought = sum(answer.reply.num_thought_tokens for answer in finished)
+    num_accepted = 0
+    num_rejected = 0
+    if question.options.prediction is not None:
+        for stats in all_stats:
+            accepted = stats.accepted_per_proposer.get(ProposerKind.LOOKUP, 0)
+            num_accepted += accepted
+            num_rejected += stats.drafted_per_proposer.get(ProposerKind.LOOKUP, 0) - accepted
     return {
         "prompt_tokens": num_read,
         "completion_tokens": num_said,
@@ -339,9 +373,9 @@ def usage_of(finished: Sequence[Finished], question: Question) -> dict[str, Any]
             "cache_write_tokens": num_read - num_cached,  # all that is read stays in a cache
         },
         "completion_tokens_details": {
-            "reasoning_tokens": sum(each.reply.num_thought_tokens for each in finished),
-            "accepted_prediction_tokens": kept if has_prediction else 0,
-            "rejected_prediction_tokens": proposed - kept if has_prediction else 0,
+            "reasoning_tokens": num_thought,
+            "accepted_prediction_tokens": num_accepted,
+            "rejected_prediction_tokens": num_rejected,
         },
     }
 
@@ -349,7 +383,7 @@ def usage_of(finished: Sequence[Finished], question: Question) -> dict[str, Any]
 def own_fields(reply: Reply) -> dict[str, Any]:
     """Fields that no protocol has: timings, and the parts of a schema that were not kept to.
 
-    Timings are llama-server's. draft_off: why most steps had no draft, or None.
+    Timings are llama-server's, with draft_off: why most steps had no draft, or None.
     """
     stats = reply.stats
     num_read = stats.prompt_tokens - stats.cached_prompt_tokens
@@ -369,8 +403,10 @@ def own_fields(reply: Reply) -> dict[str, Any]:
         "draft_n_accepted": stats.num_accepted,
         "draft_off": why_mostly_off(stats),
     }
-    not_kept = {"not_kept": list(reply.not_kept)} if reply.not_kept else {}
-    return {"timings": timings, **not_kept}
+    fields: dict[str, Any] = {"timings": timings}
+    if reply.not_kept:
+        fields["not_kept"] = list(reply.not_kept)
+    return fields
 
 
 def _ratio(amount: float, by: float) -> float:

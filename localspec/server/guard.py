@@ -15,11 +15,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from localspec.server.refusal import RequestError, overloaded, refusal_response
 
-CLIENT = "localspec.client"  # in the scope of a request: as `AccessRules.client_of` has it
-_OPEN_PATHS = ("/health", "/v1/health")  # need no key
-PAGE_PATH = "/page/"  # the same for everybody: it asks for the key itself
+CLIENT = "localspec.client"  # in the scope of a request: `AccessRules.client_of`
+_OPEN_PATHS = ("/health", "/v1/health")  # these need no key
+PAGE_PATH = "/page/"  # the page needs no key: it asks for the key itself
 _HOST = re.compile(r"(?:\[([^\[\]]*)\]|([^:\[\]]*))(?::\d*)?")  # a name, or a bracketed address
-_FROM_HERE = ("same-origin", "none")  # what browsers say of a request that no other site makes
+_FROM_HERE = ("same-origin", "none")  # a browser's words for a request that no other site makes
 _BODIES_AT_ONCE = 8  # bodies of the largest size; all connections together could send more
 
 
@@ -28,13 +28,13 @@ class AccessRules:
     """Rules for the clients that may use the server."""
 
     keys: Sequence[str]
-    """A client needs one of them, if there are any."""
+    """If there are any keys, a client needs one of them."""
 
     hosts: Sequence[str]
     """Names of the server besides localhost."""
 
     origins: Sequence[str]
-    """The web pages that may ask; "*" is all."""
+    """The origins of the web pages that may ask; "*" is all."""
 
     @property
     def is_of_one(self) -> bool:
@@ -51,10 +51,10 @@ class AccessRules:
 class Guard:
     """Hands requests that `access` allows to `app`, and refuses the others.
 
-    A page on the web can make a browser on this machine send requests. The Host header shows a
-    page whose own name was made to mean this machine (DNS rebinding), and the Origin header
-    any other; where a POST has none, Sec-Fetch-Site. A page can follow a link to here, but
-    sees nothing of what a GET brings.
+    A page on the web can make a browser on this machine send requests. The Host header exposes
+    a page whose own name was made to mean this machine (DNS rebinding). The Origin header
+    exposes any other page; for a POST without it, Sec-Fetch-Site does. A page can follow a link
+    to this server, but cannot read the response to a GET.
     """
 
     def __init__(self, app: ASGIApp, access: AccessRules) -> None:
@@ -110,15 +110,16 @@ class Guard:
 
     def _key_in(self, headers: Headers) -> str | None:
         scheme, _, token = headers.get("authorization", "").partition(" ")
-        given = [token.strip()] if scheme.lower() == "bearer" else []
-        given.append(headers.get("x-api-key", ""))
-        found = None
+        candidates = [headers.get("x-api-key", "")]
+        if scheme.lower() == "bearer":
+            candidates.append(token.strip())
+        matching = None
         for key in self._access.keys:
-            for each in given:  # all of them, so that the time it takes tells nothing
+            for candidate in candidates:  # all of them, so that the time reveals nothing
                 # Starlette decodes every header as Latin-1.
-                if hmac.compare_digest(each.encode("latin-1"), key.encode()):
-                    found = key
-        return found
+                if hmac.compare_digest(candidate.encode("latin-1"), key.encode()):
+                    matching = key
+        return matching
 
 
 def _is_allowed_host(host: str, allowed: Sequence[str]) -> bool:
@@ -127,7 +128,8 @@ def _is_allowed_host(host: str, allowed: Sequence[str]) -> bool:
     if parts is None:
         return False
     name = parts[1] or parts[2] or ""
-    if name.lower() in ("localhost", *(each.lower() for each in allowed)):
+    names = ["localhost", *(known.lower() for known in allowed)]
+    if name.lower() in names:
         return True
     try:
         ipaddress.ip_address(name)
@@ -137,21 +139,28 @@ def _is_allowed_host(host: str, allowed: Sequence[str]) -> bool:
 
 
 class BodyReader:
-    """Reads the bodies of requests, each of up to num_bytes and within so many seconds.
+    """Reads the bodies of requests.
 
-    They are as they were sent: `compressed.decompressed` bounds them once more.
+    A body may be compressed: `compressed.decompressed` bounds it once more.
+
+    Args:
+        num_bytes: the largest size of a body.
+        seconds: the time in which a body has to arrive.
     """
 
     def __init__(self, num_bytes: int, seconds: float) -> None:
         self.num_bytes = num_bytes
         self._seconds = seconds
-        self._num_held = 0  # of bodies that are not whole yet
+        self._num_held = 0  # bytes of bodies that are not complete yet
 
     async def read(self, receive: Receive) -> bytes:
-        """A body. Raises RequestError if it is too long or too slow, or others take the memory.
+        """A body.
 
         A body that is too long is read to its end, but not kept: few clients read a response
         while they send.
+
+        Raises:
+            RequestError: it is too long or too slow, or other bodies take the memory.
         """
         chunks: list[bytes] = []
         num_read = 0
@@ -159,10 +168,10 @@ class BodyReader:
         try:
             with anyio.move_on_after(self._seconds) as limit:
                 while more:
-                    message = await receive()
-                    if message["type"] != "http.request":
+                    event = await receive()
+                    if event["type"] != "http.request":
                         raise RequestError("the request ended early")
-                    chunk = message.get("body", b"")
+                    chunk = event.get("body", b"")
                     num_read += len(chunk)
                     if num_read <= self.num_bytes:
                         if self._num_held + len(chunk) > _BODIES_AT_ONCE * self.num_bytes:
@@ -172,13 +181,13 @@ class BodyReader:
                     else:
                         self._num_held -= sum(map(len, chunks))
                         chunks.clear()
-                    more = message.get("more_body", False)
+                    more = event.get("more_body", False)
         finally:
             self._num_held -= sum(map(len, chunks))
         if num_read > self.num_bytes:
-            told = f"the body has more than {self.num_bytes} bytes"
-            raise RequestError(told, "Send less.", code="request_too_large")
+            message = f"the body has more than {self.num_bytes} bytes"
+            raise RequestError(message, "Send less.", code="request_too_large")
         if limit.cancelled_caught:
-            told = f"the body did not arrive within {self._seconds:.0f} s"
-            raise RequestError(told, code="timeout")
+            message = f"the body did not arrive within {self._seconds:.0f} s"
+            raise RequestError(message, code="timeout")
         return b"".join(chunks)

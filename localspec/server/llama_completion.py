@@ -26,19 +26,20 @@ from localspec.server.refusal import RequestError, llama_error
 from localspec.streaming.reply import Reply
 
 _STOPS = {"length": "limit", "cancelled": "none"}
-_MOST_PROBS = 100  # of the best tokens at each position: each costs bytes in every event
+_MOST_PROBS = 100  # best tokens at each position: they cost bytes in every event
 
 
 @dataclass
 class _Unsent:
-    """Tokens of an answer in a stream that no event has had yet.
+    """Tokens of an answer that are not in an event of its stream yet.
 
-    They wait where a token brings no text of its own.
+    A token that brings no text of its own waits for the next one.
     """
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
-    num_said: int = 0  # all tokens of the answer until now
+    num_said: int = 0
+    """All tokens of the answer until now."""
 
 
 class LlamaCompletion(Form):
@@ -47,20 +48,23 @@ class LlamaCompletion(Form):
     def __init__(self, fields: Fields) -> None:
         options = openai_options(fields)
         limit = max_tokens(fields, "n_predict", "max_tokens")
-        self._only_reads = limit == 0  # as an editor does before it asks
-        options["max_tokens"] = 1 if self._only_reads else limit
+        self._only_reads = limit == 0  # an editor has the prompt read before it asks
+        if self._only_reads:
+            limit = 1
+        options["max_tokens"] = limit
         options["logprobs"] = fields.whole_from("n_probs", 0, _MOST_PROBS) or None
         self._returns_tokens = bool(fields.flag("return_tokens"))
         self._is_after_sampling = bool(fields.flag("post_sampling_probs"))
         self.question = Question(fields, self._inputs(fields), options)
-        self._unsent: defaultdict[int, _Unsent] = defaultdict(_Unsent)  # by number
+        # By the index of the answer.
+        self._unsent: defaultdict[int, _Unsent] = defaultdict(_Unsent)
 
     def _inputs(self, fields: Fields) -> list[Input]:
         prompts = fields.prompts("prompt", MOST_ANSWERS, may_be_mixed=True)
-        return [RawSource(each) for each in prompts]
+        return [RawSource(prompt) for prompt in prompts]
 
     def body(self, finished: Sequence[Finished]) -> Any:
-        answers = [self._whole(each) for each in finished]
+        answers = [self._whole(answer) for answer in finished]
         if len(answers) > 1:
             return answers
         return answers[0]
@@ -70,7 +74,9 @@ class LlamaCompletion(Form):
         last = self._final_event(finished)
         if self._only_reads:
             return last
-        tokens = list(reply.token_ids) if self._returns_tokens else []
+        tokens: list[int] = []
+        if self._returns_tokens:
+            tokens = list(reply.token_ids)
         probs = self._probabilities(reply.logprobs)
         return {**last, "content": reply.text, "tokens": tokens, **probs}
 
@@ -81,7 +87,7 @@ class LlamaCompletion(Form):
         if isinstance(event, ReadingPrompt) and self.question.wants_progress:
             return sse_event({**self._part(0, "", event.num_tokens), **event.field})
         if not isinstance(event, NewPiece):
-            return ":\n\n"  # a comment, so that the client sees that the server is there
+            return ":\n\n"  # a comment, which shows the client that the server is there
         if self._only_reads:
             return ""
         unsent = self._unsent[event.number]
@@ -108,23 +114,27 @@ class LlamaCompletion(Form):
         }
 
     def _unsent_fields(self, unsent: _Unsent) -> dict[str, Any]:
-        """The fields of the tokens that no event has had yet; this one has them."""
+        """The fields of the tokens that were not in an event yet; the next event has them."""
         fields = {"tokens": unsent.token_ids, **self._probabilities(unsent.logprobs)}
         unsent.token_ids = []
         unsent.logprobs = []
         return fields
 
     def _probabilities(self, found: Sequence[TokenLogprobs] | None) -> dict[str, Any]:
-        """The field with how probable tokens were, if that was asked for."""
+        """The field with the probabilities of tokens, if they were asked for."""
         if not found:
             return {}
-        describe = _after_sampling if self._is_after_sampling else logprob_object
-        return {"completion_probabilities": [describe(each) for each in found]}
+        describe = logprob_object
+        if self._is_after_sampling:
+            describe = _after_sampling
+        return {"completion_probabilities": [describe(token) for token in found]}
 
     def _final_event(self, finished: Finished) -> dict[str, Any]:
         reply = finished.reply
         stats = reply.stats
-        stop = "eos" if reply.stopped_by is None else "word"
+        stop = "word"
+        if reply.stopped_by is None:
+            stop = "eos"
         return {
             "index": finished.number,
             "content": "",
@@ -149,7 +159,7 @@ class LlamaCompletion(Form):
 def _after_sampling(found: TokenLogprobs) -> dict[str, Any]:
     """How probable a token was in the distribution that it was drawn from."""
     own = TokenLogprob(found.token_id, found.after, found.text)
-    top = [_probability(each, found.raw) for each in found.top_after]
+    top = [_probability(token, found.raw) for token in found.top_after]
     return {**_probability(own, found.raw), "top_probs": top}
 
 
@@ -166,16 +176,21 @@ class Infill(LlamaCompletion):
     """A request to /infill: a text to be filled in between two others."""
 
     def _inputs(self, fields: Fields) -> list[Input]:
-        before = fields.text("input_prefix")
-        after = fields.text("input_suffix")
-        for name, value in (("input_prefix", before), ("input_suffix", after)):
-            if value is None:
-                fields.refuse(name, "Give the text on that side; it may be empty.")
+        before = _side(fields, "input_prefix")
+        after = _side(fields, "input_suffix")
         files = []
-        for each in fields.objects("input_extra"):
-            text = each.text("text")
+        for file in fields.objects("input_extra"):
+            text = file.text("text")
             if text is None:
-                each.refuse("text", "Give the file's text.")
-            files.append((each.text("filename") or "file", text))
-        begun = fields.text("prompt") or ""  # of the line that is being typed
-        return [FimPrompt(f"{before}{begun}", after or "", files)]
+                file.refuse("text", "Give the file's text.")
+            files.append((file.text("filename") or "file", text))
+        typed = fields.text("prompt") or ""  # the beginning of the current line
+        return [FimPrompt(before + typed, after, files)]
+
+
+def _side(fields: Fields, name: str) -> str:
+    """The text on one side of the gap."""
+    text = fields.text(name)
+    if text is None:
+        fields.refuse(name, "Give the text on that side; it may be empty.")
+    return text

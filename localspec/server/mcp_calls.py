@@ -31,14 +31,21 @@ class McpCall:
     function: ForeignFunction
 
     json: str
-    """The arguments."""
+    """The arguments, as JSON."""
 
     request_id: str | None = None
     """The id of the request for approval that the client has answered."""
 
     def item(self, kind: str, **more: Any) -> dict[str, Any]:
-        """An item of the output that stands for it."""
-        prefix = "mcp_" if kind == "mcp_call" else "mcpr_"
+        """An item of the output that stands for the call.
+
+        Args:
+            kind: the item's type.
+            more: further fields.
+        """
+        prefix = "mcpr_"
+        if kind == "mcp_call":
+            prefix = "mcp_"
         return {
             "id": prefix + secrets.token_hex(24),
             "type": kind,
@@ -54,10 +61,10 @@ class McpUse:
 
     Args:
         fields: the request.
-        servers: those that the server was started with; None for none.
+        servers: the MCP servers that this server was started with; None without any.
 
     Raises:
-        RequestError: a server is not there or does not work, or the request gives an address.
+        RequestError: a server is not there or does not work, or the request names an address.
     """
 
     def __init__(self, fields: Fields, servers: McpServers | None) -> None:
@@ -68,22 +75,21 @@ class McpUse:
         self.by_name: dict[str, Tool] = {}
         """The tools by the names that the model knows."""
 
-        taken = {_name_of(each) for each in fields.objects("tools")}
-        known = {
-            each.text("server_label")
-            for each in _items(fields)
-            if each.any("type") == "mcp_list_tools"
-        }
-        for given in fields.objects("tools"):
-            if given.any("type") != MCP_TYPE:
+        taken = {_name_of(tool) for tool in fields.objects("tools")}
+        listed_before = set()
+        for item in _items(fields):
+            if _is(item, "mcp_list_tools"):
+                listed_before.add(item.text("server_label"))
+        for server in fields.objects("tools"):
+            if not _is(server, MCP_TYPE):
                 continue
-            rules = _Rules(given)
-            state = _state(given, rules.label, servers)
+            rules = _Rules(server)
+            state = _state(server, rules.label, servers)
             if rules.label in self._rules:
-                given.refuse("server_label", "Name each server once.")
+                server.refuse("server_label", "Name each server once.")
             self._rules[rules.label] = rules
             tools = [tool for tool in state.tools if rules.allows(_function(tool).tool)]
-            if rules.label not in known:
+            if rules.label not in listed_before:
                 self.listed.append(_listing(rules.label, tools))
             for tool in tools:
                 name = tool.name
@@ -96,15 +102,17 @@ class McpUse:
     @property
     def declared(self) -> list[dict[str, Any]]:
         """The tools as a request declares functions."""
-        return [
-            {
-                "type": "function",
-                "name": tool.name,
-                "description": tool.description,
-                "parameters": dict(tool.parameters),
-            }
-            for tool in self.by_name.values()
-        ]
+        declared = []
+        for tool in self.by_name.values():
+            declared.append(
+                {
+                    "type": "function",
+                    "name": tool.name,
+                    "description": tool.description,
+                    "parameters": dict(tool.parameters),
+                }
+            )
+        return declared
 
     def needs_approval(self, name: str) -> bool:
         """Whether the client has to approve a call of the tool of that name."""
@@ -112,19 +120,22 @@ class McpUse:
         return self._rules[function.server].needs_approval(function)
 
     def shown_name(self, label: str | None, tool: str | None) -> str:
-        """The name by which the model knows a tool of a server; the tool's own if it cannot."""
-        for name, each in self.by_name.items():
-            function = _function(each)
-            if (function.server, function.tool) == (label, tool):
+        """The name by which the model knows a tool of a server.
+
+        The tool's own name if the request may not call it.
+        """
+        for name, known in self.by_name.items():
+            function = _function(known)
+            if function.server == label and function.tool == tool:
                 return name
         return str(tool)
 
     def function(self, label: str | None, tool: str | None) -> ForeignFunction | None:
         """A tool of a server, if the request may call it."""
-        found = self.by_name.get(self.shown_name(label, tool))
-        if found is None:
+        known = self.by_name.get(self.shown_name(label, tool))
+        if known is None:
             return None
-        return _function(found)
+        return _function(known)
 
     def call(self, name: str, arguments: str) -> McpCall:
         """A call that the model has made."""
@@ -132,7 +143,7 @@ class McpUse:
 
 
 class _Rules:
-    """What a request says of a server: which tools may be called, and after which approval."""
+    """A request's rules for a server: which tools may be called, and with which approval."""
 
     def __init__(self, given: Fields) -> None:
         for name in ("server_url", "connector_id"):
@@ -152,15 +163,14 @@ class _Rules:
             allowed = given.object("allowed_tools").texts("tool_names", 1024)
         elif allowed is not None:
             allowed = given.texts("allowed_tools", 1024)
-        self._allowed = None if allowed is None else frozenset(allowed)
-        asked = given.any("require_approval")
-        self._always: frozenset[str] = frozenset()
-        self._never: frozenset[str] = frozenset()
+        self._allowed = allowed
+        self._always: Sequence[str] = ()
+        self._never: Sequence[str] = ()
         self._word: str | None = None
-        if isinstance(asked, Mapping):
-            held = given.object("require_approval")
-            self._always = frozenset(held.object("always").texts("tool_names", 1024) or ())
-            self._never = frozenset(held.object("never").texts("tool_names", 1024) or ())
+        if isinstance(given.any("require_approval"), Mapping):
+            names = given.object("require_approval")
+            self._always = names.object("always").texts("tool_names", 1024) or ()
+            self._never = names.object("never").texts("tool_names", 1024) or ()
         else:
             self._word = given.text("require_approval")
             if self._word not in (None, "always", "never"):
@@ -171,7 +181,7 @@ class _Rules:
         return self._allowed is None or tool in self._allowed
 
     def needs_approval(self, function: ForeignFunction) -> bool:
-        """Whether a call has to be approved; one that may destroy something always has."""
+        """Whether a call has to be approved; a call that may destroy something always has."""
         if function.is_destructive or self._word == "always" or function.tool in self._always:
             return True
         if self._word == "never" or function.tool in self._never:
@@ -180,28 +190,30 @@ class _Rules:
 
 
 def approved_calls(fields: Fields, use: McpUse) -> list[McpCall]:
-    """The calls that the input approves and that are still to be made."""
+    """The calls that the input approves and that have not been made yet."""
     items = _items(fields)
     made = {item.text("approval_request_id") for item in items if _is(item, "mcp_call")}
     answers = _answers(items)
-    found = []
+    calls = []
     for item in items:
         request_id = item.text("id")
         if not _is(item, "mcp_approval_request") or request_id in made:
             continue
         function = use.function(item.text("server_label"), item.text("name"))
         if answers.get(request_id) and function is not None:
-            found.append(McpCall(function, item.text("arguments") or "{}", request_id))
-    return found
+            calls.append(McpCall(function, item.text("arguments") or "{}", request_id))
+    return calls
 
 
 def messages_of_item(items: Sequence[Fields], item: Fields, use: McpUse) -> list[Message]:
-    """The messages that an item about MCP stands for: a call, and what came of it."""
+    """The messages that an item about MCP stands for: a call and its result."""
     if _is(item, "mcp_call"):
         output = item.text("output")
         error = item.any("error")
         if output is None and error is not None:
-            output = f"Error: {error if isinstance(error, str) else json.dumps(error)}"
+            if not isinstance(error, str):
+                error = json.dumps(error)
+            output = f"Error: {error}"
         return _call_and_result(item, use, output or "")
     if _is(item, "mcp_approval_request") and _answers(items).get(item.text("id")) is False:
         return _call_and_result(item, use, REFUSED_CALL)
@@ -226,7 +238,7 @@ def result_message(call_id: str, name: str, result: object) -> Message:
 
 
 async def call_of(servers: McpServers, call: McpCall) -> ForeignResult:
-    """The result of a call; what goes wrong is a result, too. Cancelling it ends the call."""
+    """The result of a call; an error is a result, too. Cancelling it ends the call."""
     try:
         arguments = json.loads(call.json or "{}")
         future = servers.call_soon(call.function.server, call.function.tool, arguments)
@@ -254,12 +266,12 @@ def _items(fields: Fields) -> list[Fields]:
 
 
 def _answers(items: Sequence[Fields]) -> dict[str | None, bool]:
-    """What the client has answered to requests for approval, by their ids."""
-    return {
-        item.text("approval_request_id"): item.flag("approve") is True
-        for item in items
-        if _is(item, "mcp_approval_response")
-    }
+    """The client's answers to requests for approval, by the requests' ids."""
+    answers = {}
+    for item in items:
+        if _is(item, "mcp_approval_response"):
+            answers[item.text("approval_request_id")] = item.flag("approve") is True
+    return answers
 
 
 def _is(item: Fields, kind: str) -> bool:
@@ -276,29 +288,33 @@ def _state(given: Fields, label: str, servers: McpServers | None) -> ServerState
     if servers is None:
         given.refuse("server_label", f"This server has no MCP servers. {_NO_SERVERS}")
     if label not in servers.names:
-        given.refuse("server_label", f"There are {', '.join(servers.names) or 'none'}.")
+        names = ", ".join(servers.names) or "none"
+        given.refuse("server_label", f"There are {names}.")
     (state,) = servers.states(only=label)
-    if state.error is not None:
-        raise RequestError(str(state.error), state.error.hint, status=502, code="server_error")
+    error = state.error
+    if error is not None:
+        raise RequestError(str(error), error.hint, status=502, code="server_error")
     return state
 
 
 def _listing(label: str, tools: Sequence[Tool]) -> dict[str, Any]:
-    listed = [
-        {
-            "name": _function(tool).tool,
-            "description": tool.description,
-            "input_schema": dict(tool.parameters),
-            "annotations": {"destructiveHint": _function(tool).is_destructive},
-        }
-        for tool in tools
-    ]
     return {
         "id": "mcpl_" + secrets.token_hex(24),
         "type": "mcp_list_tools",
         "server_label": label,
-        "tools": listed,
+        "tools": [_described(tool) for tool in tools],
         "error": None,
+    }
+
+
+def _described(tool: Tool) -> dict[str, Any]:
+    """A tool as an item lists it."""
+    function = _function(tool)
+    return {
+        "name": function.tool,
+        "description": tool.description,
+        "input_schema": dict(tool.parameters),
+        "annotations": {"destructiveHint": function.is_destructive},
     }
 
 

@@ -19,7 +19,7 @@ _APPROVALS = ("once", "always")
 
 
 def mcp_tools(fields: Fields) -> Handler:
-    """The tools of all MCP servers, and what is wrong with servers that have none."""
+    """The tools of all MCP servers, and the errors of servers without tools."""
     del fields
 
     async def result(service: Service) -> dict[str, Any]:
@@ -31,10 +31,11 @@ def mcp_tools(fields: Fields) -> Handler:
 
 
 def mcp_call(fields: Fields) -> Handler:
-    """A call of a tool, and what came of it in the part of a context that it may take.
+    """A call of a tool. Its result is cut to the part of a context that it may take.
 
-    Fields: name, as in the list; arguments, a JSON text; model, which reads the result;
-    approved: once or always, as a person has answered.
+    Args:
+        fields: name, as in the list; arguments, a JSON text; model, which reads the result;
+            approved, "once" or "always", as a person has answered.
     """
     name = fields.text("name") or ""
     arguments = fields.text("arguments") or "{}"
@@ -55,10 +56,10 @@ def mcp_call(fields: Fields) -> Handler:
             )
         if approved == "always" and not function.is_destructive:
             await in_thread(function.allow_always)
-        found = await service.call(call_of(servers, McpCall(function, arguments)))
-        fit = partial(_fitting, found.text)
+        called = await service.call(call_of(servers, McpCall(function, arguments)))
+        fit = partial(_fitting, called.text)
         text, note = await with_engine(service, service.models.named(model), fit)
-        return {"text": text, "note": note, "is_error": found.is_error}
+        return {"text": text, "note": note, "is_error": called.is_error}
 
     return result
 
@@ -68,7 +69,10 @@ def _fitting(text: str, engine: Any) -> tuple[str, str]:
 
 
 def _listed(servers: McpServers) -> dict[str, Any]:
-    errors = [f"{state.error}. {state.error.hint}" for state in servers.states() if state.error]
+    errors = []
+    for state in servers.states():
+        if state.error is not None:
+            errors.append(f"{state.error}. {state.error.hint}")
     return {"tools": [_tool_json(tool) for tool in servers.working_tools], "errors": errors}
 
 

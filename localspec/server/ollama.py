@@ -34,7 +34,7 @@ from localspec.server.served_models import ServedEmbedder, ServedFile, ServedMod
 from localspec.streaming.thought_families import FAMILIES
 from localspec.tools.tool import CallPiece, ToolCall, whole_calls
 
-# Clients compare it with the first version that has what they need.
+# Clients compare it with the first version of Ollama that has what they need.
 OLLAMA_VERSION = "0.12.0"
 _LONGEST_S = 9e9  # for a time in the future: some 285 years, as in Ollama
 _NOT_OFFERED = ("pull", "push", "create", "copy", "delete", "blobs")
@@ -75,25 +75,32 @@ def show(fields: Fields) -> Handler:
 
 
 def loaded(models: ServedModels, unload_s: float) -> dict[str, Any]:
-    """The loaded models. unload_s: seconds without a request after which one is closed."""
-    found = []
+    """The loaded models.
+
+    Args:
+        models: the server's.
+        unload_s: seconds without a request after which a model is closed.
+    """
+    running = []
     for model in models.listed:
-        if model.engine is not None:
-            left_s = min(max(model.left_s(unload_s), 0.0), _LONGEST_S)
-            part = {**_tag(model), "size": model.needed_bytes}
-            part["expires_at"] = _utc(time.time() + left_s)
-            part["context_length"] = model.context_length
-            if model.gpu_bytes is not None:
-                part["size_vram"] = model.gpu_bytes
-            if model.device:
-                part["device"] = model.device
-            found.append(part)
-    return {"models": found}
+        if model.engine is None:
+            continue
+        left_s = min(max(model.left_s(unload_s), 0.0), _LONGEST_S)
+        facts = {**_tag(model), "size": model.needed_bytes}
+        facts["expires_at"] = _utc(time.time() + left_s)
+        facts["context_length"] = model.context_length
+        if model.gpu_bytes is not None:
+            facts["size_vram"] = model.gpu_bytes
+        if model.device:
+            facts["device"] = model.device
+        running.append(facts)
+    return {"models": running}
 
 
 def not_offered(path: str) -> RequestError | None:
     """The refusal for a path of Ollama's that this server lacks; None for any other path."""
-    root, name, *_ = [*path.removeprefix("/").split("/"), ""]
+    root, _, rest = path.removeprefix("/").partition("/")
+    name = rest.partition("/")[0]
     if root != "api" or name not in _NOT_OFFERED:
         return None
     hint = "Use localspec download or localspec models on the command line."
@@ -101,10 +108,12 @@ def not_offered(path: str) -> RequestError | None:
 
 
 def _tag(model: ServedFile[Any]) -> dict[str, Any]:
-    # It changes with the file: hashing all of that takes too long for a list.
+    # The digest changes with the file. To hash the whole file would take too long for a list.
     digest = hashlib.sha256(sent_bytes(f"{model.name} {model.size_bytes} {model.created}"))
-    # Some clients add the tag to a name, and look for that in the list.
-    name = model.name if ":" in model.name else f"{model.name}:latest"
+    # Some clients add the tag to a name, and look for the result in the list.
+    name = model.name
+    if ":" not in name:
+        name = f"{name}:latest"
     return {
         "name": name,
         "model": name,
@@ -120,24 +129,35 @@ def _capabilities(model: ServedModel | ServedEmbedder) -> list[str]:
         if model.ranks:
             return []
         return ["embedding"]
-    template = model.chat_template
-    thinks = any(all(sign in template for sign in family.signs) for family in FAMILIES)
-    # Every model: where the template has no tools they are described in words.
-    more = {"thinking": thinks, "insert": model.fim is not None, "vision": model.sees}
-    return ["completion", "tools", *(name for name, has in more.items() if has)]
+    # Every model has tools: if its template has none, they are described in words.
+    capabilities = ["completion", "tools"]
+    if any(_has_signs(model.chat_template, family.signs) for family in FAMILIES):
+        capabilities.append("thinking")
+    if model.fim is not None:
+        capabilities.append("insert")
+    if model.sees:
+        capabilities.append("vision")
+    return capabilities
+
+
+def _has_signs(template: str, signs: Sequence[str]) -> bool:
+    return all(sign in template for sign in signs)
 
 
 def _tools_of(model: ServedModel | ServedEmbedder) -> dict[str, str]:
-    """Where a model reads of tools: in a template of its own, or in a message in words."""
+    """Where a model reads about tools: in a template of its own, or in a message in words."""
     if isinstance(model, ServedEmbedder):
         return {}
-    has_tools = any(map(takes_tools, (model.tool_template, model.chat_template)))
-    return {"localspec.tools": "in the template" if has_tools else "in words"}
+    if takes_tools(model.tool_template) or takes_tools(model.chat_template):
+        return {"localspec.tools": "in the template"}
+    return {"localspec.tools": "in words"}
 
 
 def _model_details(model: ServedFile[Any]) -> dict[str, Any]:
     number = model.num_weights
-    counted = f"{number / 1e9:.1f}B" if number >= 1e9 else f"{number / 1e6:.1f}M"
+    counted = f"{number / 1e6:.1f}M"
+    if number >= 1e9:
+        counted = f"{number / 1e9:.1f}B"
     return {
         "parent_model": "",
         "format": "gguf",
@@ -171,9 +191,12 @@ class OllamaForm(Form):
         given = fields.object("options")
         options = {**answer_options(given), **_format_options(fields), **tools}
         num_predict = given.whole("num_predict") or 0
-        options["max_tokens"] = num_predict if num_predict > 0 else None  # else what fits
+        options["max_tokens"] = None  # as many as the context holds
+        if num_predict > 0:
+            options["max_tokens"] = num_predict
         options["stop"] = given.texts("stop")
-        if (num_drafted := given.whole("draft_num_predict")) is not None:
+        num_drafted = given.whole("draft_num_predict")
+        if num_drafted is not None:
             options["draft_tokens"] = num_drafted
         options["logprobs"] = asked_logprobs(fields, is_asked=fields.flag("logprobs"))
         variables = _variables(fields)
@@ -182,12 +205,14 @@ class OllamaForm(Form):
         self.question.streams = fields.flag("stream") is not False and bool(inputs)
         self._num_ctx = given.whole("num_ctx")
         self._started_s = time.monotonic()
-        self._calls: list[CallPiece] = []  # all pieces of them
+        self._calls: list[CallPiece] = []  # all pieces of calls so far
 
     def body(self, finished: Sequence[Finished]) -> Any:
-        """The answer, or without a question whether the model was loaded or unloaded."""
+        """The answer; without a question, whether the model was loaded or unloaded."""
         if not finished:
-            reason = "unload" if self.question.keep_s == 0 else "load"
+            reason = "load"
+            if self.question.keep_s == 0:
+                reason = "unload"
             return {**self._part(""), "done": True, "done_reason": reason}
         (answer,) = finished
         reply = answer.reply
@@ -196,7 +221,7 @@ class OllamaForm(Form):
         return {**part, **self._end_of(answer)}
 
     def text_for(self, event: Event) -> str:
-        """A line; empty pieces for a client that waits, or it may hang up."""
+        """A line. A client that waits gets empty pieces, or it may hang up."""
         if isinstance(event, Finished):
             return _json_line({**self._part(""), **self._end_of(event)})
         if not isinstance(event, NewPiece):
@@ -206,11 +231,16 @@ class OllamaForm(Form):
         if piece.call is not None:
             self._calls.append(piece.call)
             if piece.call.is_last:  # in this protocol the arguments are an object
-                calls = [(piece.call.number, whole_calls(self._calls)[-1])]
+                call = whole_calls(self._calls)[-1]
+                calls.append((piece.call.number, call))
         if not piece.text and not calls and piece.logprobs is None:
             return ""
-        texts = ("", piece.text) if piece.is_thought else (piece.text, "")
-        return _json_line(self._part(*texts, calls, event.logprobs))
+        text = piece.text
+        thoughts = ""
+        if piece.is_thought:
+            text = ""
+            thoughts = piece.text
+        return _json_line(self._part(text, thoughts, calls, event.logprobs))
 
     def failure(self, error: RequestError) -> str:
         return _json_line({"error": error.sentence})
@@ -222,31 +252,28 @@ class OllamaForm(Form):
         calls: Sequence[tuple[int, ToolCall]] = (),
         logprobs: Sequence[TokenLogprobs] | None = None,
     ) -> dict[str, Any]:
-        called = [
-            {
-                "id": call.id,
-                "function": {"index": number, "name": call.name, "arguments": call.arguments},
-            }
-            for number, call in calls
-        ]
-        found = {"thinking": thoughts, "tool_calls": called}
-        more = {name: each for name, each in found.items() if each}
-        message = {"role": "assistant", "content": text, **more}
-        said = {"message": message} if self.is_chat else {"response": text, **more}
-        part: dict[str, Any] = {
-            "model": self.model.name,
-            "created_at": _utc(time.time()),
-            **said,
-        }
+        more: dict[str, Any] = {}
+        if thoughts:
+            more["thinking"] = thoughts
+        if calls:
+            more["tool_calls"] = [_called(number, call) for number, call in calls]
+        part: dict[str, Any] = {"model": self.model.name, "created_at": _utc(time.time())}
+        if self.is_chat:
+            part["message"] = {"role": "assistant", "content": text, **more}
+        else:
+            part |= {"response": text, **more}
         if logprobs is not None:
-            part["logprobs"] = [logprob_object(each) for each in logprobs]
-        return {**part, "done": False}
+            part["logprobs"] = [logprob_object(token) for token in logprobs]
+        part["done"] = False
+        return part
 
     def _end_of(self, finished: Finished) -> dict[str, Any]:
         """The further fields of the last piece: why the answer ended, and its costs."""
         reply = finished.reply
-        stats = finished.reply.stats
-        has_called = reply.finish_reason == "tool_calls"  # for which Ollama has no word
+        stats = reply.stats
+        reason: str = reply.finish_reason
+        if reason == "tool_calls":  # Ollama has no word for it
+            reason = "stop"
         wanted = self._num_ctx or 0
         here = self.model.context_length
         warning = {}
@@ -255,7 +282,7 @@ class OllamaForm(Form):
             warning = {"warning": f"{message}. Start the server with --ctx {wanted}."}
         return {
             "done": True,
-            "done_reason": "stop" if has_called else reply.finish_reason,
+            "done_reason": reason,
             "total_duration": _ns(time.monotonic() - self._started_s),
             "load_duration": _ns(self.model.loading_s(self._started_s)),
             "prompt_eval_count": stats.prompt_tokens,
@@ -267,15 +294,27 @@ class OllamaForm(Form):
         }
 
 
+def _called(number: int, call: ToolCall) -> dict[str, Any]:
+    """A call in a message.
+
+    Args:
+        number: its index among the answer's calls.
+        call: the call.
+    """
+    function = {"index": number, "name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "function": function}
+
+
 class OllamaChat(OllamaForm):
     """A request to /api/chat, and its answer."""
 
     is_chat = True
 
     def __init__(self, fields: Fields) -> None:
-        messages = fields.objects("messages")
-        given = [_message_of(each) for each in messages]
-        inputs = [checked_messages(given)] if given else []
+        messages = [_message_of(message) for message in fields.objects("messages")]
+        inputs = []
+        if messages:
+            inputs.append(checked_messages(messages))
         super().__init__(fields, inputs, openai_tools(fields))
 
 
@@ -287,8 +326,11 @@ class OllamaGenerate(OllamaForm):
     def __init__(self, fields: Fields) -> None:
         if fields.text("template"):
             fields.refuse("template", "Leave it out, or set raw and put it around the prompt.")
+        inputs = []
         given = _generate_input(fields)
-        super().__init__(fields, [] if given is None else [given], {})
+        if given is not None:
+            inputs.append(given)
+        super().__init__(fields, inputs, {})
 
 
 def _generate_input(fields: Fields) -> Input | None:
@@ -310,14 +352,18 @@ def _generate_input(fields: Fields) -> Input | None:
         return FimPrompt(prompt, after)
     if prompt and is_raw:
         return RawSource(prompt)
-    asked = [*images, {"type": "text", "text": prompt or ""}]
-    said = [{"role": "system", "content": system}] if system else []
-    return checked_messages([*said, {"role": "user", "content": asked}])
+    messages: list[dict[str, Any]] = []
+    if system:
+        messages.append({"role": "system", "content": system})
+    content = [*images, {"type": "text", "text": prompt or ""}]
+    messages.append({"role": "user", "content": content})
+    return checked_messages(messages)
 
 
 def _message_of(fields: Fields) -> dict[str, Any]:
     content = fields.any("content")
-    if images := _images(fields):
+    images = _images(fields)
+    if images:
         content = [*images, {"type": "text", "text": fields.text("content") or ""}]
     return {
         "role": (fields.text("role") or "").lower(),
@@ -334,7 +380,7 @@ def _images(fields: Fields) -> list[dict[str, Any]]:
     images = fields.any("images") or []
     if not isinstance(images, list):
         fields.refuse("images", "Give a list of files in base64.")
-    return [{"type": "image_url", "image_url": f"data:;base64,{each}"} for each in images]
+    return [{"type": "image_url", "image_url": f"data:;base64,{image}"} for image in images]
 
 
 def _format_options(fields: Fields) -> dict[str, Any]:
@@ -352,25 +398,36 @@ def _variables(fields: Fields) -> dict[str, Any]:
     value = fields.any("think")
     if value is not None and not isinstance(value, bool) and value not in _THINK_LEVELS:
         fields.refuse("think", f"Give true, false, or one of {', '.join(_THINK_LEVELS)}.")
-    level = value if isinstance(value, str) else None
-    thinks = None if value is None else value is not False
-    return template_variables(fields, thinks=thinks, effort=level)
+    if value is None:
+        return template_variables(fields)
+    effort = None
+    if isinstance(value, str):
+        effort = value
+    return template_variables(fields, thinks=value is not False, effort=effort)
 
 
 def _keep_s(fields: Fields) -> float | None:
-    """How many seconds the model stays loaded without a question; below 0 is forever."""
+    """Seconds that the model stays loaded without a question; a number below 0 is forever."""
     value = fields.any("keep_alive")
     if value is None:
         return None
-    if isinstance(value, str) and _DURATION.fullmatch(value):  # as Go writes them: 1h30m
-        parts = _DURATION_PART.findall(value)
-        seconds = sum(float(number) * _UNITS_S[unit] for number, unit in parts)
-        value = -seconds if value.startswith("-") else seconds
+    if isinstance(value, str) and _DURATION.fullmatch(value):
+        value = _seconds_of(value)
     if isinstance(value, bool) or not isinstance(value, int | float):
         fields.refuse("keep_alive", 'Give seconds, or a string such as "10m"; -1 is forever.')
     if value < 0:
         return math.inf
     return float(min(value, 1e18))
+
+
+def _seconds_of(duration: str) -> float:
+    """The seconds of a duration as Go writes it, such as 1h30m."""
+    seconds = 0.0
+    for number, unit in _DURATION_PART.findall(duration):
+        seconds += float(number) * _UNITS_S[unit]
+    if duration.startswith("-"):
+        return -seconds
+    return seconds
 
 
 def _json_line(value: Any) -> str:

@@ -1,14 +1,14 @@
 """Shows the user's other programs that the server at a port is this user's.
 
 Any program of any user can listen at a port and say that it is localspec. So a server that
-needs no API key writes a random key into a file, which this user alone can read. A program that
-looks for the server reads it, and sends the server a text that is used once (a nonce). The
-server answers with a digest of that text, for which one has to know the key (HMAC). The key
-itself is never sent.
+needs no API key writes a random key into a file that only this user can read. A program that
+looks for the server reads the key, and sends the server a text that is used once (a nonce). The
+server answers with a digest of that text, which takes the key to compute (HMAC). The key itself
+is never sent.
 
-The digest is of the port, too: a stranger at another port could pass the nonce on to the real
-server. On Windows a file has no mode; it lies in the user's profile, which Windows keeps
-from other users.
+The digest is of the port, too, since a stranger at another port could pass the nonce on to the
+real server. On Windows a file has no mode; the key lies in the user's profile, which other
+users cannot read.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import platformdirs
 
 from localspec.system.atomic_write import make_private_folder, read_regular, write_whole
 
-HOST = "127.0.0.1"  # of every server with such a file
+HOST = "127.0.0.1"  # the address of every server with such a file
 PROOF_PATH = "/localspec/proof"
 # A line of the log, for which the user's other programs look.
 MODELS_ENDED = "the process that runs the models ended"
@@ -47,13 +47,14 @@ class ServerKey:
     """The secret as hex digits."""
 
     def proof(self, nonce: str) -> str:
-        """The digest that only who knows the key can give."""
+        """The digest of a nonce, which takes the key to compute."""
         said = f"localspec at {HOST}:{self.port}\n{nonce}"
-        return hmac.new(bytes.fromhex(self.secret), said.encode(), hashlib.sha256).hexdigest()
+        key = bytes.fromhex(self.secret)
+        return hmac.new(key, said.encode(), hashlib.sha256).hexdigest()
 
 
 def new_nonce() -> str:
-    """A text that nobody was asked for before."""
+    """A random text that no server has seen before."""
     return secrets.token_hex(_NUM_BYTES)
 
 
@@ -66,7 +67,7 @@ def is_nonce(text: str) -> bool:
 def announced(port: int) -> Iterator[ServerKey]:
     """Keep a new key of the server at that port in its file, until the context is left.
 
-    Where the file cannot be written, a warning in the log says so: the server is not found.
+    If the file cannot be written, a warning is logged: programs do not find the server then.
     """
     key = ServerKey(port, secrets.token_hex(_NUM_BYTES))
     path = key_file(port)

@@ -23,7 +23,7 @@ from localspec.server.own_server import MODELS_ENDED
 
 logger = logging.getLogger(__name__)
 
-# The HTTP status of each error code; codes that are not listed, for wrong fields, are a 400.
+# The HTTP status of each error code. A code that is not listed, of a wrong field, has 400.
 _STATUSES = {
     "invalid_api_key": 401,
     "forbidden_host": 403,
@@ -46,7 +46,7 @@ _ANTHROPIC_TYPES = {**_OPENAI_TYPES, 413: "request_too_large", 503: "overloaded_
 _LLAMA_TYPES = {**_OPENAI_TYPES, 503: "unavailable_error"}
 _TYPE_IF_TOO_LONG = "exceed_context_size_error"  # of a prompt, in llama-server
 _LLAMA_PATHS = ("/completion", "/infill")
-# Python's words in hints, and the words for clients of the server.
+# Words of Python in hints, and the words for a client of the server.
 _CLIENT_WORDS = {
     "a str": "a string",
     "a dict": "an object",
@@ -69,9 +69,11 @@ class RequestError(LocalspecError):
     """The error of a refused or failed request, as the client gets it.
 
     Args:
-        code: The code for programs, OpenAI's if it has one.
-        status: The HTTP status, by default the code's.
-        param: The wrong field, if any.
+        message: what is wrong.
+        hint: what the client can do.
+        code: the code for programs, OpenAI's if it has one.
+        status: the HTTP status, by default the code's.
+        param: the wrong field, if any.
         headers: HTTP headers of the response.
     """
 
@@ -110,11 +112,17 @@ def refusal_of(error: Exception) -> RequestError:
         return RequestError("the server failed; see its log", code="server_error")
     if isinstance(error, CrashedError):
         logger.error("%s: %s", MODELS_ENDED, error)
-    code = next((code for kind, code in _CODES if isinstance(error, kind)), "server_error")
     message = _OWN_FIELD.sub("repeat_last_n", str(error))
-    refusal = RequestError(message, _hint_for_clients(error.hint), code=code)
+    refusal = RequestError(message, _hint_for_clients(error.hint), code=_code_of(error))
     refusal.__cause__ = error
     return refusal
+
+
+def _code_of(error: LocalspecError) -> str:
+    for kind, code in _CODES:
+        if isinstance(error, kind):
+            return code
+    return "server_error"
 
 
 def _hint_for_clients(hint: str) -> str:
@@ -122,7 +130,7 @@ def _hint_for_clients(hint: str) -> str:
     hint = _PYTHON_ARGUMENT.sub("", hint)
     for word, client_word in _CLIENT_WORDS.items():
         hint = hint.replace(word, client_word)
-    clauses = [each for each in _CLAUSE_END.split(hint) if not _CODE.search(each)]
+    clauses = [clause for clause in _CLAUSE_END.split(hint) if not _CODE.search(clause)]
     useful = " ".join(clauses)
     if useful.endswith(";"):
         return f"{useful[:-1]}."
@@ -148,18 +156,19 @@ def refusal_response(path: str, error: RequestError) -> Response:
         body = anthropic_error(error)
     elif path in _LLAMA_PATHS:
         body = llama_error(error)
+    elif path.startswith("/api/"):
+        body = {"error": error.sentence}
     else:
-        body = {"error": error.sentence} if path.startswith("/api/") else openai_error(error)
+        body = openai_error(error)
     return json_response(body, error.status, headers)
 
 
 def openai_error(error: RequestError) -> dict[str, Any]:
     """The error in the shape of OpenAI's protocols."""
-    kind = "server_error" if error.status >= 500 else "invalid_request_error"
     return {
         "error": {
             "message": error.sentence,
-            "type": _OPENAI_TYPES.get(error.status, kind),
+            "type": _type_of(error, _OPENAI_TYPES, "server_error"),
             "param": error.param,
             "code": error.code,
             **_sizes(error),
@@ -169,16 +178,26 @@ def openai_error(error: RequestError) -> dict[str, Any]:
 
 def llama_error(error: RequestError) -> dict[str, Any]:
     """The error in the shape of llama-server's own endpoints."""
-    kind = "server_error" if error.status >= 500 else "invalid_request_error"
     sizes = _sizes(error)
-    return {
-        "error": {
-            "code": error.status,
-            "message": error.sentence,
-            "type": _TYPE_IF_TOO_LONG if sizes else _LLAMA_TYPES.get(error.status, kind),
-            **sizes,
-        }
-    }
+    kind = _type_of(error, _LLAMA_TYPES, "server_error")
+    if sizes:
+        kind = _TYPE_IF_TOO_LONG
+    return {"error": {"code": error.status, "message": error.sentence, "type": kind, **sizes}}
+
+
+def _type_of(error: RequestError, types: Mapping[int, str], of_servers: str) -> str:
+    """The type of an error in a protocol.
+
+    Args:
+        error: the error.
+        types: the protocol's types by status.
+        of_servers: the type of an error of the server that `types` does not list.
+    """
+    if error.status in types:
+        return types[error.status]
+    if error.status >= 500:
+        return of_servers
+    return "invalid_request_error"
 
 
 def _sizes(error: RequestError) -> dict[str, int]:
@@ -196,7 +215,7 @@ def anthropic_error(error: RequestError) -> dict[str, Any]:
 
     If a prompt is too long, clients search the message for these words and numbers.
     """
-    kind = "api_error" if error.status >= 500 else "invalid_request_error"
+    kind = _type_of(error, _ANTHROPIC_TYPES, "api_error")
     message = error.sentence
     cause = error.__cause__
     if isinstance(cause, ContextError):
@@ -204,7 +223,4 @@ def anthropic_error(error: RequestError) -> dict[str, Any]:
             counts = f"{cause.num_tokens} tokens > {cause.context_length} maximum"
             message = message.replace(str(error), counts, 1)
         message = f"prompt is too long: {message}"
-    return {
-        "type": "error",
-        "error": {"type": _ANTHROPIC_TYPES.get(error.status, kind), "message": message},
-    }
+    return {"type": "error", "error": {"type": kind, "message": message}}

@@ -7,9 +7,9 @@ from typing import Any
 
 from localspec.sampling.params import SamplingParams
 from localspec.server.fields import Fields
-from localspec.server.question import FUNCTION_TYPES, Question
+from localspec.server.question import FUNCTION_TYPES, Question, schema_holder
 
-# Fields of the schema that nothing here sets, or that have one value here.
+# Fields of the schema that no request can set here.
 _FIXED: dict[str, Any] = {
     "background": False,
     "conversation": None,
@@ -26,15 +26,15 @@ _FIXED: dict[str, Any] = {
 }
 # Fields of a tool that is an MCP server; its headers and keys are not repeated.
 _OF_MCP = ("type", "server_label", "server_description", "allowed_tools", "require_approval")
-_NAME_OF_FORM = "answer"  # of a schema without a name, which the protocol wants
+_NAME_OF_FORM = "answer"  # for a schema without a name: the protocol demands one
 
 
 class RequestEcho:
-    """The fields of a response that say what was asked for, with defaults filled in.
+    """The fields of a response that repeat its request, with defaults filled in.
 
     Args:
-        fields: The request's.
-        question: What was made of them.
+        fields: the request.
+        question: the question in it.
     """
 
     def __init__(self, fields: Fields, question: Question) -> None:
@@ -49,10 +49,10 @@ class RequestEcho:
         }
 
     def with_sampling(self, default: SamplingParams) -> dict[str, Any]:
-        """All of these fields.
+        """All fields that repeat the request.
 
         Args:
-            default: How the model samples where the request says nothing.
+            default: the sampling options of a request that sets none.
         """
         options = self._question.options
         sampling = options.sampling_from(default)
@@ -74,7 +74,7 @@ def _text_format(form: Fields) -> dict[str, Any]:
     kind = form.text("type") or "text"
     if kind != "json_schema":
         return {"type": kind}
-    holder = form.object("json_schema") if "json_schema" in form else form
+    holder = schema_holder(form)
     return {
         "type": kind,
         "name": holder.text("name") or _NAME_OF_FORM,
@@ -85,18 +85,26 @@ def _text_format(form: Fields) -> dict[str, Any]:
 
 
 def _functions(fields: Fields) -> list[dict[str, Any]]:
-    """The tools that the model is given, namespaces as they came; other tools are ignored."""
-    found = []
+    """The tools that the model gets, with namespaces as they came; other tools are ignored."""
+    tools = []
     for tool in fields.objects("tools"):
         if tool.any("type") == "namespace":
-            within = [_function(each) for each in tool.objects("tools") if _is_function(each)]
-            own = {"name": tool.any("name"), "description": tool.any("description") or ""}
-            found.append({"type": "namespace", **own, "tools": within})
+            tools.append(_namespace(tool))
         elif _is_function(tool):
-            found.append(_function(tool))
+            tools.append(_function(tool))
         elif tool.any("type") == "mcp":
-            found.append({name: tool.any(name) for name in _OF_MCP})
-    return found
+            tools.append({name: tool.any(name) for name in _OF_MCP})
+    return tools
+
+
+def _namespace(space: Fields) -> dict[str, Any]:
+    functions = filter(_is_function, space.objects("tools"))
+    return {
+        "type": "namespace",
+        "name": space.any("name"),
+        "description": space.any("description") or "",
+        "tools": [_function(tool) for tool in functions],
+    }
 
 
 def _is_function(tool: Fields) -> bool:
@@ -104,8 +112,10 @@ def _is_function(tool: Fields) -> bool:
 
 
 def _function(tool: Fields) -> dict[str, Any]:
-    """A function with all fields of its schema, of which Chat Completions has some within."""
-    given = tool.object("function") if "function" in tool else tool
+    """A function with all fields of its schema; Chat Completions has them in an object."""
+    given = tool
+    if "function" in tool:
+        given = tool.object("function")
     return {
         "type": "function",
         "name": given.any("name"),
@@ -116,16 +126,18 @@ def _function(tool: Fields) -> dict[str, Any]:
 
 
 def _tool_choice(fields: Fields, question: Question) -> object:
-    """The choice of a tool that counts: the choice of a tool that is ignored does not."""
+    """The choice of a tool that counts; the choice of an ignored tool does not."""
     given = fields.any("tool_choice")
-    if question.options.tool_choice is None:  # there is no tool to choose from
+    choice = question.options.tool_choice
+    if choice is None:  # there is no tool to choose from
         if given == "none":
             return "none"
         return "auto"
-    if not isinstance(question.options.tool_choice, Mapping) or not isinstance(given, Mapping):
-        return question.options.tool_choice
+    if not isinstance(choice, Mapping) or not isinstance(given, Mapping):
+        return choice
     if given.get("type") == "allowed_tools":
         allowed = given.get("allowed_tools", given)
-        tools = [each for each in allowed["tools"] if each.get("type") in FUNCTION_TYPES]
+        tools = [tool for tool in allowed["tools"] if tool.get("type") in FUNCTION_TYPES]
         return {"type": "allowed_tools", "mode": allowed.get("mode"), "tools": tools}
-    return {"type": "function", "name": given.get("function", given).get("name")}
+    function = given.get("function", given)
+    return {"type": "function", "name": function.get("name")}

@@ -6,7 +6,8 @@ import copy
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
@@ -60,17 +61,37 @@ logger = logging.getLogger(__name__)
 
 _LOGPROBS = "message.output_text.logprobs"  # in the field "include"
 _Kind = Literal["message", "reasoning"]
-# For each kind of item: the beginning of its ids, the name of its deltas, its fields at first,
-# and those of its content's part.
-_KINDS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any]]] = {
-    "message": (
-        *("msg_", "output_text", {"role": "assistant", "content": []}),
+
+
+@dataclass(frozen=True, slots=True)
+class _ItemKind:
+    """What all items of one kind have in common."""
+
+    id_prefix: str
+
+    delta: str
+    """The name of its deltas."""
+
+    fields: dict[str, Any]
+    """The fields of the item when it starts."""
+
+    part: dict[str, Any]
+    """The fields of its content's part when that starts; none if it has no part."""
+
+
+_KINDS = {
+    "message": _ItemKind(
+        "msg_",
+        "output_text",
+        {"role": "assistant", "content": []},
         {"text": "", "annotations": [], "logprobs": []},
     ),
-    "reasoning": ("rs_", "reasoning_text", {"summary": [], "content": []}, {"text": ""}),
-    "function_call": ("fc_", "function_call_arguments", {"arguments": ""}, {}),
+    "reasoning": _ItemKind(
+        "rs_", "reasoning_text", {"summary": [], "content": []}, {"text": ""}
+    ),
+    "function_call": _ItemKind("fc_", "function_call_arguments", {"arguments": ""}, {}),
 }
-_WHOLE = ("name", "arguments", "text", "logprobs")  # of an item, when it ends
+_WHOLE = ("name", "arguments", "text", "logprobs")  # fields of the event that ends an item
 _ONLY_THOUGHT = {"role", "content", "reasoning_content"}
 
 
@@ -94,8 +115,8 @@ class ResponseForm(Form):
         options |= answer_form(fields.object("text").object("format"))
         options["max_tokens"] = max_tokens(fields, "max_output_tokens")
         options["stop"] = fields.texts("stop")
-        has_logprobs = _LOGPROBS in (fields.texts("include") or ())
-        options["logprobs"] = asked_logprobs(fields, is_asked=has_logprobs)
+        included = fields.texts("include") or ()
+        options["logprobs"] = asked_logprobs(fields, is_asked=_LOGPROBS in included)
         self._messages = _input_messages(fields, self._mcp)
         self._options = options
         self.question = self._question(options)
@@ -103,14 +124,16 @@ class ResponseForm(Form):
         self._id = f"resp_{secrets.token_hex(24)}"
         self._created = int(time.time())
         self._num_events = 0
-        self._item: _Item | None = None  # the open one
+        self._item: _Item | None = None  # the open item
         self._call: dict[str, Any] = {}  # the item of a call that is made now
         self._output: list[dict[str, Any]] = []
         self._logprobs: list[dict[str, Any]] = []  # of new text, not yet in an item
         self._spaces = namespaced(fields)
 
     def _question(self, options: Mapping[str, Any]) -> Question:
-        inputs = [self._messages] if self._messages else []
+        inputs = []
+        if self._messages:
+            inputs.append(self._messages)
         return Question(self._fields, inputs, options, variables=_variables(self._fields))
 
     async def before(self, service: Service) -> AsyncGenerator[str, None]:
@@ -122,7 +145,8 @@ class ResponseForm(Form):
             yield self._whole_item(item, "mcp_list_tools")
         for call in self._approved:
             name = self._mcp.shown_name(call.function.server, call.function.tool)
-            yield self._opening_events() + self._start_call(call)
+            begun = self._opening_events()
+            yield begun + self._start_call(call)
             result = await self._result_of(service, call)
             yield self._end_call(result)
             self._messages = [*self._messages, *messages_of_call(name, call, result)]
@@ -137,10 +161,10 @@ class ResponseForm(Form):
 
         The answer to their results follows where there is no other call.
         """
-        for each in finished:
+        for answer in finished:
             if not self.question.streams:
-                self._take(each)
-            reply = each.reply
+                self._take(answer)
+            reply = answer.reply
             ours = [call for call in reply.tool_calls if call.name in self._mcp.by_name]
             if not ours or reply.finish_reason != "tool_calls":
                 return
@@ -165,30 +189,29 @@ class ResponseForm(Form):
                 self.goes_on = True
 
     async def _result_of(self, service: Service, call: McpCall) -> ForeignResult:
-        """What comes of a call, in the part of the context that a result may take."""
+        """Make a call; the result is cut to the part of the context that it may take."""
         assert self._servers is not None
         if self._num_calls_left <= 0:
             return ForeignResult(TOO_MANY_CALLS, is_error=True)
         self._num_calls_left -= 1
-        found = await service.call(call_of(self._servers, call))
-        fit = partial(_fitting, found.text)
+        result = await service.call(call_of(self._servers, call))
+        fit = partial(_fitting, result.text)
         text, note = await with_engine(service, self.model, fit)
         if note:
             logger.info("%s.%s: %s", call.function.server, call.function.tool, note)
-        return found._replace(text=text)
+        return result._replace(text=text)
 
     def _start_call(self, call: McpCall) -> str:
-        """Begin the item of a call that is made now."""
+        """Start the item of a call that is made now."""
         more = {"output": None, "error": None, "status": "in_progress"}
         self._call = call.item("mcp_call", approval_request_id=call.request_id, **more)
         ended = self._end_item()
-        where = {"output_index": len(self._output), "item_id": self._call["id"]}
+        index = len(self._output)
+        where = {"output_index": index, "item_id": self._call["id"]}
         item = {**self._call, "arguments": ""}
         texts = [
             ended,
-            self._event(
-                "response.output_item.added", output_index=len(self._output), item=item
-            ),
+            self._event("response.output_item.added", output_index=index, item=item),
             self._event("response.mcp_call.in_progress", **where),
             self._event("response.mcp_call_arguments.delta", **where, delta=call.json),
             self._event("response.mcp_call_arguments.done", **where, arguments=call.json),
@@ -196,45 +219,54 @@ class ResponseForm(Form):
         return "".join(texts)
 
     def _end_call(self, result: ForeignResult) -> str:
-        """End the item of a call with what came of it."""
-        item = {**self._call, "output": result.text, "status": "completed"}
-        word = "completed"
+        """End the item of a call, with its result."""
         if result.is_error:
-            word = "failed"
-            item |= {"output": None, "error": result.text, "status": "failed"}
+            status = "failed"
+            outcome = {"output": None, "error": result.text}
+        else:
+            status = "completed"
+            outcome = {"output": result.text}
+        item = {**self._call, **outcome, "status": status}
         index = len(self._output)
         self._output.append(item)
         where = {"output_index": index, "item_id": item["id"]}
-        return self._event(f"response.mcp_call.{word}", **where) + self._event(
-            "response.output_item.done", output_index=index, item=item
-        )
+        ended = self._event(f"response.mcp_call.{status}", **where)
+        done = self._event("response.output_item.done", output_index=index, item=item)
+        return ended + done
 
     def _whole_item(self, item: dict[str, Any], progress: str | None) -> str:
-        """Add an item that is complete at once. progress: the name of its events, if any."""
-        texts = [self._opening_events(), self._end_item()]
+        """Add an item that is complete at once.
+
+        Args:
+            item: as clients get it.
+            progress: the name of its events of progress; None if it has none.
+        """
+        text = self._opening_events()
+        text += self._end_item()
         index = len(self._output)
         where = {"output_index": index, "item_id": item["id"]}
-        texts.append(self._event("response.output_item.added", output_index=index, item=item))
+        text += self._event("response.output_item.added", output_index=index, item=item)
         if progress is not None:
-            texts.append(self._event(f"response.{progress}.in_progress", **where))
-            texts.append(self._event(f"response.{progress}.completed", **where))
+            text += self._event(f"response.{progress}.in_progress", **where)
+            text += self._event(f"response.{progress}.completed", **where)
+        text += self._event("response.output_item.done", output_index=index, item=item)
         self._output.append(item)
-        texts.append(self._event("response.output_item.done", output_index=index, item=item))
-        return "".join(texts)
+        return text
 
-    def _take(self, each: Finished) -> None:
+    def _take(self, answer: Finished) -> None:
         """Add the items of an answer that is not streamed."""
-        reply = each.reply
+        reply = answer.reply
         if reply.thoughts:
             self._add("reasoning", reply.thoughts)
-        said = (reply.logprobs or ())[reply.num_thought_tokens :]
-        self._logprobs = [*map(logprob_object, said)]
+        logprobs = reply.logprobs or ()
+        said = logprobs[reply.num_thought_tokens :]
+        self._logprobs = [logprob_object(token) for token in said]
         if reply.text:
             self._add("message", reply.text)
         for number, call in enumerate(reply.tool_calls):
             if call.name not in self._mcp.by_name:
                 self._add(number, call.json, call)
-        self.text_for(each)
+        self.text_for(answer)
 
     def body(self, finished: Sequence[Finished]) -> Any:
         return self._response("completed", self._output, finished)
@@ -244,13 +276,19 @@ class ResponseForm(Form):
         if isinstance(event, NewPiece):
             return begun + self._say(event.piece)
         if isinstance(event, Finished):
-            # An empty answer has an item, too.
-            name = self._item.name if self._item else ""
-            if not event.reply.tool_calls and name in ("", "reasoning"):
-                begun += self._switch_to(_Item("message"))
-            is_whole = self._item is not None and self._item.is_whole
-            return begun + self._end_item("completed" if is_whole else _status(event.reply))
+            return begun + self._end_answer(event.reply)
         return begun or self._in_progress(event.field)
+
+    def _end_answer(self, reply: Reply) -> str:
+        """End the open item of an answer; an answer without text and calls gets one first."""
+        started = ""
+        has_message = self._item is not None and self._item.name != "reasoning"
+        if not has_message and not reply.tool_calls:
+            started = self._switch_to(_Item("message"))
+        status = _status(reply)
+        if self._item is not None and self._item.is_whole:
+            status = "completed"
+        return started + self._end_item(status)
 
     def end(self, finished: Sequence[Finished]) -> str:
         response = self._response("completed", self._output, finished)
@@ -276,14 +314,16 @@ class ResponseForm(Form):
     def _say(self, piece: Piece) -> str:
         if piece.logprobs is not None and not piece.is_thought:
             self._logprobs.append(logprob_object(piece.logprobs))
-        if (call := piece.call) is not None:
+        call = piece.call
+        if call is not None:
             if call.name in self._mcp.by_name:
-                return ""  # it has an item once it is whole
+                return ""  # it gets an item once it is whole
             return self._add(call.number, call.json, call, is_whole=call.is_last)
-        name: _Kind = "reasoning" if piece.is_thought else "message"
-        if piece.text:
-            return self._add(name, piece.text)
-        return ""
+        if not piece.text:
+            return ""
+        if piece.is_thought:
+            return self._add("reasoning", piece.text)
+        return self._add("message", piece.text)
 
     def _add(
         self,
@@ -293,12 +333,18 @@ class ResponseForm(Form):
         *,
         is_whole: bool = True,
     ) -> str:
-        """Add text to the item of that name, which ends any other. is_whole: of a call."""
+        """Add text to the item of a name, which ends any other item.
+
+        Args:
+            name: see `_Item`.
+            text: what is added.
+            call: the call whose arguments the text is; None for other text.
+            is_whole: whether this is the end of the call.
+        """
         item = self._item
         switched = ""
         if item is None or item.name != name:
-            own = {} if call is None else self._spaces.get(call.name, {"name": call.name})
-            item = _Item(name, {} if call is None else {"call_id": call.id, **own})
+            item = self._new_item(name, call)
             switched = self._switch_to(item)
         item.is_whole = call is not None and is_whole
         if not text:
@@ -306,6 +352,12 @@ class ResponseForm(Form):
         item.holder[item.text] += text
         more = {**self._position(item), "delta": text, **self._new_logprobs(item)}
         return switched + self._event(f"response.{item.delta}.delta", **more)
+
+    def _new_item(self, name: _Kind | int, call: ToolCall | CallPiece | None) -> _Item:
+        if call is None:
+            return _Item(name)
+        own = self._spaces.get(call.name, {"name": call.name})
+        return _Item(name, {"call_id": call.id, **own})
 
     def _new_logprobs(self, item: _Item) -> dict[str, Any]:
         if item.name != "message":
@@ -317,8 +369,10 @@ class ResponseForm(Form):
 
     def _position(self, item: _Item) -> dict[str, Any]:
         """The fields of an event that say where its text is."""
-        part = {"content_index": 0} if item.part else {}
-        return {"item_id": item.json["id"], "output_index": len(self._output), **part}
+        position = {"item_id": item.json["id"], "output_index": len(self._output)}
+        if item.part:
+            position["content_index"] = 0
+        return position
 
     def _switch_to(self, item: _Item) -> str:
         """End any open item, and start this one."""
@@ -334,10 +388,13 @@ class ResponseForm(Form):
         if item is None:
             return ""
         self._new_logprobs(item)
-        whole = {name: item.holder[name] for name in _WHOLE if name in item.holder}
-        more = {**self._position(item), **whole}
+        fields = self._position(item)
+        for name in _WHOLE:
+            if name in item.holder:
+                fields[name] = item.holder[name]
         index = len(self._output)
-        done = self._event(f"response.{item.delta}.done", **more) + self._parted("done", item)
+        whole = self._event(f"response.{item.delta}.done", **fields)
+        done = whole + self._parted("done", item)
         item.json["status"] = status
         if item.part:
             item.json["content"] = [item.part]
@@ -354,29 +411,35 @@ class ResponseForm(Form):
 
     def _event(self, kind: str, **fields: Any) -> str:
         number = self._num_events
-        self._num_events = self._num_events + 1
+        self._num_events += 1
         return sse_event({"type": kind, "sequence_number": number, **fields}, kind)
 
     def _response(
         self, status: str, output: Sequence[Mapping[str, Any]], finished: Sequence[Finished]
     ) -> dict[str, Any]:
-        is_cut = any(each.reply.finish_reason == "length" for each in finished)
+        is_cut = any(answer.reply.finish_reason == "length" for answer in finished)
         is_over = status == "completed"
-        if is_over and is_cut:
-            status = "incomplete"
         response: dict[str, Any] = {
             "id": self._id,
             "object": "response",
             "created_at": self._created,
-            "completed_at": int(time.time()) if status == "completed" else None,
+            "completed_at": None,
             "status": status,
             "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            "incomplete_details": None,
             "model": self.model.name,
             "output": list(output),
-            "usage": _usage(finished, self.question) if is_over else None,
+            "usage": None,
             **self._echo.with_sampling(self.model.sampling),
         }
+        if is_over:
+            response["usage"] = _usage(finished, self.question)
+        if is_cut:
+            response["incomplete_details"] = {"reason": "max_output_tokens"}
+        if is_over and is_cut:
+            response["status"] = "incomplete"
+        elif is_over:
+            response["completed_at"] = int(time.time())
         if finished:
             response |= own_fields(finished[-1].reply)
         return response
@@ -386,22 +449,31 @@ def _with_mcp_tools(fields: Fields, use: McpUse) -> Fields:
     """The request with the tools of MCP servers among the functions."""
     if not use.by_name:
         return fields
-    given = [tool.values for tool in fields.objects("tools") if tool.any("type") != MCP_TYPE]
+    tools = [tool.values for tool in fields.objects("tools") if tool.any("type") != MCP_TYPE]
+    tools += use.declared
     choice = fields.any("tool_choice")
     if isinstance(choice, Mapping) and choice.get("type") == MCP_TYPE:
-        label = choice.get("server_label")
-        names = [choice.get("name")]
-        if choice.get("name") is None:
-            names = [
-                tool.function.tool
-                for tool in use.by_name.values()
-                if isinstance(tool.function, ForeignFunction) and tool.function.server == label
-            ]
-        chosen = [{"type": "function", "name": use.shown_name(label, each)} for each in names]
-        choice = {"type": "allowed_tools", "mode": "required", "tools": chosen}
-    more = {"tools": [*given, *use.declared], "tool_choice": choice}
+        choice = _choice_of_functions(choice, use)
     fields.flag("parallel_tool_calls")
-    return Fields({**fields.values, **more})
+    return Fields({**fields.values, "tools": tools, "tool_choice": choice})
+
+
+def _choice_of_functions(choice: Mapping[str, Any], use: McpUse) -> dict[str, Any]:
+    """A choice of an MCP server, or of one of its tools, as a choice among functions."""
+    label = choice.get("server_label")
+    names = [choice.get("name")]
+    if choice.get("name") is None:
+        names = list(_tools_of_server(use, label))
+    chosen = [{"type": "function", "name": use.shown_name(label, name)} for name in names]
+    return {"type": "allowed_tools", "mode": "required", "tools": chosen}
+
+
+def _tools_of_server(use: McpUse, label: str | None) -> Iterator[str]:
+    """The names of a server's tools that the request may call."""
+    for tool in use.by_name.values():
+        function = tool.function
+        if isinstance(function, ForeignFunction) and function.server == label:
+            yield function.tool
 
 
 def _check_room(tools: Sequence[Tool], engine: IsolatedEngine) -> None:
@@ -432,7 +504,8 @@ def _input_messages(fields: Fields, use: McpUse) -> list[Message]:
     if given is None:
         fields.refuse("input", "Give a string, or the conversation as a list.")
     if isinstance(given, str):
-        messages += [{"role": "user", "content": given}] if given else []
+        if given:
+            messages.append({"role": "user", "content": given})
     else:
         items = fields.objects("input")
         for item in items:
@@ -441,13 +514,15 @@ def _input_messages(fields: Fields, use: McpUse) -> list[Message]:
     instructions = fields.text("instructions")
     if instructions and messages:
         messages = [{"role": "system", "content": instructions}, *messages]
-    # Thoughts that led to no call are left out.
-    kept = [
-        each for each in messages if each["content"] is not None or each.keys() != _ONLY_THOUGHT
-    ]
+    kept = [message for message in messages if not _is_thought_alone(message)]
     if kept:
         return checked_messages(kept)
     return []
+
+
+def _is_thought_alone(message: Message) -> bool:
+    """Whether a message is a thought that led to no call and no text: it is left out."""
+    return message["content"] is None and message.keys() == _ONLY_THOUGHT
 
 
 def _add_item(messages: list[Message], item: Fields) -> None:
@@ -456,21 +531,21 @@ def _add_item(messages: list[Message], item: Fields) -> None:
     if kind == "message":
         said = {"role": item.any("role"), "content": item.any("content")}
         if said["role"] == "assistant" and messages and messages[-1].keys() == _ONLY_THOUGHT:
-            said = {**messages.pop(), **said}
+            thought = messages.pop()
+            said = {**thought, **said}
         messages.append(said)
     elif kind == "reasoning":
         parts = item.objects("content") or item.objects("summary")
-        thought = "\n".join(part.text("text") or "" for part in parts)
-        said = {"role": "assistant", "content": None, "reasoning_content": thought}
-        messages.append(said)
+        texts = [part.text("text") or "" for part in parts]
+        messages.append(
+            {"role": "assistant", "content": None, "reasoning_content": "\n".join(texts)}
+        )
     elif kind == "function_call":
         if not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": None})
-        before = messages.pop()
-        name = flat_name(item.text("name"), item.text("namespace"))
-        function = {"name": name, "arguments": item.any("arguments")}
-        call = {"id": item.text("call_id"), "function": function}
-        messages.append({**before, "tool_calls": [*before.get("tool_calls", ()), call]})
+        answer = messages.pop()
+        calls = answer.get("tool_calls", ())
+        messages.append({**answer, "tool_calls": [*calls, _function_call(item)]})
     elif kind == "function_call_output":
         call_id = item.text("call_id")
         messages.append(
@@ -480,24 +555,54 @@ def _add_item(messages: list[Message], item: Fields) -> None:
         logger.debug("an item of type %.80r is ignored", kind)
 
 
+def _function_call(item: Fields) -> dict[str, Any]:
+    """A call, as messages have it."""
+    name = flat_name(item.text("name"), item.text("namespace"))
+    function = {"name": name, "arguments": item.any("arguments")}
+    return {"id": item.text("call_id"), "function": function}
+
+
 class _Item:
     """An item of the output: a message, the thoughts before it, or a call of a tool.
 
-    name: its kind, or the number of the call. called: a call's id, name and namespace. json:
-    the item for clients. part: its content's; a call has none. holder, text: the object that
-    has its text, and the name that the text has there.
+    Args:
+        name: its kind, or the number of the call.
+        called: the id, name and namespace of a call.
     """
 
-    is_whole = False
-
     def __init__(self, name: _Kind | int, called: Mapping[str, Any] = NO_VARIABLES) -> None:
+        type_name = "function_call" if isinstance(name, int) else name
+        kind = copy.deepcopy(_KINDS[type_name])
         self.name = name
-        kind = "function_call" if isinstance(name, int) else name
-        prefix, self.delta, own, part = copy.deepcopy(_KINDS[kind])
-        item_id = prefix + secrets.token_hex(24)
-        self.json = {"id": item_id, "type": kind, "status": "in_progress", **called, **own}
-        self.part = {"type": self.delta, **part} if part else {}
-        self.holder, self.text = (self.part, "text") if part else (self.json, "arguments")
+
+        self.is_whole = False
+        """Whether it is a call whose arguments are complete."""
+
+        self.delta = kind.delta
+        """The name of its deltas."""
+
+        self.json: dict[str, Any] = {
+            "id": kind.id_prefix + secrets.token_hex(24),
+            "type": type_name,
+            "status": "in_progress",
+            **called,
+            **kind.fields,
+        }
+        """The item as clients get it."""
+
+        self.part: dict[str, Any] = {}
+        """The part of its content; empty for a call."""
+
+        self.holder = self.json
+        """The object that has its text."""
+
+        self.text = "arguments"
+        """The name of the text in `holder`."""
+
+        if kind.part:
+            self.part = {"type": kind.delta, **kind.part}
+            self.holder = self.part
+            self.text = "text"
 
 
 def _status(reply: Reply) -> str:
@@ -513,8 +618,7 @@ def _error_code(error: RequestError) -> str:
     """
     if error.status >= 500:
         return "server_error"
-    is_long = error.code == "context_length_exceeded"
-    if is_long:
+    if error.code == "context_length_exceeded":
         return error.code
     return "invalid_prompt"
 

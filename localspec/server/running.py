@@ -17,16 +17,16 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from localspec.errors import LocalspecError
 from localspec.server.refusal import overloaded, refusal_response
 
-MOST_ANSWERED = 512  # requests at a time, each on a connection of its own
-SPARE_CONNECTIONS = 256  # above that, on which nothing is answered, or only a refusal
-FIRST_BYTE_S = 10.0  # for a new connection to send anything
-STALLED_S = 10.0  # for a client to take what was written, before it makes room for others
-UNUSED_S = 60.0  # for a connection to send a request's headers, or to take what was written
-_NEW_S = 1.0  # until a new connection may have to make room before others
-_ACCEPTED_AT_ONCE = 128  # before any of them can be ended
+MOST_ANSWERED = 512  # requests that are answered at a time, each on its own connection
+SPARE_CONNECTIONS = 256  # further connections, which are unused or get a refusal
+FIRST_BYTE_S = 10.0  # a new connection has to send something within this time
+STALLED_S = 10.0  # a client that takes nothing for this long makes room for others
+UNUSED_S = 60.0  # a connection has to send a request's headers, or take its response, in time
+_NEW_S = 1.0  # a connection is new for this long, and makes room later than an idle one
+_ACCEPTED_AT_ONCE = 128  # before the first of them can be ended
 _KEEP_ALIVE_S = 30
 _GRACE_S = 5  # for answers to end when the server stops
-LOOK_TICKS = 10  # of a tenth of a second, between two looks at the connections
+LOOK_TICKS = 10  # tenths of a second between two looks at the connections
 
 
 class PortError(LocalspecError):
@@ -38,8 +38,8 @@ def listen(host: str, port: int) -> socket.socket:
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         made = socket.create_server((host, port), family=family)
-        # With its protocol named, or asyncio leaves Nagle's algorithm on: an event would wait
-        # up to 40 ms until the client has acknowledged the one before.
+        # Name the protocol, or asyncio leaves Nagle's algorithm on: an event would wait up to
+        # 40 ms until the client has acknowledged the event before it.
         return socket.socket(family, made.type, socket.IPPROTO_TCP, made.detach())
     except (OSError, OverflowError) as error:
         raise PortError(
@@ -55,8 +55,10 @@ def _allow_open_files(number: int) -> None:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = number if hard == resource.RLIM_INFINITY else min(number, hard)
-    if resource.RLIM_INFINITY != soft < wanted:
+    wanted = number
+    if hard != resource.RLIM_INFINITY:
+        wanted = min(number, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
         resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
@@ -65,36 +67,37 @@ class _Use(enum.IntEnum):
 
     SILENT = enum.auto()  # it has sent nothing at all
     IDLE = enum.auto()  # its last request is answered, and no other has begun
-    SENDS_HEAD = enum.auto()  # the headers of a request are not all there
+    SENDS_HEAD = enum.auto()  # the headers of a request have not all arrived
     IS_NEW = enum.auto()  # it has not had the time to ask
-    TAKES_ANSWER = enum.auto()  # what is written has not been taken
+    TAKES_ANSWER = enum.auto()  # the client has not taken the whole response yet
 
 
 class _Unused(NamedTuple):
-    """How a connection is unused, and since when: the least of several makes room first."""
+    """How a connection is unused, and since when. The smallest one makes room first."""
 
     use: _Use
     since_s: float
 
 
 class _ClientConnection(H11Protocol):
-    """A connection. Other parsers, which uvicorn prefers if they are there, bound no heads.
+    """A connection. It uses h11: uvicorn's other parsers do not bound the size of headers.
 
-    One too many takes the place of an unused one at once. Where none is unused, it is hung up
-    on itself: there would be no file descriptors left.
+    If there are too many connections, a new one takes the place of an unused one at once. If
+    all are in use, the new one itself is ended: file descriptors would run out.
     """
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
-        self._quiet_since_s = time.monotonic()  # since it was made, or since its last answer
-        self._untaken_since_s: float | None = None  # where more is written than is taken
+        self._quiet_since_s = time.monotonic()  # when it was made, or its last answer ended
+        self._untaken_since_s: float | None = None  # when writing was paused, if it is
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) <= MOST_ANSWERED + SPARE_CONNECTIONS:
             return
-        others: list[Any] = [each for each in self.connections if each is not self]
-        (_first_unused(others) or self).hang_up()
+        others: list[Any] = [other for other in self.connections if other is not self]
+        ended = _first_unused(others) or self
+        ended.hang_up()
 
     def on_response_complete(self) -> None:
         self._quiet_since_s = time.monotonic()
@@ -109,7 +112,7 @@ class _ClientConnection(H11Protocol):
         super().resume_writing()
 
     def hang_up(self) -> None:
-        """End the connection, whatever is still to be written; it no longer counts."""
+        """End the connection without writing the rest. It no longer counts."""
         self.connections.discard(self)
         self.transport.abort()
 
@@ -119,10 +122,12 @@ class _ClientConnection(H11Protocol):
         since_s = self._untaken_since_s
         if since_s is not None and time.monotonic() - since_s > STALLED_S:
             return _Unused(_Use.TAKES_ANSWER, since_s)
-        is_answering = self.cycle is not None and not self.cycle.response_complete
-        if is_answering and not self.transport.is_closing():
+        if self._is_answering() and not self.transport.is_closing():
             return None
         return _Unused(self._use_between_answers(), self._quiet_since_s)
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
 
     def _use_between_answers(self) -> _Use:
         if self.transport.is_closing() or self.transport.get_write_buffer_size() > 0:
@@ -137,34 +142,45 @@ class _ClientConnection(H11Protocol):
         return _Use.IDLE
 
     def end_if_unused(self, now_s: float) -> None:
-        """Hang up if nothing has been sent, asked or taken for too long.
+        """End the connection if it has been unused for too long.
 
-        Such clients send headers byte by byte, or do not take what was written; uvicorn would
-        wait for ever.
+        Its client sends headers byte by byte, or does not take the response. uvicorn would wait
+        for ever.
+
+        Args:
+            now_s: the time, by `time.monotonic`.
         """
         unused = self.unused
         if unused is None:
             return
-        limit_s = FIRST_BYTE_S if unused.use is _Use.SILENT else UNUSED_S
+        limit_s = UNUSED_S
+        if unused.use is _Use.SILENT:
+            limit_s = FIRST_BYTE_S
         if now_s - unused.since_s > limit_s:
             self.hang_up()
 
 
 def _first_unused(connections: Iterable[_ClientConnection]) -> _ClientConnection | None:
     """The connection that makes room first; None if all are in use."""
-    unused = [(each.unused, each) for each in connections]
-    found = [(how, each) for how, each in unused if how is not None]
-    if found:
-        return min(found, key=lambda pair: pair[0])[1]
-    return None
+    first: _ClientConnection | None = None
+    first_unused: _Unused | None = None
+    for connection in connections:
+        unused = connection.unused
+        if unused is None:
+            continue
+        if first_unused is None or unused < first_unused:
+            first = connection
+            first_unused = unused
+    return first
 
 
 class Runner(uvicorn.Server):
     """Serves an application on a socket (`run(sockets=[…])`) until Ctrl-C or `should_exit`.
 
     Args:
-        ready: Called once it serves.
-        stop: Called before it ends, while clients can still be told.
+        app: the application.
+        ready: called once it serves.
+        stop: called before it ends, while clients can still get an error.
     """
 
     def __init__(
@@ -193,8 +209,8 @@ class Runner(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        for each in sockets or ():  # else as many may wait as are accepted at once
-            each.listen(MOST_ANSWERED)
+        for listener in sockets or ():  # else only _ACCEPTED_AT_ONCE connections may wait
+            listener.listen(MOST_ANSWERED)
         self._ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -219,12 +235,12 @@ class Runner(uvicorn.Server):
             await self._app(scope, receive, send)
 
     def _num_answered(self) -> int:
-        """How many requests are being answered, this one among them."""
+        """The number of requests that are being answered, with this one."""
         connections: set[Any] = self.server_state.connections
-        return sum(each.unused is None for each in connections)
+        return sum(connection.unused is None for connection in connections)
 
     def _end_unused(self) -> None:
         now_s = time.monotonic()
         connections: list[Any] = list(self.server_state.connections)
-        for each in connections:
-            each.end_if_unused(now_s)
+        for connection in connections:
+            connection.end_if_unused(now_s)
