@@ -1,4 +1,4 @@
-"""Which servers there are: files in the notation `mcpServers`, as other programs have them."""
+"""The files that name the servers, in the notation `mcpServers` of other programs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ import platformdirs
 from localspec.errors import OptionError, did_you_mean
 from localspec.system.atomic_write import write_whole
 
-CALL_S = 30.0  # for a call, where a server has no timeout of its own
-_MOST_S = 3600.0  # above that it is taken for milliseconds, which some programs count in
+CALL_S = 30.0  # for a call, if the server's entry has no timeout
+_MOST_S = 3600.0  # a larger number is taken for milliseconds, which some programs use
 _MOST_BYTES = 4_000_000  # of a file
 _KEY = "mcpServers"
 _EXAMPLE = '{"mcpServers": {"time": {"command": "uvx", "args": ["mcp-server-time"]}}}'
@@ -32,6 +32,7 @@ class ServerEntry:
     """A server as a file describes it: a command, or an address."""
 
     name: str
+    """The server's name."""
 
     command: str | None = None
     """The program to start; None for a server at an address."""
@@ -40,7 +41,7 @@ class ServerEntry:
     """The program's arguments."""
 
     env: Mapping[str, str] = field(default_factory=dict)
-    """Variables for the program, beside the usual ones such as PATH and HOME."""
+    """Variables for the program, besides the usual ones such as PATH and HOME."""
 
     cwd: Path | None = None
     """The folder where the program starts; None for the user's home."""
@@ -62,7 +63,7 @@ class ServerEntry:
 
     @property
     def target(self) -> str:
-        """What is started or asked, in words."""
+        """The address or the command, for people."""
         return self.url or " ".join([self.command or "", *self.args])
 
 
@@ -79,18 +80,19 @@ def files_of_others() -> dict[str, Path]:
         claude = home / "Library/Application Support/Claude"
     elif sys.platform == "win32":
         claude = Path(os.environ.get("APPDATA", home)) / "Claude"
-    found = {
+    files = {
         "Claude Desktop": claude / "claude_desktop_config.json",
         "Cursor": home / ".cursor/mcp.json",
         "LM Studio": home / ".lmstudio/mcp.json",
     }
-    return {name: path for name, path in found.items() if path.is_file()}
+    return {name: path for name, path in files.items() if path.is_file()}
 
 
 def read_servers(path: Path) -> dict[str, ServerEntry]:
-    """The servers of a file by their names, those that are switched off among them.
+    """The servers of a file by their names, also those that are switched off.
 
-    Raises OptionError where the file cannot be read or an entry is wrong.
+    Raises:
+        OptionError: the file cannot be read, or an entry is wrong.
     """
     return servers_in(str(path), _read_json(path))
 
@@ -99,7 +101,7 @@ def servers_in(where: str, content: Mapping[str, Any]) -> dict[str, ServerEntry]
     """The servers of an object with `mcpServers`, as a file holds it.
 
     Args:
-        where: where it is from, for errors.
+        where: where the object is from, for errors.
         content: the object.
 
     Raises:
@@ -116,13 +118,13 @@ def add_server(path: Path, name: str, values: Mapping[str, object]) -> None:
 
     Args:
         path: the file, which need not exist.
-        name: the server's, which the file has not.
-        values: as the notation has them.
+        name: the server's name, which the file does not have.
+        values: the server's entry in the notation.
 
     Raises:
         OptionError: the name is taken, or something is wrong.
     """
-    content = _read_json(path) if path.exists() else {}
+    content = _read_if_there(path)
     servers = content.setdefault(_KEY, {})
     if name in servers:
         raise OptionError(
@@ -135,7 +137,7 @@ def add_server(path: Path, name: str, values: Mapping[str, object]) -> None:
 
 def remove_server(path: Path, name: str) -> None:
     """Remove a server from a file. Raises OptionError if there is none of that name."""
-    content = _read_json(path) if path.exists() else {}
+    content = _read_if_there(path)
     servers = content.get(_KEY, {})
     if name not in servers:
         raise OptionError(f"{path} has no server {name!r:.80}", did_you_mean(name, servers))
@@ -147,6 +149,13 @@ def _write(path: Path, content: Mapping[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
     write_whole(path, text.encode(), durable=True)
+
+
+def _read_if_there(path: Path) -> dict[str, Any]:
+    """The content of a file; {} if there is no file."""
+    if path.exists():
+        return _read_json(path)
+    return {}
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -182,14 +191,17 @@ def _entry(where: str, name: str, values: object) -> ServerEntry:
         reader.refuse("command", "Give either a command or a url.")
     if url is not None and urlsplit(url).scheme not in ("http", "https"):
         reader.refuse("url", "Give an address that begins with http:// or https://.")
-    cwd = reader.text("cwd")
+    folder = reader.text("cwd")
+    cwd = None
+    if folder is not None:
+        cwd = Path(folder).expanduser()
     timeout_s = reader.seconds("timeout")
     return ServerEntry(
         name,
         command=command,
         args=reader.texts("args"),
         env=reader.texts_by_name("env"),
-        cwd=None if cwd is None else Path(cwd).expanduser(),
+        cwd=cwd,
         url=url,
         headers=reader.texts_by_name("headers"),
         is_disabled=reader.flag("disabled"),
@@ -199,7 +211,13 @@ def _entry(where: str, name: str, values: object) -> ServerEntry:
 
 
 class _Values:
-    """The values of a server's entry, each checked as it is read."""
+    """The values of a server's entry. A value is checked when it is read.
+
+    Args:
+        where: where the entry is from, for errors.
+        name: the server's name.
+        values: the entry.
+    """
 
     def __init__(self, where: str, name: str, values: object) -> None:
         self._where = f"of the server {name!r:.80} in {where}"
@@ -219,16 +237,16 @@ class _Values:
         return self._filled(key, value)
 
     def texts(self, key: str) -> tuple[str, ...]:
-        value = self._values.get(key) or []
-        if not isinstance(value, list) or not all(_is_plain(each) for each in value):
+        texts = self._values.get(key) or []
+        if not isinstance(texts, list) or not all(map(_is_plain, texts)):
             self.refuse(key, "Give a list of texts.")
-        return tuple(self._filled(key, each) for each in value)
+        return tuple(self._filled(key, text) for text in texts)
 
     def texts_by_name(self, key: str) -> dict[str, str]:
-        value = self._values.get(key) or {}
-        if not isinstance(value, dict) or not all(_is_plain(each) for each in value.values()):
+        texts = self._values.get(key) or {}
+        if not isinstance(texts, dict) or not all(map(_is_plain, texts.values())):
             self.refuse(key, "Give an object of texts.")
-        return {name: self._filled(key, each) for name, each in value.items()}
+        return {name: self._filled(key, text) for name, text in texts.items()}
 
     def flag(self, key: str) -> bool:
         value = self._values.get(key, False)
@@ -241,17 +259,18 @@ class _Values:
         if value is None:
             return CALL_S
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not math.isfinite(value) or value <= 0:
+        if not is_number or not 0 < value < math.inf:
             self.refuse(key, "Give seconds, more than 0.")
-        if value > _MOST_S:
-            return float(value) / 1000
-        return float(value)
+        seconds = float(value)
+        if seconds > _MOST_S:
+            return seconds / 1000
+        return seconds
 
     def _filled(self, key: str, text: str) -> str:
         """The text with variables of this process in place of ${env:NAME} and ${NAME}."""
 
-        def value_of(found: re.Match[str]) -> str:
-            name = found[1]
+        def value_of(variable: re.Match[str]) -> str:
+            name = variable[1]
             if name == "userHome":
                 return str(Path.home())
             if name not in os.environ:

@@ -30,34 +30,34 @@ MOST_LISTED = 256  # of a server
 _MOST_PAGES = 64  # of the list of tools
 _MOST_STARTS = 2  # of a server that ends without being asked to
 _HTTP_CONNECT_S = 10.0
-_LAST_WORDS_S = 1.0  # for what a server that ends writes to stderr
-_MOST_OF_ERROR = 500  # characters of what a server says is wrong
+_LAST_WORDS_S = 1.0  # for the last lines of a server's stderr, when it ends
+_MOST_OF_ERROR = 500  # characters of a server's error
 
-# What these log with a traceback is said in our errors, and is in the server's own log.
+# These log tracebacks of errors that our own errors and the server's own log have, too.
 for _name in ("mcp", "client"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 read_whole_lines()
 
 
 class Connection:
-    """A server that is started, or asked, when it is first needed.
+    """A connection to a server, which is started or asked when it is first needed.
 
     All methods run on one event loop.
 
     Args:
-        entry: the server.
+        entry: the server's entry.
     """
 
     def __init__(self, entry: ServerEntry) -> None:
         self.entry = entry
         self.log: ServerLog | None = None
-        """What it writes to stderr; None for one that was not started."""
+        """The log of its stderr; None if it was not started."""
 
         self.protocol = ""
         """The version of MCP that is spoken, once it is connected."""
 
         self.version = ""
-        """What the server calls itself, once it is connected."""
+        """The server's name and version, once it is connected."""
 
         self._client: Client | None = None
         self._living: asyncio.Task[None] | None = None
@@ -72,22 +72,23 @@ class Connection:
         Raises ToolServerError, OptionError.
         """
         client = await self._connected()
-        found: list[dict[str, Any]] = []
+        tools: list[dict[str, Any]] = []
         cursor = None
         try:
             with anyio.fail_after(_LIST_S):
                 for _ in range(_MOST_PAGES):
                     page = await client.list_tools(cursor=cursor, cache_mode="bypass")
-                    found += [
-                        tool.model_dump(mode="json", by_alias=True, exclude_none=True)
-                        for tool in page.tools
-                    ]
+                    for tool in page.tools:
+                        tools.append(
+                            tool.model_dump(mode="json", by_alias=True, exclude_none=True)
+                        )
                     cursor = page.next_cursor
-                    if cursor is None or len(found) > MOST_LISTED:
+                    if cursor is None or len(tools) > MOST_LISTED:
                         break
         except Exception as error:
             raise await self._failure("gave no list of its tools", error) from error
-        return found[:MOST_LISTED], cursor is not None or len(found) > MOST_LISTED
+        has_more = cursor is not None or len(tools) > MOST_LISTED
+        return tools[:MOST_LISTED], has_more
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """The result of a call in MCP's JSON. Raises ToolServerError, OptionError."""
@@ -107,7 +108,7 @@ class Connection:
             await asyncio.wait([self._living])
 
     async def _connected(self) -> Client:
-        """The client of a server that runs; it is started if it does not."""
+        """The client of a running server; the server is started if it does not run."""
         async with self._starting:
             if self._client is not None and self._has_ended():
                 await self._end_client()
@@ -117,8 +118,9 @@ class Connection:
             return self._client
 
     def _has_ended(self) -> bool:
-        is_over = self._living is None or self._living.done()
-        return is_over or self._is_lost or (self.log is not None and self.log.ended.is_set())
+        if self._living is None or self._living.done() or self._is_lost:
+            return True
+        return self.log is not None and self.log.ended.is_set()
 
     async def _end_client(self) -> None:
         self._client = None
@@ -147,7 +149,9 @@ class Connection:
             raise await self._failure("could not be started", error) from error
         self.protocol = self._client.protocol_version
         info = self._client.server_info
-        self.version = "" if info is None else f"{info.name} {info.version}"
+        self.version = ""
+        if info is not None:
+            self.version = f"{info.name} {info.version}"
 
     async def _live(self, ready: asyncio.Future[Client]) -> None:
         """Hold the connection until it is to be closed. One task opens and closes it."""
@@ -180,7 +184,7 @@ class Connection:
                 f"the command {entry.command!r} of the MCP server {entry.name!r} is not found",
                 "Install it, or give its whole path.",
             )
-        folder = Path.home() if entry.cwd is None else entry.cwd
+        folder = entry.cwd or Path.home()
         if not folder.is_dir():
             raise OptionError(
                 f"the folder {str(folder)!r} of the MCP server {entry.name!r} is not there",
@@ -203,7 +207,7 @@ class Connection:
             self.log.note(f"what is on stdout is no message of MCP: {message!s:.300}")
 
     async def _failure(self, what: str, error: BaseException) -> ToolServerError:
-        """The error in words; of a server that has ended, once its last words are read."""
+        """The error in words. If the server has ended, its last lines are read before."""
         if isinstance(error, MCPError) and error.code == CONNECTION_CLOSED:
             self._is_lost = True
             if self.log is not None:
@@ -236,13 +240,15 @@ class Connection:
         return "; the last of its stderr: " + " | ".join(self.log.last_lines)
 
     def _hint(self) -> str:
-        seen = f"Its stderr is in {self.log.path}. " if self.log is not None else ""
-        return f"{seen}To try it alone: localspec mcp test {self.entry.name}"
+        hint = f"To try it alone: localspec mcp test {self.entry.name}"
+        if self.log is None:
+            return hint
+        return f"Its stderr is in {self.log.path}. {hint}"
 
 
 @contextlib.asynccontextmanager
 async def _handing_over(transport: Any, log: ServerLog) -> AsyncGenerator[Any, None]:
-    """The transport, whose process has its own copy of the pipe once it is started."""
+    """The transport. Once it is started, our copy of the pipe is closed: the server has one."""
     async with transport as streams:
         log.pipe.close()
         yield streams
@@ -250,7 +256,7 @@ async def _handing_over(transport: Any, log: ServerLog) -> AsyncGenerator[Any, N
 
 @contextlib.asynccontextmanager
 async def _http_transport(url: str, headers: Mapping[str, str]) -> AsyncGenerator[Any, None]:
-    timeout = httpx2.Timeout(_HTTP_CONNECT_S, read=None)  # each call has a time of its own
+    timeout = httpx2.Timeout(_HTTP_CONNECT_S, read=None)  # a call has its own time limit
     async with (
         httpx2.AsyncClient(headers=dict(headers), timeout=timeout) as client,
         streamable_http_client(url, http_client=client) as streams,
@@ -259,7 +265,7 @@ async def _http_transport(url: str, headers: Mapping[str, str]) -> AsyncGenerato
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """The error itself, where groups of tasks have wrapped it."""
+    """The error itself, without the groups that tasks have put around it."""
     while isinstance(getattr(error, "exceptions", None), tuple) and error.exceptions:  # type: ignore[attr-defined]
         error = error.exceptions[0]  # type: ignore[attr-defined]
     return error

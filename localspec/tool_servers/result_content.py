@@ -1,4 +1,4 @@
-"""What a call has returned → text for a model, and pictures."""
+"""The result of a call → text for a model, and pictures."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ _EMPTY = "[The tool returned nothing.]"
 def foreign_result(result: Mapping[str, Any]) -> ForeignResult:
     """A result as MCP's JSON has it → as a model gets it.
 
-    Texts, links and embedded resources become text. Structured content stands for them where
-    there is no text, as JSON. A sound or a file that is no text becomes a note.
+    Texts, links and embedded resources become text. If there are none, structured content is
+    used instead, as JSON. A sound or a file that is no text becomes a note.
     """
     blocks: Sequence[Mapping[str, Any]] = result.get("content") or ()
     texts: list[str] = []
@@ -42,15 +42,22 @@ def _in_words(block: Mapping[str, Any]) -> str:
     if kind == "text":
         return str(block.get("text", ""))
     if kind == "resource_link":
-        said = [str(block.get("name") or ""), str(block.get("uri") or "")]
-        said.append(str(block.get("description") or ""))
-        return f"[link: {' '.join(each for each in said if each)}]"
+        words = []
+        for name in ("name", "uri", "description"):
+            if block.get(name):
+                words.append(str(block[name]))
+        return f"[link: {' '.join(words)}]"
     if kind == "resource":
-        resource = block.get("resource") or {}
-        if "text" in resource:
-            return f"{resource.get('uri')}:\n{resource['text']}"
-        size = len(str(resource.get("blob", ""))) * 3 // 4
-        what = resource.get("mimeType") or "data"
-        return f"[{resource.get('uri')}: {size:,} bytes of {what}, which are no text]"
+        return _resource_in_words(block.get("resource") or {})
     what = block.get("mimeType") or kind
     return f"[{what}, which this model cannot read]"
+
+
+def _resource_in_words(resource: Mapping[str, Any]) -> str:
+    uri = resource.get("uri")
+    if "text" in resource:
+        return f"{uri}:\n{resource['text']}"
+    blob = str(resource.get("blob", ""))
+    num_bytes = len(blob) * 3 // 4  # base64 has 4 characters for 3 bytes
+    what = resource.get("mimeType") or "data"
+    return f"[{uri}: {num_bytes:,} bytes of {what}, which are no text]"

@@ -1,4 +1,4 @@
-"""A file of what a server writes to stderr, which errors name and quote."""
+"""A file with a server's stderr, which errors name and quote."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ import platformdirs
 
 from localspec.system.atomic_write import make_private_folder
 
-_MOST_BYTES = 1_000_000  # of the file; then it begins anew
-_TAIL_BYTES = 4000  # that are kept in memory, to be quoted
+_MOST_BYTES = 1_000_000  # in the file; then it begins anew
+_TAIL_BYTES = 4000  # kept in memory, to be quoted
 _QUOTED_LINES = 5
 _BEGUN_ANEW = b"[earlier lines are not kept]\n"
 
 
 class ServerLog:
-    """Writes what comes through a pipe into a file, in a thread of its own.
+    """Copies a pipe into a file, in a thread of its own.
 
     Args:
-        name: the server's.
+        name: the server's name.
     """
 
     def __init__(self, name: str) -> None:
         folder = platformdirs.user_state_path("localspec", appauthor=False) / "mcp"
         make_private_folder(folder)
-        self.path: Path = folder / f"{re.sub(r'[^A-Za-z0-9_.-]', '_', name)}.log"
+        file_name = re.sub(r"[^A-Za-z0-9_.-]", "_", name)
+        self.path: Path = folder / f"{file_name}.log"
         self.ended = threading.Event()
-        """Whether nobody can write into the pipe any more: the server has ended."""
+        """Whether no process can write into the pipe any more: the server has ended."""
 
         self._tail = b""
         self._file = FileIO(str(self.path), "w")
@@ -38,7 +39,7 @@ class ServerLog:
         self._lock = threading.Lock()
         reading_end, writing_end = os.pipe()
         self.pipe = os.fdopen(writing_end, "w")
-        """What the server gets as its stderr. To be closed here once it has it."""
+        """The server's stderr. It has to be closed here once the server has it."""
 
         reader = threading.Thread(
             target=self._drain, args=(reading_end,), name="localspec-mcp-log", daemon=True
@@ -53,11 +54,14 @@ class ServerLog:
         return lines[-_QUOTED_LINES:]
 
     def note(self, text: str) -> None:
-        """Add a line of ours."""
+        """Add a line of our own."""
         self._write(f"[{text}]\n".encode(errors="replace"))
 
     def _drain(self, pipe: int) -> None:
-        while data := os.read(pipe, 65536):
+        while True:
+            data = os.read(pipe, 65536)
+            if not data:
+                break
             self._write(data)
         os.close(pipe)
         with self._lock:

@@ -1,4 +1,4 @@
-"""Servers of tools, and their tools as a model is given them."""
+"""MCP servers, and their tools as a model gets them."""
 
 from __future__ import annotations
 
@@ -58,18 +58,19 @@ class ServerState:
     """The version of MCP that it speaks, once it is connected."""
 
     version: str = ""
-    """What it calls itself."""
+    """The name and version that it gives itself."""
 
     tools: tuple[Tool, ...] = ()
+    """Its tools."""
 
     notes: tuple[str, ...] = ()
-    """What is left out of its tools, and why."""
+    """The tools that are left out, and why."""
 
     error: LocalspecError | None = None
     """Why it has no tools."""
 
     stderr: Path | None = None
-    """The file of what it writes to stderr."""
+    """The file with its stderr; None if it was not started."""
 
 
 class McpServers:
@@ -86,8 +87,9 @@ class McpServers:
             for the user's own file, which `localspec mcp add` writes.
         allowed_tools: names of tools or servers; others are left out. Empty for all.
 
-    Raises OptionError where the package `mcp` is missing, the file cannot be read, or an entry
-    is wrong.
+    Raises:
+        OptionError: the package `mcp` is missing, the file cannot be read, or an entry is
+            wrong.
     """
 
     def __init__(
@@ -122,9 +124,9 @@ class McpServers:
     def tools(self) -> list[Tool]:
         """The tools of all servers, which are started for it.
 
-        A tool has its own name; where two servers have tools of one name, or the name is none
-        for a model, it has the server's in front. Raises ToolServerError and OptionError where
-        a server cannot be started.
+        A tool has its own name, with _ for characters that a model's tool cannot have. If two
+        servers have a tool of that name, the server's name comes before it. Raises
+        ToolServerError and OptionError if a server cannot be started.
         """
         for state in self.states():
             if state.error is not None:
@@ -134,47 +136,55 @@ class McpServers:
     @property
     def working_tools(self) -> list[Tool]:
         """`tools` without those of servers that cannot be started."""
-        found = [tool for state in self.states() for tool in state.tools]
-        known = {each for tool in found for each in (_of(tool).tool, _of(tool).server)}
-        for name in self._allowed_tools - known:
-            if not any(state.error for state in self.states()):
-                raise OptionError(
-                    f"allowed_tools names {name!r:.80}, which is no tool of {self!r}",
-                    did_you_mean(name, known),
-                )
-        counts = Counter(tool.name for tool in found)
-        named = [_with_server(tool) if counts[tool.name] > 1 else tool for tool in found]
-        return list(checked_tools(named))
+        states = self.states()
+        tools: list[Tool] = []
+        for state in states:
+            tools += state.tools
+        known: set[str] = set()
+        for tool in tools:
+            known |= {_of(tool).tool, _of(tool).server}
+        unknown = self._allowed_tools - known
+        if unknown and not any(state.error for state in states):
+            name = next(iter(unknown))
+            raise OptionError(
+                f"allowed_tools names {name!r:.80}, which is no tool of {self!r}",
+                did_you_mean(name, known),
+            )
+        counts = Counter(tool.name for tool in tools)
+        for index, tool in enumerate(tools):
+            if counts[tool.name] > 1:
+                tools[index] = _with_server(tool)
+        return list(checked_tools(tools))
 
     def states(self, *, only: str | None = None) -> list[ServerState]:
-        """What is known of each server; those that are not switched off are started for it.
+        """The state of each server. The servers that are not switched off are started for it.
 
         Args:
             only: the name of a server; others are left out, and not started.
         """
         wanted = [name for name in self._entries if only in (None, name)]
         with self._lock:
-            missing = [
-                name for name in self.names if name in wanted and name not in self._states
-            ]
-            if missing:
-                work = [self._state(self._entries[name]) for name in missing]
-                for state in self._wait(self._submit(_gathered(work))):
-                    self._states[state.name] = state
-            for name, entry in self._entries.items():
+            work = []
+            for name in wanted:
+                entry = self._entries[name]
                 if entry.is_disabled:
                     self._states[name] = ServerState(name, entry.target, is_disabled=True)
+                elif name not in self._states:
+                    work.append(self._state(entry))
+            if work:
+                for state in self._wait(self._submit(_gathered(work))):
+                    self._states[state.name] = state
             return [self._states[name] for name in wanted]
 
     def call_soon(
         self, server: str, tool: str, arguments: Mapping[str, Any]
     ) -> Future[ForeignResult]:
-        """Begin a call. The future's `cancel` ends it, and the server hears of that.
+        """Begin a call. The future's `cancel` ends it, and notifies the server.
 
         Args:
-            server: its name.
-            tool: the tool's name there.
-            arguments: by name.
+            server: the server's name.
+            tool: the tool's name on the server.
+            arguments: the arguments by name.
         """
         return self._submit(self._call(server, tool, arguments))
 
@@ -189,7 +199,7 @@ class McpServers:
                 return
             loop = self._loop
             self._loop = None
-            work = [each.close() for each in self._connections.values()]
+            work = [connection.close() for connection in self._connections.values()]
             ending = asyncio.run_coroutine_threadsafe(_gathered(work), loop)
             with contextlib.suppress(TimeoutError):
                 ending.result(_CLOSE_S)
@@ -200,8 +210,8 @@ class McpServers:
     async def _call(
         self, server: str, tool: str, arguments: Mapping[str, Any]
     ) -> ForeignResult:
-        found = await self._connection(server).call(tool, arguments)
-        return await asyncio.to_thread(foreign_result, found)
+        result = await self._connection(server).call(tool, arguments)
+        return await asyncio.to_thread(foreign_result, result)
 
     def _connection(self, name: str) -> Connection:
         from localspec.tool_servers.connection import Connection
@@ -221,16 +231,19 @@ class McpServers:
         notes: list[str] = []
         try:
             listed, has_more = await connection.list_tools()
-        except LocalspecError as found:
-            error = found
+        except LocalspecError as failure:
+            error = failure
         else:
             if has_more:
                 notes.append(f"it lists more than {len(listed)} tools; the rest is left out")
         tools = []
-        for each in listed:
-            tool = self._tool(entry, each, notes)
+        for declared in listed:
+            tool = self._tool(entry, declared, notes)
             if tool is not None:
                 tools.append(tool)
+        stderr = None
+        if connection.log is not None:
+            stderr = connection.log.path
         return ServerState(
             entry.name,
             entry.target,
@@ -240,24 +253,33 @@ class McpServers:
             tools=tuple(tools),
             notes=tuple(notes),
             error=error,
-            stderr=None if connection.log is None else connection.log.path,
+            stderr=stderr,
         )
 
     def _tool(
-        self, entry: ServerEntry, listed: Mapping[str, Any], notes: list[str]
+        self, entry: ServerEntry, declared: Mapping[str, Any], notes: list[str]
     ) -> Tool | None:
-        """The tool; None where it is left out, which a note says unless the user wanted it."""
-        name = str(listed["name"])
-        if self._allowed_tools and not self._allowed_tools & {name, entry.name}:
+        """A tool; None if it is left out.
+
+        Args:
+            entry: the server's entry.
+            declared: the tool in MCP's JSON.
+            notes: gets a note if the tool is wrong.
+        """
+        name = str(declared["name"])
+        is_allowed = name in self._allowed_tools or entry.name in self._allowed_tools
+        if self._allowed_tools and not is_allowed:
             return None
-        hints = listed.get("annotations") or {}
+        hints = declared.get("annotations") or {}
         is_destructive = hints.get("destructiveHint") is True and not hints.get("readOnlyHint")
         function = _ServerFunction(self, entry, name, is_destructive=is_destructive)
-        description = str(listed.get("description") or listed.get("title") or "")
+        description = declared.get("description") or declared.get("title") or ""
         shown = re.sub(r"[^A-Za-z0-9_.:/-]", "_", name)
-        tool = Tool(shown, description, listed.get("inputSchema") or {}, function=function)
+        parameters = declared.get("inputSchema") or {}
+        tool = Tool(shown, str(description), parameters, function=function)
         try:
-            return checked_tools([tool])[0]
+            (checked,) = checked_tools([tool])
+            return checked
         except OptionError as error:
             notes.append(f"the tool {name!r:.80} is left out: {error}")
             return None
@@ -273,7 +295,7 @@ class McpServers:
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def _wait(self, future: Future[_Found]) -> _Found:
-        """The result. Whatever ends the wait, as Ctrl-C does, ends the work."""
+        """The result. If the wait is interrupted, as by Ctrl-C, the work ends, too."""
         try:
             while not future.done():
                 with contextlib.suppress(TimeoutError):
@@ -294,15 +316,16 @@ class _ServerFunction(ForeignFunction):
         self.is_destructive = is_destructive
         self._servers = servers
         self._entry = entry
-        approved = {*entry.auto_approve, *_always_allowed(entry)}
-        self.is_allowed = not is_destructive and bool(approved & {tool, "*"})
+        approved = [*entry.auto_approve, *_always_allowed(entry)]
+        is_approved = tool in approved or "*" in approved
+        self.is_allowed = is_approved and not is_destructive
 
     def __call__(self, /, **arguments: object) -> ForeignResult:
         """The result of a call. Raises ToolServerError."""
         return self._servers.call(self.server, self.tool, arguments)
 
     def allow_always(self) -> None:
-        """Keep that its calls are allowed, also in later conversations."""
+        """Allow its calls from now on, also in later conversations."""
         super().allow_always()
         _allow(self._entry, self.tool)
 
@@ -336,16 +359,20 @@ def _always_allowed(entry: ServerEntry) -> list[str]:
 
 
 def _kept_allowed() -> dict[str, list[str]]:
+    allowed: dict[str, list[str]] = {}
     try:
-        found = json.loads(allowed_file().read_text("utf-8"))
-        return {str(key): [str(each) for each in tools] for key, tools in found.items()}
+        content = json.loads(allowed_file().read_text("utf-8"))
+        for fingerprint, tools in content.items():
+            allowed[str(fingerprint)] = [str(tool) for tool in tools]
     except DAMAGES:
         return {}
+    return allowed
 
 
 def _fingerprint(entry: ServerEntry) -> str:
-    """Another command under the same name is not allowed what this one is."""
-    digest = hashlib.sha256(json.dumps([entry.target, str(entry.cwd)]).encode()).hexdigest()
+    """The key of a server in the file. Another command under the same name has another key."""
+    command = json.dumps([entry.target, str(entry.cwd)])
+    digest = hashlib.sha256(command.encode()).hexdigest()
     return f"{entry.name} {digest[:16]}"
 
 
@@ -356,9 +383,8 @@ def _of(tool: Tool) -> ForeignFunction:
 
 def _with_server(tool: Tool) -> Tool:
     prefix = re.sub(r"[^A-Za-z0-9_-]", "_", _of(tool).server)
-    return Tool(
-        f"{prefix}__{tool.name}", tool.description, tool.parameters, function=tool.function
-    )
+    name = f"{prefix}__{tool.name}"
+    return Tool(name, tool.description, tool.parameters, function=tool.function)
 
 
 def _entries_of(
@@ -366,7 +392,9 @@ def _entries_of(
 ) -> dict[str, ServerEntry]:
     if isinstance(source, Mapping):
         return servers_in("the given object", source)
-    return read_servers(own_file() if source is None else Path(source))
+    if source is None:
+        return read_servers(own_file())
+    return read_servers(Path(source))
 
 
 async def _gathered(work: Sequence[Coroutine[Any, Any, _Found]]) -> list[_Found]:

@@ -1,8 +1,9 @@
 """A workaround: the SDK joins the parts of a long line again and again, for minutes.
 
-mcp 2.3 adds each 64 kB of a server's stdout to the text before, and looks for lines in all of
-it. So its reader of text is replaced by one that gives whole lines. It can be removed once the
-SDK reads 50 MB on one line in seconds: `test_a_huge_result_is_read_in_time` passes without.
+mcp 2.3 appends each 64 kB of a server's stdout to the text before it, and searches the whole
+text for lines. So its reader of text is replaced by one that yields whole lines. The workaround
+can be removed once the SDK reads 50 MB on one line in seconds:
+`test_a_huge_result_is_read_in_time` passes without it.
 """
 
 from __future__ import annotations
@@ -15,18 +16,18 @@ from anyio.abc import AnyByteReceiveStream
 from mcp.client import stdio
 
 MOST_LINE_BYTES = 64_000_000
-_WITH_ID = 200  # bytes of a line, in which its request is named
+_WITH_ID = 200  # the first bytes of a line, which name the request that it answers
 _ID = re.compile(rb'"id"\s*:\s*(\d+)')
-_TOO_LONG = -32050  # a code that is free for implementations, and none of the SDK
+_TOO_LONG = -32050  # a code that implementations may use, and that the SDK does not
 
 
 class WholeLines:
-    """The text of a stream, one or more whole lines at a time. What has no end is left out.
+    """The text of a stream, one or more whole lines at a time. A line without end is left out.
 
     Args:
-        stream: of bytes.
-        encoding: of the text.
-        errors: what is done with bytes that are no text.
+        stream: the stream of bytes.
+        encoding: the encoding of the text.
+        errors: how bytes that are no text are handled, as for `bytes.decode`.
     """
 
     def __init__(self, stream: AnyByteReceiveStream, encoding: str, errors: str) -> None:
@@ -43,7 +44,7 @@ class WholeLines:
             num_bytes += len(data)
             is_long = num_bytes > MOST_LINE_BYTES
             if end == 0 and is_long:
-                parts = [b"".join(parts)[:_WITH_ID]]  # which says what it answers
+                parts = [b"".join(parts)[:_WITH_ID]]
             elif end == 0:
                 parts.append(data)
             else:
@@ -56,14 +57,18 @@ class WholeLines:
 
 
 def _refusal(beginning: bytes) -> bytes:
-    """The line that stands for one that is too long."""
-    found = _ID.search(beginning)
-    if found is None:
+    """The line in place of a line that is too long.
+
+    Args:
+        beginning: the first bytes of the long line.
+    """
+    request = _ID.search(beginning)
+    if request is None:
         return b"\n"
     size = MOST_LINE_BYTES // 1_000_000
     error = {"code": _TOO_LONG, "message": f"the result has more than {size} MB"}
-    answered = {"jsonrpc": "2.0", "id": int(found[1]), "error": error}
-    return json.dumps(answered).encode() + b"\n"
+    answer = {"jsonrpc": "2.0", "id": int(request[1]), "error": error}
+    return json.dumps(answer).encode() + b"\n"
 
 
 def read_whole_lines() -> None:
