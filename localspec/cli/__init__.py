@@ -55,11 +55,14 @@ class _Main(Group):
             code = exit_codes.INTERRUPTED
         except LocalspecError as error:
             click.echo(error_lines(error), err=True)
-            code = exit_codes.USAGE if isinstance(error, OptionError) else exit_codes.FAILED
+            code = exit_codes.FAILED
+            if isinstance(error, OptionError):
+                code = exit_codes.USAGE
         except OSError as error:
             # The reader of our output has gone, or the disk is full. The rest of the buffer is
             # discarded, so that the interpreter does not complain at exit.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, 1)
             if error.filename or error.errno not in _READER_GONE:
                 what = printable(str(error.filename or "output"))
                 click.echo(f"Error: {error.strerror}: {what}", err=True)
@@ -125,9 +128,21 @@ def main() -> None:
     """
 
 
-for _command in (
-    *(bench, chat, generate, mcp, sessions, serve, verify),
-    *(download, models, explain, doctor, kernels, completion),
+_COMMANDS = (
+    bench,
+    chat,
+    generate,
+    mcp,
+    sessions,
+    serve,
+    verify,
+    download,
+    models,
+    explain,
+    doctor,
+    kernels,
+    completion,
     *LAUNCHERS,
-):
+)
+for _command in _COMMANDS:
     main.add_command(_command)

@@ -17,7 +17,7 @@ _ROOM = 4_000
 """Tokens that an agent needs beside its first prompt: for a file that it reads, and answers."""
 
 _OUTPUT_SHARE = 4
-"""The part of the context that opencode leaves free for an answer is one in so many."""
+"""opencode leaves one part in this many of the context free for an answer."""
 
 _KEY = "local"  # a server without keys takes any
 
@@ -26,9 +26,10 @@ class ServerFound(NamedTuple):
     """A model of a server that an agent is to use."""
 
     address: str
-    """The server's, as http://127.0.0.1:8617."""
+    """The server's address, such as http://127.0.0.1:8617."""
 
     model: str
+    """The model's name."""
 
     context: int
     """The context of the model in tokens."""
@@ -37,7 +38,7 @@ class ServerFound(NamedTuple):
     """The tokens of context that the model was trained for."""
 
 
-# How a program is told of a server: arguments, and variables; None removes one.
+# How a program learns of a server: arguments, and variables; None removes a variable.
 Told = tuple[list[str], dict[str, str | None]]
 
 
@@ -50,17 +51,17 @@ class Agent(NamedTuple):
     """Its name in npm."""
 
     first_prompt: int
-    """About how many tokens its first prompt has: its instructions, its tools and a question.
+    """About the number of tokens of its first prompt: instructions, tools and a question.
 
     Counted in Qwen2.5's vocabulary, as Claude Code 2.1.197, Codex 0.171 and opencode 1.18.33
     ask "Say hello." in an empty git repository.
     """
 
     tell: Callable[[ServerFound], Told]
-    """Tells it of a server when it is started."""
+    """Makes its arguments and variables for a server."""
 
     settings: Template
-    """The same settings as a person gives them, below a line that says where."""
+    """The same settings for a person to copy, below a line that says where they belong."""
 
     @property
     def least_context(self) -> int:
@@ -147,17 +148,21 @@ def settings_of_agents(served: ServerFound, key: str) -> str:
     """Settings to copy into the agents, and which agents need a larger context.
 
     Args:
-        served: The server and its model.
-        key: An API key of the server.
+        served: the server and its model.
+        key: an API key of the server.
     """
     fields = {**served._asdict(), "key": key, "opencode": _opencode_json(served, key)}
-    suited = [each for each in AGENTS.values() if each.least_context <= served.context]
-    settings = "".join(each.settings.substitute(fields) for each in suited)
-    lacking = [each for each in AGENTS.values() if each not in suited]
+    settings = ""
+    lacking = []
+    for agent in AGENTS.values():
+        if agent.least_context <= served.context:
+            settings += agent.settings.substitute(fields)
+        else:
+            lacking.append(agent)
     if not lacking:
         return settings
-    needs = ", ".join(f"{each.title} ({each.least_context:,} tokens)" for each in lacking)
-    least = min(each.least_context for each in lacking)
+    needs = ", ".join(f"{agent.title} ({agent.least_context:,} tokens)" for agent in lacking)
+    least = min(agent.least_context for agent in lacking)
     remedy = _context_option(served.num_trained, least)
     if remedy is None:
         remedy = f"this model was trained for {served.num_trained:,} tokens"
@@ -168,11 +173,10 @@ def require_context(agent: Agent, context: int, num_trained: int, first: str) ->
     """Raise OptionError if the context is too small for the agent.
 
     Args:
-        agent: The agent.
-        context: The context of the model in tokens.
-        num_trained: The tokens of context that the model was trained for.
-        first: What has to be done before another context can be given: a sentence and a space,
-            or nothing.
+        agent: the agent.
+        context: the context of the model in tokens.
+        num_trained: the tokens of context that the model was trained for.
+        first: the step before another context can be given: a sentence and a space, or "".
     """
     least = agent.least_context
     if context >= least:

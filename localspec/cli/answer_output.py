@@ -24,15 +24,17 @@ class PlainView:
     Control characters are made visible.
 
     Args:
-        show_draft: Whether each token is marked by where it came from.
+        show_draft: whether each token is marked by its provenance.
     """
 
     def __init__(self, *, show_draft: bool) -> None:
         self._show_draft = show_draft
-        self._said = text_writer(err=False)
+        self._write_said = text_writer(err=False)
+        self._write_thought = self._write_said
         # One writer wraps all text on the same terminal.
         self._are_one = is_terminal(sys.stdout) and is_terminal(sys.stderr)
-        self._thought = self._said if self._are_one else text_writer(err=True)
+        if not self._are_one:
+            self._write_thought = text_writer(err=True)
         self._was_thought: bool | None = None
 
     def push(self, piece: Piece) -> None:
@@ -41,20 +43,22 @@ class PlainView:
             return
         is_other = self._was_thought is not None and self._was_thought != piece.is_thought
         if is_other and (self._was_thought or self._are_one):
-            self._thought("\n", None)
+            self._write_thought("\n", None)
         self._was_thought = piece.is_thought
         text = printable(piece.text)
         colour = None
         if self._show_draft:
             text, colour = mark(text, piece.provenance)
-        write = self._thought if piece.is_thought else self._said
-        write(text, colour)
+        if piece.is_thought:
+            self._write_thought(text, colour)
+        else:
+            self._write_said(text, colour)
 
     def finish(self) -> None:
         """End the line."""
         if self._was_thought and not self._are_one:
-            self._thought("\n", None)
-        self._said("\n", None)
+            self._write_thought("\n", None)
+        self._write_said("\n", None)
 
 
 def write_answer(answer: Answer, *, show_draft: bool) -> Reply:
@@ -96,7 +100,10 @@ def text_writer(*, err: bool) -> Callable[[str, str | None], None]:
     On a terminal lines are wrapped between words, so a word is written once it is complete.
     Elsewhere the text is written unchanged and without colour.
     """
-    if not is_terminal(sys.stderr if err else sys.stdout):
+    stream = sys.stdout
+    if err:
+        stream = sys.stderr
+    if not is_terminal(stream):
         return lambda text, _colour: click.echo(text, nl=False, err=err)
     # Imported here: a pipe does not need the library that knows how wide characters are.
     from localspec.cli.terminal.wrapping import Style, terminal_writer

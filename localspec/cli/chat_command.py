@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import sys
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -74,7 +73,7 @@ if TYPE_CHECKING:
 )
 @constraint_options
 @pair_options
-def chat(  # noqa: PLR0913  each is an option of the command
+def chat(  # noqa: PLR0913  one argument for each option
     options: PairOptions,
     *,
     mcp_source: str | None,
@@ -101,7 +100,7 @@ def chat(  # noqa: PLR0913  each is an option of the command
         localspec chat big.gguf --draft small.gguf --show-draft
         localspec chat qwen3-8b --mcp
     """
-    # What is wrong with them is said before a model is downloaded or loaded.
+    # Errors of the template and the session come before a model is downloaded or loaded.
     template = options.template()
     if session is not None:
         check_opens(session)
@@ -154,11 +153,9 @@ def _leave(conversation: Conversation, *, is_dialogue: bool) -> bool:
     """Save the conversation; return whether that worked. A person may try again."""
     conversation.leave()
     question = "The conversation could not be saved and will be lost. Try again?"
-    while (
-        is_dialogue
-        and not conversation.is_kept
-        and click.confirm(question, default=True, err=True)
-    ):
+    while is_dialogue and not conversation.is_kept:
+        if not click.confirm(question, default=True, err=True):
+            break
         conversation.leave()
     return conversation.is_kept
 
@@ -173,12 +170,13 @@ def _greet(conversation: Conversation, session: str | None, *, is_resumed: bool)
 
 
 def _answer_lines(conversation: Conversation) -> int:
-    """Answer every line of the input, up to /exit. Returns how many were not answered."""
+    """Answer every line of the input, up to /exit. Returns the number of lines that failed."""
     from localspec.cli.conversation import LEAVE
 
     num_failed = 0
-    messages = quoted_together(piped_lines())
-    for text in itertools.takewhile(lambda text: text not in LEAVE, messages):
+    for text in quoted_together(piped_lines()):
+        if text in LEAVE:
+            break
         quoted = unquoted(text)
         try:
             if quoted is None:

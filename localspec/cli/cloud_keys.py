@@ -1,8 +1,8 @@
 """The names of environment variables that hold keys of clouds.
 
-Those that Claude Code, Codex and opencode read for the clouds whose models they use, and those
-of other usual providers of models. A coding agent that has a local model needs none of them,
-and could show them to whatever it runs.
+Claude Code, Codex and opencode read some of them for the clouds whose models they use; the
+others are those of other usual providers of models. A coding agent that has a local model needs
+none of them, and could show them to any program that it runs.
 """
 
 from __future__ import annotations

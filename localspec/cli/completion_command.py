@@ -20,7 +20,7 @@ from localspec.errors import LocalspecError
 from localspec.presets.located import preset_state
 from localspec.presets.presets import load_presets
 
-# Complete nothing rather than print a traceback into the command line.
+# After an error nothing is completed: a traceback would end up in the command line.
 _quietly = contextlib.suppress(LocalspecError, OSError)
 _STATES = {"ready": "on this machine", "partial": "partly on this machine", "absent": ""}
 
@@ -29,13 +29,16 @@ def complete_preset(
     _context: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Presets, those on this machine first."""
-    states: dict[str, str] = {}
+    by_state: dict[str, list[str]] = {state: [] for state in _STATES}
     with _quietly:
         for name, preset in load_presets().items():
             if name.startswith(incomplete):
-                states[name] = preset_state(preset).state
-    in_order = sorted(states.items(), key=lambda item: list(_STATES).index(item[1]))
-    return [CompletionItem(name, help=_STATES[state]) for name, state in in_order]
+                by_state[preset_state(preset).state].append(name)
+    items = []
+    for state, names in by_state.items():
+        for name in names:
+            items.append(CompletionItem(name, help=_STATES[state]))
+    return items
 
 
 def complete_model(
@@ -50,11 +53,13 @@ def complete_session(
     _context: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[CompletionItem]:
     """Names of sessions. zsh and fish quote names themselves; for bash it is done here."""
-    quoted = shlex.quote if os.environ.get("_LOCALSPEC_COMPLETE") == "bash_complete" else str
     names: Iterable[str] = ()
     with _quietly:
         names = session_names()
-    return [CompletionItem(quoted(name)) for name in names if name.startswith(incomplete)]
+    names = [name for name in names if name.startswith(incomplete)]
+    if os.environ.get("_LOCALSPEC_COMPLETE") == "bash_complete":
+        names = map(shlex.quote, names)
+    return [CompletionItem(name) for name in names]
 
 
 def complete_template(

@@ -153,7 +153,7 @@ class Conversation:
             note("The context is full: from now on the oldest turns are dropped.")
 
     def _answer_with_tools(self, answer: Answer, toolbox: Toolbox) -> None:
-        """Show the answer, make those of its calls that are allowed, and so on."""
+        """Show the answer, make its allowed calls, show the next answer, and so on."""
         functions = functions_of(self.chat, self.options)
         steps = steps_from(self.chat, answer, self.options, functions)
         with contextlib.closing(steps):
@@ -166,7 +166,7 @@ class Conversation:
                     step.refuse()
 
     def begin_anew(self) -> None:
-        """What was allowed for the conversation until now is asked again."""
+        """Ask again about calls that were allowed for the conversation until now."""
         if self.toolbox is not None:
             self.toolbox.forget()
 
@@ -192,13 +192,15 @@ class Conversation:
             self.save()
 
     def keep_as(self, name: str, *, may_replace: Callable[[], bool]) -> bool:
-        """Save as a session, now and after every answer. False if another was not replaced.
+        """Save as a session, now and after every answer.
 
-        Raises SessionError, OptionError.
+        Returns False if another session of that name was not replaced. Raises SessionError,
+        OptionError.
 
         Args:
-            may_replace: Called before another session of that name is replaced, and only where
-                nothing else keeps that from working.
+            name: the session's name.
+            may_replace: called before another session of that name is replaced, when nothing
+                else can prevent it.
         """
         name = known_name(name)
         with self._locked(name) as lock:
@@ -210,14 +212,15 @@ class Conversation:
         return True
 
     def load(self, name: str, *, may_drop: Callable[[], bool]) -> bool:
-        """Continue a session that exists. False if the present conversation was not dropped.
+        """Continue a session that exists.
 
-        Raises OptionError if there is no session of that name, SessionError if it cannot be
-        read or is in use.
+        Returns False if the present conversation was not dropped. Raises OptionError if there
+        is no session of that name, SessionError if it cannot be read or is in use.
 
         Args:
-            may_drop: Called before a conversation that is not saved is dropped, and only once
-                the session was read.
+            name: the session's name.
+            may_drop: called before a conversation that is not saved is dropped, once the
+                session was read.
         """
         check_exists(name)
         name = known_name(name)
@@ -249,7 +252,10 @@ class Conversation:
     @contextlib.contextmanager
     def _locked(self, name: str) -> Iterator[FileLock]:
         """Lock a session for the body, and afterwards if the body has called `_hold`."""
-        lock = self.lock if self.lock and name == self.session else lock_session(name)
+        if self.lock is not None and name == self.session:
+            lock = self.lock
+        else:
+            lock = lock_session(name)
         try:
             yield lock
         finally:

@@ -76,7 +76,9 @@ def download(
             f"{readable_bytes(plan.free_bytes)} free"
         )
         return
-    for path in _fetch(plan, reuse=_ask_reuse(plan) if reuse is None else reuse):
+    if reuse is None:
+        reuse = _ask_reuse(plan)
+    for path in _fetch(plan, reuse=reuse):
         click.echo(path)
 
 
@@ -114,9 +116,9 @@ def offer_download(name: str) -> None:
 
 
 def _fetch(plan: DownloadPlan, *, reuse: bool) -> list[Path]:
-    """Download with a bar for each file on stderr; on a pipe a line for each finished file.
+    """Download with a bar for each file on stderr; on a pipe, a line for each finished file.
 
-    Returns the path of each file of the plan.
+    Returns the paths of the plan's files.
     """
     if not is_terminal(sys.stderr):
         return run_download(plan, _say_when_done, reuse=reuse)
@@ -139,10 +141,10 @@ def _fetch(plan: DownloadPlan, *, reuse: bool) -> list[Path]:
         "{task.fields[state]}",
         console=Console(stderr=True),
     )
-    tasks = {
-        remote.file: bars.add_task(remote.file.name, total=remote.size_bytes, state="")
-        for remote in (*plan.unchecked, *plan.missing)
-    }
+    tasks = {}
+    for remote in (*plan.unchecked, *plan.missing):
+        task = bars.add_task(remote.file.name, total=remote.size_bytes, state="")
+        tasks[remote.file] = task
 
     def show(event: transfer.Progress) -> None:
         state = _STATES.get(event.state, "")

@@ -13,7 +13,7 @@ import click
 from localspec.chat.attachment import read_text_file
 from localspec.errors import OptionError
 
-# Keywords whose option is better known by another name, which is that of llama.cpp or shorter.
+# Keywords whose option is better known by another name: llama.cpp's, or a shorter one.
 _USUAL_FLAGS = {
     "context_length": "--ctx",
     "num_threads": "--threads",
@@ -68,7 +68,9 @@ def option(name: str, *, flags: Sequence[str] = (), **more: Any) -> Decorator:
     """Decorate a command with an `Option`; the command receives it by this name.
 
     Args:
-        flags: What is typed. [default: what stands for the keyword of that name].
+        name: the name of the command's parameter.
+        flags: the flags to type. [default: those that stand for the keyword of that name]
+        more: keywords for click.
     """
     return click.option(*(flags or flags_of(name)), name, cls=Option, **more)
 
@@ -90,7 +92,9 @@ def field_type(owner: type, field: str) -> dict[str, Any]:
         return {"is_flag": True}
     if kind is float:
         return {"type": Number()}
-    return {"type": click.Choice(get_args(kind)) if get_origin(kind) is Literal else kind}
+    if get_origin(kind) is Literal:
+        return {"type": click.Choice(get_args(kind))}
+    return {"type": kind}
 
 
 class Number(click.types.FloatParamType):
@@ -113,7 +117,8 @@ class Parsed(click.ParamType[Any]):
     """A text that `read` converts.
 
     Args:
-        otherwise: The end of the error if `read` refuses it.
+        read: converts a text; it raises ValueError for a wrong one.
+        otherwise: the end of the error if `read` refuses the text.
     """
 
     name = "text"
@@ -126,7 +131,9 @@ class Parsed(click.ParamType[Any]):
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> Any:
         """Read the text of an option. Raises click.BadParameter."""
+        if not isinstance(value, str):
+            return value  # the default
         try:
-            return self._read(value) if isinstance(value, str) else value  # the default
+            return self._read(value)
         except ValueError:
             self.fail(f"{value!r} {self._otherwise}", param, ctx)

@@ -33,6 +33,11 @@ if TYPE_CHECKING:
     from localspec.streaming.reply import Reply
 
 
+_STDIN = Path("-")
+# For log-probabilities by the model's own distribution, and after the samplers changed it.
+_NAMES = {"before": "logprob", "after": "logprob_after", "top_before": "top"}
+
+
 @click.command(cls=Command)
 @click.argument("prompt", required=False)
 @option(
@@ -74,7 +79,7 @@ if TYPE_CHECKING:
 )
 @constraint_options
 @pair_options
-def generate(  # noqa: PLR0913  each is an option of the command
+def generate(  # noqa: PLR0913  one argument for each option
     options: PairOptions,
     *,
     prompt: str | None,
@@ -106,7 +111,7 @@ def generate(  # noqa: PLR0913  each is an option of the command
         raise click.UsageError("--raw cannot be combined with --system or --chat-template.")
     if logprobs is not None and not as_json:
         raise click.UsageError("--logprobs needs --json.")
-    attachments, question = _read_prompt(prompt, files)
+    attachments, question = _split_prompt(prompt, files)
     if raw and attachments:
         raise click.UsageError(
             "--raw takes only the prompt, without files or piped input before it."
@@ -136,52 +141,62 @@ def generate(  # noqa: PLR0913  each is an option of the command
 
 
 def _with_pictures(text: str, attachments: Sequence[Attachment]) -> str | list[dict[str, Any]]:
-    """The question, and the pictures before it."""
-    images = [{"type": "image", "image": each} for each in pictures_in(attachments)]
-    parts = [*images, {"type": "text", "text": text}]
-    if images:
-        return [{"role": "user", "content": parts}]
-    return text
+    """The question, with the pictures before it."""
+    images = [{"type": "image", "image": picture} for picture in pictures_in(attachments)]
+    if not images:
+        return text
+    content = [*images, {"type": "text", "text": text}]
+    return [{"role": "user", "content": content}]
 
 
-def _read_prompt(prompt: str | None, files: Sequence[Path]) -> tuple[list[Attachment], str]:
+def _split_prompt(prompt: str | None, files: Sequence[Path]) -> tuple[list[Attachment], str]:
     """The texts before the prompt, and the prompt: the last of files, stdin and PROMPT.
 
     Raises click.UsageError if there is no prompt, OptionError for a file that is not text.
     """
-    given = [
-        Attachment("stdin", read_input()) if str(path) == "-" else read_attachment(path)
-        for path in files
-    ]
+    texts = [_attachment(path) for path in files]
     if prompt is not None and prompt.endswith(".gguf") and os.path.isfile(prompt):
         raise click.UsageError(f"PROMPT is a model file. The model is given by -m {prompt}.")
     has_input = prompt == "-" or not is_terminal(sys.stdin)
-    if has_input and "-" not in map(str, files) and (piped := read_input()).strip():
-        given.append(Attachment("stdin", piped))
+    if has_input and _STDIN not in files:
+        piped = read_input()
+        if piped.strip():
+            texts.append(Attachment("stdin", piped))
     if prompt is not None and prompt != "-" and prompt.strip():
-        given.append(Attachment("PROMPT", prompt))
-    if not given or not given[-1].text.strip():
+        texts.append(Attachment("PROMPT", prompt))
+    if not texts or not texts[-1].text.strip():
         raise click.UsageError("Give a PROMPT, a file (--file), or pipe one in.")
-    return given[:-1], given[-1].text
+    last = texts.pop()
+    return texts, last.text
+
+
+def _attachment(path: Path) -> Attachment:
+    """A file, or stdin if the path is "-"."""
+    if path == _STDIN:
+        return Attachment("stdin", read_input())
+    return read_attachment(path)
 
 
 def _reply_json(reply: Reply, engine: BaseEngine) -> dict[str, Any]:
-    """The answer and what it cost, for --json.
-
-    logprob: by the model's own distribution; logprob_after: once the samplers changed it.
-    """
+    """The answer and its costs, for --json."""
     drafting = engine.drafting
-    written: dict[str, Any] = to_json(reply) | {
-        "prompt_tokens": reply.stats.prompt_tokens,
-        "completion_tokens": reply.stats.completion_tokens,
-        "draft_tokens": 0 if drafting.is_off else drafting.draft_tokens or "auto",
-    }
+    written: dict[str, Any] = to_json(reply)
+    written["prompt_tokens"] = reply.stats.prompt_tokens
+    written["completion_tokens"] = reply.stats.completion_tokens
+    written["draft_tokens"] = drafting.draft_tokens or "auto"
+    if drafting.is_off:
+        written["draft_tokens"] = 0
     if reply.logprobs is None:
         del written["logprobs"]
         return written
-    names = {"before": "logprob", "after": "logprob_after", "top_before": "top"}
-    written["logprobs"] = [
-        {names.get(name, name): value for name, value in each.items() if name != "raw"}
-        for each in written["logprobs"]
-    ]
+    written["logprobs"] = [_renamed(token) for token in written["logprobs"]]
     return written
+
+
+def _renamed(token: dict[str, Any]) -> dict[str, Any]:
+    """The log-probabilities of a token by the names that --json has."""
+    renamed = {}
+    for name, value in token.items():
+        if name != "raw":
+            renamed[_NAMES.get(name, name)] = value
+    return renamed

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 
@@ -17,15 +17,21 @@ from localspec.presets.presets import LocalModel
 
 # In the order of --help. An option of a single command has no heading: it is in "Options".
 HEADINGS = (
-    *("Options", "Model", "Drafting", "Prompt and answer", "Sampling", "Device", "Output"),
+    "Options",
+    "Model",
+    "Drafting",
+    "Prompt and answer",
+    "Sampling",
+    "Device",
+    "Output",
 )
-# Hints by command, for extra words of which none is a model's name.
+# Hints by command, for extra words none of which is a model's name.
 _NO_MODEL = {
     "generate": "Put a prompt of several words in quotes.",
     "chat": "To ask one question: localspec generate -m MODEL PROMPT.",
 }
 _MAX_SUMMARY = 1000  # characters; no summary is as long
-_NEAR = 0.75  # of 1: how alike an option is that may have been meant
+_NEAR = 0.75  # from 0 to 1: the least likeness of an option that may be meant
 
 
 class _Grouped(click.Command):
@@ -35,9 +41,12 @@ class _Grouped(click.Command):
         """Write the groups that the command has options in."""
         rows: dict[str, list[tuple[str, str]]] = {heading: [] for heading in HEADINGS}
         for param in self.get_params(ctx):
-            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
+            if not isinstance(param, click.Option):
+                continue
+            record = param.get_help_record(ctx)
             if record is not None:  # a hidden option has none
-                rows[getattr(param, "heading", HEADINGS[0])].append(record)
+                heading = getattr(param, "heading", HEADINGS[0])
+                rows[heading].append(record)
         for heading, records in rows.items():
             if records:
                 with formatter.section(heading):
@@ -55,41 +64,63 @@ class Command(_Grouped):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Parse the arguments. Raises click.UsageError."""
-        own = args[: args.index("--") if "--" in args else None]
+        is_completing = ctx.resilient_parsing
+        own = list(args)
+        if "--" in args:
+            own = args[: args.index("--")]
         try:
             # click would read them as -m d, -h -f and -f a.
-            if (theirs := {"-md", "-hf", "-fa"} & {*own}) and not ctx.resilient_parsing:
+            theirs = {"-md", "-hf", "-fa"}.intersection(own)
+            if theirs and not is_completing:
                 raise click.NoSuchOption(theirs.pop())
             extra = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            # If -ngl was typed, click's error names -n.
-            typed = next((word for word in own if word.startswith(error.option_name)), "")
-            if instead := self._instead_of(typed.partition("=")[0]):
-                ctx.fail(f"No such option '{typed}'. Use: {instead}.")
-            meant = get_close_matches(
-                error.option_name, error.possibilities or (), cutoff=_NEAR
-            )
-            raise click.NoSuchOption(
-                error.option_name, possibilities=meant, ctx=error.ctx
-            ) from None
-        if extra and not ctx.resilient_parsing:  # set while a shell completes
+            self._refuse_option(ctx, error, own)
+        if extra and not is_completing:
             several = "s" if len(extra) > 1 else ""
             message = f"Got unexpected extra argument{several} ({' '.join(extra)})."
-            ctx.fail(f"{message} {self._place_of(extra, ctx.params.get('prompt'))}".strip())
+            hint = self._place_of(extra, ctx.params.get("prompt"))
+            ctx.fail(f"{message} {hint}".strip())
         return extra
 
+    def _refuse_option(
+        self, ctx: click.Context, error: click.NoSuchOption, own: list[str]
+    ) -> NoReturn:
+        """Raise click.UsageError with the option or command that may be meant.
+
+        Args:
+            ctx: click's context.
+            error: click's error. If -ngl was typed, it names -n.
+            own: the words that are for the command.
+        """
+        for typed in own:
+            if typed.startswith(error.option_name):
+                instead = self._instead_of(typed.partition("=")[0])
+                if instead:
+                    ctx.fail(f"No such option '{typed}'. Use: {instead}.")
+                break
+        meant = get_close_matches(error.option_name, error.possibilities or (), cutoff=_NEAR)
+        raise click.NoSuchOption(
+            error.option_name, possibilities=meant, ctx=error.ctx
+        ) from None
+
     def _instead_of(self, theirs: str) -> str:
-        """The option or command here for another program's option; empty if there is none."""
-        names = {opt for param in self.params for opt in (*param.opts, *param.secondary_opts)}
-        meant = flags_for(theirs, usual_flag)
-        ours = next((ours for ours in meant if ours in names or " " in ours), "")
-        if ours.isalpha():  # an argument
-            return f"localspec {self.name} {ours.removesuffix('s').upper()}"
-        return ours
+        """The option or command here for another program's option; "" if there is none."""
+        names: set[str] = set()
+        for param in self.params:
+            names.update(param.opts, param.secondary_opts)
+        for ours in flags_for(theirs, usual_flag):
+            if ours not in names and " " not in ours:
+                continue
+            if ours.isalpha():  # an argument
+                return f"localspec {self.name} {ours.removesuffix('s').upper()}"
+            return ours
+        return ""
 
     def _place_of(self, extra: list[str], prompt: str | None) -> str:
         """The hint on extra arguments: the option or command that takes them, if any."""
-        model = next(filter(_is_model, [*extra, prompt or ""]), None)
+        words = [*extra, prompt or ""]
+        model = next(filter(_is_model, words), None)
         if model is None:
             return _NO_MODEL.get(self.name or "", "")
         if prompt is not None:
@@ -103,8 +134,8 @@ class Group(_Grouped, click.Group):
     """Several commands, each with its whole summary.
 
     Args:
-        elsewhere: The command here for each command of other programs; the key MODEL stands for
-            the name of any model.
+        elsewhere: for each command of other programs, the command here. The key MODEL stands
+            for the name of any model.
     """
 
     command_class = Command
@@ -119,11 +150,14 @@ class Group(_Grouped, click.Group):
         """The command that args begin with. Raises click.UsageError with a hint if unknown."""
         name = args[0]
         is_unknown = self.get_command(ctx, name) is None and not name.startswith("-")
-        if is_unknown and not ctx.resilient_parsing:  # set while a shell completes
+        is_completing = ctx.resilient_parsing
+        if is_unknown and not is_completing:
             here = self._elsewhere.get(name)
             if here is None and _is_model(name):
                 here = self._elsewhere.get("MODEL", "").replace("MODEL", name)
-            hint = f"Use: {here}." if here else did_you_mean(name, self.list_commands(ctx))
+            hint = did_you_mean(name, self.list_commands(ctx))
+            if here:
+                hint = f"Use: {here}."
             ctx.fail(f"No such command {name!r}. {hint}".strip())
         return super().resolve_command(ctx, args)
 

@@ -17,7 +17,11 @@ from localspec.cli.flags import Decorator, option
 
 
 def json_option(what: str) -> Decorator:
-    """Decorate a command with --json. what: the rest of its help."""
+    """Decorate a command with --json.
+
+    Args:
+        what: the end of the option's help.
+    """
     return option(
         "as_json",
         flags=["--json"],
@@ -28,9 +32,16 @@ def json_option(what: str) -> Decorator:
 
 
 def write_json(value: Any, **more: Any) -> None:
-    """Print a value as one line of JSON, as `to_json` has it. more: additional keys."""
+    """Print a value as one line of JSON, by `to_json`.
+
+    Args:
+        value: the value; an object, if there are more keys.
+        more: additional keys.
+    """
     written = to_json(value)
-    click.echo(json.dumps(written | to_json(more) if more else written, allow_nan=False))
+    if more:
+        written |= to_json(more)
+    click.echo(json.dumps(written, allow_nan=False))
 
 
 def to_json(value: Any) -> Any:
@@ -42,24 +53,28 @@ def to_json(value: Any) -> Any:
     if isinstance(value, enum.Enum):
         return value.value
     if isinstance(value, float):
-        if math.isfinite(value):
-            return value
-        return None
+        return value if math.isfinite(value) else None
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if isinstance(value, Path):
         return str(value)
     if dataclasses.is_dataclass(value):
-        kind: type = type(value)
-        names = [field.name for field in dataclasses.fields(kind)]
-        properties = inspect.getmembers(kind, lambda member: isinstance(member, property))
-        names += [name for name, _ in properties]
-        public = [name for name in names if not name.startswith("_")]
-        return {name: to_json(getattr(value, name)) for name in public}
+        names = _public_names(type(value))
+        return {name: to_json(getattr(value, name)) for name in names}
     if isinstance(value, Mapping):
-        return {str(to_json(key)): to_json(each) for key, each in value.items()}
+        return {str(to_json(key)): to_json(inner) for key, inner in value.items()}
     if isinstance(value, tuple) and hasattr(value, "_asdict"):
         return to_json(value._asdict())
-    if isinstance(value, list | tuple | Set):
-        return [to_json(each) for each in (sorted(value) if isinstance(value, Set) else value)]
+    if isinstance(value, Set):
+        value = sorted(value)
+    if isinstance(value, list | tuple):
+        return [to_json(inner) for inner in value]
     return value
+
+
+def _public_names(kind: type) -> list[str]:
+    """The names of a dataclass's public fields and properties."""
+    names = [field.name for field in dataclasses.fields(kind)]
+    properties = inspect.getmembers(kind, lambda member: isinstance(member, property))
+    names += [name for name, _ in properties]
+    return [name for name in names if not name.startswith("_")]

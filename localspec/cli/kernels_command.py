@@ -6,7 +6,7 @@ import statistics
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -79,7 +79,7 @@ def _leave(number: int) -> None:
 
 def _say_what(plan: BuildPlan) -> None:
     download = readable_bytes(plan.download_bytes)
-    packages = "".join(f", and {each}" for each in plan.toolchain.packages)
+    packages = "".join(f", and {package}" for package in plan.toolchain.packages)
     how_long = duration(plan.seconds)
     say(
         f"This compiles libllama with {plan.toolchain.name}, for this processor alone, in "
@@ -91,7 +91,7 @@ def _say_what(plan: BuildPlan) -> None:
 
 
 def _confirm() -> None:
-    """Ask. Raises click.Abort after a no, and OptionError where nobody can answer."""
+    """Ask. Raises click.Abort after a no, and OptionError without a terminal to ask on."""
     if not is_terminal(sys.stdin):
         raise OptionError("there is no terminal to ask on", "To compile it: --yes.")
     click.confirm("Go ahead?", default=True, abort=True, err=True)
@@ -121,7 +121,7 @@ def _report_removal(removed: list[OwnBuild], *, as_json: bool) -> None:
 
 @contextmanager
 def _shown_progress() -> Iterator[OnStep]:
-    """A bar on a terminal; on a pipe a line for each kind of work, and for each tenth of it."""
+    """A bar on a terminal; on a pipe, a line for each kind of work and each tenth of it."""
     if not is_terminal(sys.stderr):
         yield _lines()
         return
@@ -139,22 +139,25 @@ def _shown_progress() -> Iterator[OnStep]:
     task = bar.add_task("", total=None)
 
     def show(what: str, part: float | None) -> None:
-        total = None if part is None else 1.0
-        bar.update(task, description=what, total=total, completed=part or 0.0)
+        if part is None:
+            bar.update(task, description=what, total=None, completed=0.0)
+        else:
+            bar.update(task, description=what, total=1.0, completed=part)
 
     with bar:
         yield show
 
 
 def _lines() -> OnStep:
-    last: list[Any] = [None]
+    last = ""
 
     def show(what: str, part: float | None) -> None:
+        nonlocal last
         line = what
         if part is not None:
             line = f"{what}: {int(part * 10) * 10} %"
-        if line != last[0]:
+        if line != last:
             say(line)
-            last[0] = line
+            last = line
 
     return show

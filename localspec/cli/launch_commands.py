@@ -1,12 +1,12 @@
-"""`localspec claude`, `codex` and `opencode`: a coding agent with a local model behind it.
+"""`localspec claude`, `codex` and `opencode`: a coding agent that uses a local model.
 
 The agent gets the settings that `localspec serve` prints, for this run alone: nothing is
 written into its files. A server of this user that runs already is used; otherwise one is
-started, and ended after the agent. Keys of clouds whose names are known leave the agent's
+started, and ended after the agent. Known keys of clouds are removed from the agent's
 environment.
 
-An agent shows nothing while its first prompt is read, which can take minutes. So before it
-starts, this says how long that takes here, and names the server's log.
+An agent shows nothing while its first prompt is read, which can take minutes. So the time that
+this takes here, and the server's log, are shown before the agent starts.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ from localspec.server.own_server import (
 )
 
 _LOOK_S = 0.2  # between two looks whether the server is ready
-_MOST_UNKNOWN = 50  # of these looks may find a server that does not show whose it is
-_CONNECT_S = 5.0  # what takes longer lets nobody in
+_MOST_UNKNOWN = 50  # looks that may find a server which does not show whose it is
+_CONNECT_S = 5.0  # a server that takes longer accepts no connection
 _END_S = 60.0  # for the server to end
 _MOST_ANSWERED = 16_000_000  # bytes of a list of models
-# Bytes as hex digits make a prompt of about 110 tokens. Of one with 128, the server would keep
-# the cache on disk.
+# These bytes as hex digits make a prompt of about 110 tokens. The server would keep the cache
+# of a prompt of 128 tokens on disk.
 _MEASURED_BYTES = 60
 _MEASURE_S = 60.0  # for such a prompt
-_WARM_S = 2.0  # a prompt that takes longer says how fast the model reads at the first try
+_WARM_S = 2.0  # for a prompt that takes longer, loading kernels does not matter
 
 _Found = TypeVar("_Found")
 
@@ -81,7 +81,10 @@ class _Server(NamedTuple):
     @classmethod
     def ready(cls, found: ServerFound, port: int, log: Path | None) -> _Server:
         """A server that answers."""
-        return cls(found, port, log, 0 if log is None else log.stat().st_size)
+        num_logged = 0
+        if log is not None:
+            num_logged = log.stat().st_size
+        return cls(found, port, log, num_logged)
 
     @property
     def has_crashed(self) -> bool:
@@ -95,12 +98,14 @@ class _Server(NamedTuple):
 
 
 class _LaunchCommand(Command):
-    """A command that passes the arguments behind -- to a program."""
+    """A command that passes the arguments after -- to a program."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        at = args.index("--") if "--" in args else len(args)
-        ctx.obj = args[at + 1 :]
-        return super().parse_args(ctx, args[:at])
+        num_own = len(args)
+        if "--" in args:
+            num_own = args.index("--")
+        ctx.obj = args[num_own + 1 :]
+        return super().parse_args(ctx, args[:num_own])
 
 
 def _launcher(program: str, agent: Agent) -> click.Command:
@@ -138,9 +143,8 @@ def _launcher(program: str, agent: Agent) -> click.Command:
     ) -> None:
         path = shutil.which(program)
         if path is None:
-            raise OptionError(
-                f"{agent.title} is not installed", f"Install it: npm install -g {agent.package}"
-            )
+            hint = f"Install it: npm install -g {agent.package}"
+            raise OptionError(f"{agent.title} is not installed", hint)
         with _server(agent, model, context_length, port) as server:
             _say_what_to_expect(agent, server)
             arguments, variables = agent.tell(server.found)
@@ -206,39 +210,45 @@ def _models_once_ready(
 ) -> list[dict[str, Any]]:
     """The models of the server that was started. Raises LocalspecError if it does not start."""
     num_unknown = 0
-    while (found := _models_at(port)) is None:
-        # It keeps its key as soon as it listens. It cannot, or another program has its port.
+    while True:
+        listed = _models_at(port)
+        if listed is not None:
+            return listed
+        # Our server writes its key as soon as it listens. Either it cannot, or another program
+        # has its port.
         if _listens(port):
             num_unknown += 1
         if process.poll() is not None or num_unknown > _MOST_UNKNOWN:
             said = log.read_text("utf-8", errors="replace").strip()
             raise LocalspecError(f"the server did not start:\n{said}")
         time.sleep(_LOOK_S)
-    return found
 
 
 def _models_at(port: int) -> list[dict[str, Any]] | None:
-    """The models that answer of this user's server at that port; None without such a server.
+    """The models of this user's server at that port that answer; None without such a server.
 
-    A server that loads its first model listens, and answers once it has.
+    A server that loads its first model listens, and answers once the model is loaded.
     """
     return _of_own_server(port, _answering_models)
 
 
 def _answering_models(connection: http.client.HTTPConnection) -> list[dict[str, Any]] | None:
     """A server's models that answer; None without any. Raises what `_request_json` does."""
-    # A model without a length gives vectors.
     listed = _request_json(connection, "/v1/models")["data"]
-    return [each for each in listed if "max_model_len" in each] or None
+    # A model without a length is for vectors.
+    return [model for model in listed if "max_model_len" in model] or None
 
 
 def _of_own_server(
     port: int, ask: Callable[[http.client.HTTPConnection], _Found | None]
 ) -> _Found | None:
-    """What this user's server at that port is asked; None without such a server.
+    """The answer of this user's server at that port; None without such a server.
 
-    What cannot show that it is this user's is asked nothing else. `ask` may raise what
-    `_request_json` does; None comes of that, too.
+    A program that cannot show that it is this user's is asked nothing else.
+
+    Args:
+        port: the server's port.
+        ask: asks it. It may raise what `_request_json` raises; the answer is None then, too.
     """
     key = read_key(port)
     if key is None:
@@ -257,18 +267,30 @@ def _of_own_server(
 
 
 def _is_of_this_user(connection: http.client.HTTPConnection, key: ServerKey) -> bool:
-    """Whether what listens there knows the key. Raises what `_request_json` does."""
+    """Whether the program that listens there knows the key.
+
+    Raises what `_request_json` raises.
+    """
     nonce = new_nonce()
-    given = str(_request_json(connection, f"{PROOF_PATH}?nonce={nonce}")["proof"])
-    return hmac.compare_digest(given.encode(), key.proof(nonce).encode())
+    answer = _request_json(connection, f"{PROOF_PATH}?nonce={nonce}")
+    proof = str(answer["proof"])
+    return hmac.compare_digest(proof.encode(), key.proof(nonce).encode())
 
 
 def _request_json(
     connection: http.client.HTTPConnection, path: str, body: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """The JSON at that path, of a POST where there is a body.
+    """The JSON at that path.
 
-    Raises OSError, HTTPException, ValueError, or TypeError or KeyError for other content.
+    Args:
+        connection: to the server.
+        path: the path of the request.
+        body: the body of a POST; None for a GET.
+
+    Raises:
+        OSError: the server cannot be reached.
+        HTTPException: the answer is no HTTP.
+        ValueError: the answer is no JSON.
     """
     if body is None:
         connection.request("GET", path)
@@ -280,7 +302,7 @@ def _request_json(
 
 
 def _listens(port: int) -> bool:
-    """Whether anything listens there."""
+    """Whether a program listens there."""
     try:
         socket.create_connection((HOST, port), timeout=_CONNECT_S).close()
     except OSError:
@@ -289,23 +311,26 @@ def _listens(port: int) -> bool:
 
 
 def _free_port() -> int:
-    """A port at which nothing listens now."""
+    """A port at which no program listens now."""
     with socket.create_server((HOST, 0)) as listening:
         return int(listening.getsockname()[1])
 
 
 def _chosen(
-    found: list[dict[str, Any]], model: str | None, context_length: int | None, port: int
+    listed: list[dict[str, Any]], model: str | None, context_length: int | None, port: int
 ) -> ServerFound:
-    """The model that is asked for, else the first. Raises OptionError if it is not there."""
-    names = _served_names(model) if model else {found[0]["id"]}
-    chosen = next((each for each in found if each["id"] in names), None)
-    if chosen is None:
-        listed = ", ".join(str(each["id"]) for each in found)
-        raise OptionError(
-            f"the server at port {port} serves {listed}, not {model}",
-            "Stop it, name a model that it serves, or start another server: --port N.",
-        )
+    """The model that is asked for, or else the first. Raises OptionError if it is not there."""
+    chosen = listed[0]
+    if model:
+        names = _served_names(model)
+        matching = [served for served in listed if served["id"] in names]
+        if not matching:
+            served_names = ", ".join(str(served["id"]) for served in listed)
+            raise OptionError(
+                f"the server at port {port} serves {served_names}, not {model}",
+                "Stop it, name a model that it serves, or start another server: --port N.",
+            )
+        chosen = matching[0]
     if sys.platform == "win32" and set('"%&|<>^!\r\n') & set(str(chosen["id"])):
         raise OptionError(  # a shell starts programs of npm there
             f"the model's name {chosen['id']!r} has characters that the Windows shell "
@@ -323,9 +348,9 @@ def _chosen(
 
 
 def _served_names(model: str) -> set[str]:
-    """Names that a server may have for a model: as it is named, or as a file's is."""
+    """Names that a server may have for a model: the given name, or that of its file."""
     names = {model, Path(model).stem}
-    with contextlib.suppress(LocalspecError):  # only the server may know it
+    with contextlib.suppress(LocalspecError):  # perhaps only the server knows it
         meant = resolve(model).name
         names |= {meant, Path(meant).stem}
     return names
@@ -333,10 +358,10 @@ def _served_names(model: str) -> set[str]:
 
 @contextlib.contextmanager
 def _started(words: Sequence[str], port: int) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """Start a server, and end it at the exit; with its log.
+    """Start a server, and end it at the exit. Yields its process and its log.
 
-    It is in a process group of its own, so that Ctrl-C reaches the agent alone. A signal to
-    end raises click.Abort. Raises LocalspecError if there can be no log.
+    It is in a process group of its own, so that Ctrl-C reaches only the agent. A signal to end
+    raises click.Abort. Raises LocalspecError if there can be no log.
     """
     try:
         path, log = new_log(port)
@@ -362,7 +387,10 @@ def _started(words: Sequence[str], port: int) -> Iterator[tuple[subprocess.Popen
             with leave_on_termination(leave):
                 yield process, path
         finally:
-            process.send_signal(signal.SIGTERM if sys.platform == "win32" else signal.SIGINT)
+            ending = signal.SIGINT
+            if sys.platform == "win32":
+                ending = signal.SIGTERM
+            process.send_signal(ending)
             try:
                 process.wait(_END_S)
             except subprocess.TimeoutExpired:
@@ -371,7 +399,7 @@ def _started(words: Sequence[str], port: int) -> Iterator[tuple[subprocess.Popen
 
 
 def _say_what_to_expect(agent: Agent, server: _Server) -> None:
-    """Say how long the agent's first prompt takes to read, and where that can be followed."""
+    """Say how long the agent's first prompt takes to read, and where its progress is shown."""
     model = server.found.model
     num_tokens = agent.first_prompt
     prompt = f"the first prompt of {agent.title}, about {num_tokens:,} tokens"
@@ -394,25 +422,26 @@ def _say_what_to_expect(agent: Agent, server: _Server) -> None:
 
 
 def _tokens_per_s(model: str, connection: http.client.HTTPConnection) -> float | None:
-    """How many tokens of a prompt the model reads per second; None if that is not known.
+    """The tokens of a prompt that the model reads per second; None if that is not known.
 
-    The server knows how fast it read the last long prompt. Where it has read none, the time of
-    a short one is measured. Raises what `_request_json` does.
+    The server knows how fast it has read the last long prompt. If it has read none, a short
+    prompt is measured. Raises what `_request_json` raises.
     """
-    props = _request_json(connection, f"/props?{urllib.parse.urlencode({'model': model})}")
+    query = urllib.parse.urlencode({"model": model})
+    props = _request_json(connection, f"/props?{query}")
     if props["prompt_per_second"] is not None:
         return float(props["prompt_per_second"])
     connection.sock.settimeout(_MEASURE_S)
     timings = _timed_prompt(model, connection)
-    if timings["prompt_ms"] < 1000 * _WARM_S:  # of which loading kernels may be the most
+    if timings["prompt_ms"] < 1000 * _WARM_S:  # perhaps most of it was loading kernels
         timings = _timed_prompt(model, connection)
     return float(timings["prompt_per_second"]) or None
 
 
 def _timed_prompt(model: str, connection: http.client.HTTPConnection) -> dict[str, Any]:
-    """Have the model read a short prompt; llama-server's timings.
+    """The timings of a short prompt, in llama-server's fields.
 
-    Raises what `_request_json` does.
+    Raises what `_request_json` raises.
     """
     text = secrets.token_hex(_MEASURED_BYTES)  # random: none of it is cached
     body = {"model": model, "prompt": text, "n_predict": 0}
@@ -421,8 +450,10 @@ def _timed_prompt(model: str, connection: http.client.HTTPConnection) -> dict[st
 
 
 def _say_if_it_failed(agent: Agent, server: _Server) -> None:
-    """Say whether the server failed while the agent ran, which may not have shown it."""
-    where = "" if server.log is None else f" Its log: {server.log}"
+    """Say so if the server failed while the agent ran. The agent may not have shown it."""
+    where = ""
+    if server.log is not None:
+        where = f" Its log: {server.log}"
     if not _listens(server.port):
         say(f"The server ended while {agent.title} ran.{where}")
     elif server.has_crashed:
@@ -430,11 +461,22 @@ def _say_if_it_failed(agent: Agent, server: _Server) -> None:
 
 
 def _run(command: Sequence[str], variables: dict[str, str | None]) -> int:
-    """Run a program to its end, in this terminal; its exit code. variables: see `Told`."""
-    bare = {name: value for name, value in os.environ.items() if name not in CLOUD_KEYS}
-    both: dict[str, str | None] = {**bare, **variables}
-    environment = {name: value for name, value in both.items() if value is not None}
-    # The program decides what Ctrl-C means; its own handling is not changed by this one.
+    """Run a program to its end, in this terminal. Returns its exit code.
+
+    Args:
+        command: the program and its arguments.
+        variables: see `Told`.
+    """
+    environment = dict(os.environ)
+    for name in CLOUD_KEYS:
+        environment.pop(name, None)
+    for name, value in variables.items():
+        if value is None:
+            environment.pop(name, None)
+        else:
+            environment[name] = value
+    # The program decides what Ctrl-C means: this process does nothing, and the program does
+    # not inherit that.
     before = signal.signal(signal.SIGINT, lambda _number, _frame: None)
     try:
         with subprocess.Popen(command, env=environment) as process:

@@ -13,14 +13,14 @@ from localspec.server.own_server import key_file
 from localspec.system.atomic_write import make_private_folder
 
 _MOST = 8
-"""Files that are kept, with the new one."""
+"""The number of files that are kept, with the new one."""
 
 
 def new_log(port: int) -> tuple[Path, BinaryIO]:
-    """An empty log of the server at that port, and the file, open for the server to write.
+    """An empty log for the server at that port. Returns its path and the open file.
 
-    The log before it is kept under another name: it may say why that server ended. The logs of
-    other ports are deleted, the oldest first, where there are too many. Raises OSError.
+    The previous log is kept under another name: it may say why that server ended. If there are
+    too many logs, the oldest are deleted. Raises OSError.
     """
     path = _log_file(port)
     make_private_folder(path.parent)
@@ -30,7 +30,8 @@ def new_log(port: int) -> tuple[Path, BinaryIO]:
     for old in kept[: -(_MOST - 1)]:
         with contextlib.suppress(OSError):  # on Windows a server may be writing it
             old.unlink()
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
+    descriptor = os.open(path, flags, 0o600)
     return path, os.fdopen(descriptor, "wb")
 
 

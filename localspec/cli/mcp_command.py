@@ -13,7 +13,7 @@ from localspec.cli.help import Group
 from localspec.cli.json_output import json_option, write_json
 from localspec.cli.progress_line import waiting
 from localspec.cli.screen import counted, error_lines, excerpt, note, say
-from localspec.cli.tool_calls import OWN_FILE, opened_servers
+from localspec.cli.tool_calls import OWN_FILE, foreign_of, opened_servers
 from localspec.errors import OptionError, did_you_mean
 from localspec.tool_servers.configuration import (
     add_server,
@@ -32,7 +32,7 @@ _ELSEWHERE = {
     **dict.fromkeys(("get", "show", "inspect"), "localspec mcp test NAME"),
     **dict.fromkeys(("rm", "delete"), "localspec mcp remove NAME"),
 }
-_CHARACTERS_PER_TOKEN = 4  # about, where no model is named
+_CHARACTERS_PER_TOKEN = 4  # about; used if no model is named
 _DESCRIBED = 70  # characters of a tool's description
 _FILE = click.option(
     "--mcp",
@@ -72,8 +72,7 @@ def mcp() -> None:
 @json_option("array with everything known")
 def list_servers(*, source: str, model: str | None, as_json: bool) -> None:
     """Start all servers, and say which work, with how many tools."""
-    path = own_file() if source == OWN_FILE else Path(source)
-    if source == OWN_FILE and not path.exists():
+    if source == OWN_FILE and not own_file().exists():
         if as_json:
             write_json([])
             return
@@ -109,8 +108,8 @@ def try_server(*, name: str, source: str, model: str | None, as_json: bool) -> N
             click.echo(_state_line(state, counter))
             for tool in state.tools:
                 click.echo(f"  {tool.name}: {excerpt(tool.description, _DESCRIBED)}")
-            for each in state.notes:
-                note(each)
+            for text in state.notes:
+                note(text)
             if state.stderr is not None:
                 note(f"Its stderr is in {state.stderr}.")
         if state.error is not None:
@@ -200,9 +199,10 @@ class _Counter:
         return self._engine is not None
 
     def number(self, tools: Sequence[Tool]) -> int:
-        """How many tokens they take."""
+        """The number of tokens that the tools take."""
         if self._engine is None:
-            return sum(len(str(tool.declared())) for tool in tools) // _CHARACTERS_PER_TOKEN
+            num_characters = sum(len(str(tool.declared())) for tool in tools)
+            return num_characters // _CHARACTERS_PER_TOKEN
         from localspec.chat.foreign_bounds import num_tokens_of
 
         return num_tokens_of(self._engine, tools)
@@ -221,13 +221,11 @@ def _state_line(state: ServerState, counter: _Counter) -> str:
         return f"{state.name}: disabled ({state.target})"
     if state.error is not None:
         return f"{state.name}: does not work ({state.target})"
-    about = "" if counter.is_exact else "about "
-    parts = [
-        f"MCP {state.protocol}",
-        counted(len(state.tools), "tool"),
-        f"{about}{counter.number(state.tools):,} tokens",
-    ]
-    allowed = [tool.name for tool in state.tools if getattr(tool.function, "is_allowed", False)]
+    size = f"{counter.number(state.tools):,} tokens"
+    if not counter.is_exact:
+        size = f"about {size}"
+    parts = [f"MCP {state.protocol}", counted(len(state.tools), "tool"), size]
+    allowed = [tool.name for tool in state.tools if foreign_of(tool).is_allowed]
     if allowed:
         parts.append(f"called without asking: {', '.join(allowed)}")
     return f"{state.name}: works, {', '.join(parts)} ({state.target})"
@@ -267,10 +265,10 @@ def _note_others() -> None:
 
 
 def _by_name(flag: str, pairs: Sequence[str]) -> dict[str, str]:
-    found = {}
+    values = {}
     for pair in pairs:
         name, sign, value = pair.partition("=")
         if not name or not sign:
             raise OptionError(f"{flag} is {pair!r:.80}", f"Write it as {flag} NAME=VALUE.")
-        found[name] = value
-    return found
+        values[name] = value
+    return values

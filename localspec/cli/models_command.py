@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
@@ -63,9 +64,10 @@ if TYPE_CHECKING:
     from localspec.engine.disk_usage import DiskUsage
 
 _KINDS = {HubModel: "hub", PackagedModel: "packaged", LocalModel: "local"}
-# In the order of the list
+# Values in the order of the list.
 _STATES = ("ready", "partial", "absent")
 _FITS = (True, None, False)
+_FITS_IN_WORDS = {True: "yes", None: "-", False: "no"}
 
 
 _ELSEWHERE = {
@@ -80,7 +82,7 @@ _ELSEWHERE = {
 }
 
 
-# Of `localspec models`, and of `localspec models list`
+# The options of `localspec models`, and of `localspec models list`.
 _LISTING = (
     click.option("--fits", "only_fitting", is_flag=True, help="Only presets that fit."),
     json_option("array with everything known"),
@@ -117,37 +119,53 @@ def list_presets(*, only_fitting: bool, as_json: bool) -> None:
     known = sorted(list_models(), key=lambda state: state.preset.released, reverse=True)
     known.sort(key=lambda state: (_FITS.index(_fits(state, free)), _STATES.index(state.state)))
     embedders = [state.name for state in known if state.preset.embeds]
-    states = [state for state in known if _fits(state, free)] if only_fitting else known
+    states = known
+    if only_fitting:
+        states = [state for state in known if _fits(state, free)]
     if as_json:
         write_json([_state_json(state, free) for state in states])
         return
-    width = max(len(state.name) for state in states) + 2
-    head = f"{'STATE':<8}{'SIZE':>9}  {'FITS':<6}{'RELEASED':<10}LICENCE"
-    click.echo(f"{'PRESET':<{width}}{head}")
-    for state in states:
-        name = state.name + ("*" if state.preset.unconfirmed else "")
-        size = readable_bytes(state.size_bytes)
-        fits = {None: "-", True: "yes", False: "no"}[_fits(state, free)]
-        facts = (
-            f"{fits:<6}{state.preset.released or '-':<10}{state.preset.target.license or '-'}"
-        )
-        click.echo(printable(f"{name:<{width}}{state.state:<8}{size:>9}  {facts}"))
+    _print_table(states, free)
     here = files_here()
-    click.echo("\n" + fitted("\n".join(_advice(known, here, free))))
+    advice = "\n".join(_advice(known, here, free))
+    click.echo("\n" + fitted(advice))
     if here:
         click.echo("\nFiles that no preset names, for 'localspec chat FILE':")
     for path in here:
         size = readable_bytes(located.size_of(LocalModel(path=path)))
         click.echo(printable(f"{size:>9}  {path}"))
-    usual = usual_model()
     note(
         "FITS: whether it fits into the memory that is free now, judged by file sizes; "
         "'localspec explain "
         "PRESET' is more exact.\n"
         "*: some details are unconfirmed; --json says which.\n"
         f"For 'localspec serve --embeddings PRESET': {', '.join(embedders)}.\n"
-        f"Default: {DEFAULT_PRESET if usual is None else usual.name}."
+        f"Default: {_default_name()}."
     )
+
+
+def _print_table(states: list[PresetState], free: MemoryRoom) -> None:
+    """Print a line for each preset."""
+    width = max(len(state.name) for state in states) + 2
+    head = f"{'STATE':<8}{'SIZE':>9}  {'FITS':<6}{'RELEASED':<10}LICENCE"
+    click.echo(f"{'PRESET':<{width}}{head}")
+    for state in states:
+        preset = state.preset
+        name = state.name
+        if preset.unconfirmed:
+            name += "*"
+        size = readable_bytes(state.size_bytes)
+        fits = _FITS_IN_WORDS[_fits(state, free)]
+        facts = f"{fits:<6}{preset.released or '-':<10}{preset.target.license or '-'}"
+        click.echo(printable(f"{name:<{width}}{state.state:<8}{size:>9}  {facts}"))
+
+
+def _default_name() -> str:
+    """The name of the model that commands use when none is named."""
+    usual = usual_model()
+    if usual is None:
+        return DEFAULT_PRESET
+    return usual.name
 
 
 def _advice(known: list[PresetState], here: list[Path], free: MemoryRoom) -> list[str]:
@@ -168,10 +186,12 @@ def _advice(known: list[PresetState], here: list[Path], free: MemoryRoom) -> lis
     if not best.is_quick:
         why = f"the fastest model of {best.year} that fits, though none can write {enough} here"
     speed = best.bytes_per_s or ASSUMED_BYTES_PER_S
-    source = "measured here" if best.bytes_per_s else "assumed, since nothing was measured here"
-    most = (
-        f"up to {best.tokens_per_s:.0f} tokens/s" if best.tokens_per_s >= 1 else "less than one"
-    )
+    source = "measured here"
+    if not best.bytes_per_s:
+        source = "assumed, since nothing was measured here"
+    most = "less than one"
+    if best.tokens_per_s >= 1:
+        most = f"up to {best.tokens_per_s:.0f} tokens/s"
     return [
         f"{question} {name}: {why}; {size}.",
         f"It reads {readable_bytes(best.token_bytes)} of memory for each token, at "
@@ -184,8 +204,8 @@ def _advice(known: list[PresetState], here: list[Path], free: MemoryRoom) -> lis
 @click.argument("preset", shell_complete=complete_preset)
 def print_paths(*, preset: str) -> None:
     """Print the paths of target, draft and head, one per line."""
-    for found in locate(find_preset(preset)).values():
-        click.echo(found)
+    for path in locate(find_preset(preset)).values():
+        click.echo(path)
 
 
 @models.command("remove")
@@ -225,10 +245,10 @@ def _free(preset: Preset, kept: DiskUsage, *, yes: bool) -> None:
     """Delete all that is kept for a preset, unless the user does not want it."""
     from localspec.engine.disk_usage import free_disk
 
-    by_kind = {"caches of conversations": kept.caches, "measured costs": kept.costs}
-    for what, sizes in by_kind.items():
-        if sizes:
-            say(f"{what}: {readable_bytes(sum(sizes.values()))}")
+    if kept.caches:
+        say(f"caches of conversations: {readable_bytes(sum(kept.caches.values()))}")
+    if kept.costs:
+        say(f"measured costs: {readable_bytes(sum(kept.costs.values()))}")
     if not yes:
         question = f"Remove and free {readable_bytes(kept.num_bytes)}?"
         click.confirm(question, abort=True, err=True)
@@ -238,33 +258,39 @@ def _free(preset: Preset, kept: DiskUsage, *, yes: bool) -> None:
 
 def _remove_preset(name: str, *, yes: bool) -> None:
     """Remove a preset from the user's file, unless another extends it or the user says no."""
-    if users := extended_by(name):
+    users = extended_by(name)
+    if users:
         say(f"The preset {name} stays: {', '.join(users)} extends it")
         return
     question = f"Remove the preset {name} from {user_presets_file()}?"
-    if not (yes or click.confirm(question, err=True)):
-        return
-    drop_preset(name)
-    say(f"{name} is removed from {user_presets_file()}")
+    if yes or click.confirm(question, err=True):
+        drop_preset(name)
+        say(f"{name} is removed from {user_presets_file()}")
 
 
 @models.command("verify")
 @click.argument("presets", nargs=-1, metavar="[PRESET]...", shell_complete=complete_preset)
 def verify_files(*, presets: tuple[str, ...]) -> None:
     """Check files against their sha256; without names, all that are on this machine."""
-    chosen = (
-        [find_preset(name) for name in presets]
-        if presets
-        else [p for p in load_presets().values() if preset_state(p).state == "ready"]
-    )
+    chosen = [find_preset(name) for name in presets]
+    if not presets:
+        chosen = list(_ready_presets())
     damaged: dict[Path, str] = {}
     for preset in chosen:
-        found = damaged_files(preset)
-        click.echo(f"{preset.name}: {'damaged' if found else 'ok'}")
-        damaged |= found
+        damaged_here = damaged_files(preset)
+        click.echo(f"{preset.name}: {'damaged' if damaged_here else 'ok'}")
+        damaged |= damaged_here
     if damaged:
+        paths = ", ".join(map(str, damaged))
         hints = dict.fromkeys(damaged.values())
-        raise DownloadError(f"damaged: {', '.join(map(str, damaged))}", " ".join(hints))
+        raise DownloadError(f"damaged: {paths}", " ".join(hints))
+
+
+def _ready_presets() -> Iterator[Preset]:
+    """The presets whose files are all on this machine."""
+    for preset in load_presets().values():
+        if preset_state(preset).state == "ready":
+            yield preset
 
 
 def _fits(state: PresetState, free: MemoryRoom) -> bool | None:
@@ -275,13 +301,16 @@ def _fits(state: PresetState, free: MemoryRoom) -> bool | None:
 
 
 def _state_json(state: PresetState, free: MemoryRoom) -> dict[str, Any]:
-    """All that is known of a preset, for --json. kind: where its file comes from."""
+    """All that is known of a preset, for --json."""
     written: dict[str, Any] = to_json(state)
-    written |= written.pop("preset") | {"fits": _fits(state, free)}
+    preset = written.pop("preset")
+    written |= preset
+    written["fits"] = _fits(state, free)
     del written["models"]  # target, draft and head again
     for role in get_args(Role):
         if written[role] is not None:
-            written[role]["kind"] = _KINDS[type(getattr(state.preset, role))]
+            model = getattr(state.preset, role)
+            written[role]["kind"] = _KINDS[type(model)]  # where its file comes from
     return written
 
 
@@ -341,51 +370,64 @@ def import_models(*, folder: Path, yes: bool) -> None:
         localspec models import ~/.ollama/models
     """
     with waiting(lambda: "Looking at the models …"):
-        found = search_folder(folder)
-    for line in _found_lines(found):
+        content = search_folder(folder)
+    for line in _content_lines(content):
         say(line)
-    if not found.proposals:
+    if not content.proposals:
         say("Nothing to add.")
         return
-    what = counted(len(found.proposals), "preset")
+    what = counted(len(content.proposals), "preset")
     if not yes and not is_terminal(sys.stdin):
         say(f"To add {what} to {user_presets_file()}: --yes")
         return
     if not yes:
         click.confirm(f"Add {what} to {user_presets_file()}?", abort=True, err=True)
-    num_added = sum(map(_add_proposal, found.proposals))
-    if num_added < len(found.proposals):
+    num_added = sum(map(_add_proposal, content.proposals))
+    if num_added < len(content.proposals):
         raise click.exceptions.Exit(exit_codes.FAILED)
 
 
-def _add_proposal(one: ProposedPreset) -> bool:
+def _add_proposal(proposed: ProposedPreset) -> bool:
     """Add a preset. Returns whether that worked; an error does not stop the others."""
+    models = {"target": str(proposed.target)}
+    if proposed.draft is not None:
+        models["draft"] = str(proposed.draft)
+    if proposed.mmproj is not None:
+        models["mmproj"] = str(proposed.mmproj)
     try:
-        files = {"target": one.target, "draft": one.draft, "mmproj": one.mmproj}
-        models = {role: str(path) for role, path in files.items() if path}
         add_preset(
-            one.name,
+            proposed.name,
             models,
-            adapters=[Adapter(path) for path in one.adapters],
-            description=one.target.name,
+            adapters=[Adapter(path) for path in proposed.adapters],
+            description=proposed.target.name,
             context_length=None,
         )
     except LocalspecError as error:
-        say(f"{one.name} is not added: {error}")
+        say(f"{proposed.name} is not added: {error}")
         return False
-    click.echo(one.name)
+    click.echo(proposed.name)
     return True
 
 
-def _found_lines(found: FolderContent) -> list[str]:
+def _content_lines(content: FolderContent) -> list[str]:
+    """What was found in a folder, for people."""
     lines = []
-    for one in found.proposals:
-        draft = f"no draft: {one.why_no_draft}" if one.draft is None else f"draft {one.draft}"
-        draft += f", sees images with {one.mmproj}" if one.mmproj else ""
-        draft += "".join(f", with the adapter {path}" for path in one.adapters)
-        lines.append(f"{one.name}: {one.target}, {readable_bytes(one.size_bytes)}, {draft}")
-    lines += [f"{path} is a preset already: {name}" for path, name in found.known.items()]
-    lines += [f"Skipped: {reason}" for reason in found.skipped.values()]
+    for proposed in content.proposals:
+        size = readable_bytes(proposed.size_bytes)
+        parts = [f"{proposed.name}: {proposed.target}", size]
+        if proposed.draft is None:
+            parts.append(f"no draft: {proposed.why_no_draft}")
+        else:
+            parts.append(f"draft {proposed.draft}")
+        if proposed.mmproj:
+            parts.append(f"sees images with {proposed.mmproj}")
+        for path in proposed.adapters:
+            parts.append(f"with the adapter {path}")
+        lines.append(", ".join(parts))
+    for path, name in content.known.items():
+        lines.append(f"{path} is a preset already: {name}")
+    for reason in content.skipped.values():
+        lines.append(f"Skipped: {reason}")
     return lines
 
 
@@ -408,8 +450,8 @@ def default(*, name: str | None, clear: bool) -> None:
         raise click.UsageError("Give a NAME or --clear.")
     if clear or name is not None:
         set_default(name)
+    click.echo(printable(_default_name()))
     usual = usual_model()
-    click.echo(printable(DEFAULT_PRESET if usual is None else usual.name))
     if usual is not None:
         say(f"That is {usual.origin}.")
 
@@ -433,6 +475,7 @@ def alias(*, short: str | None, name: str | None, clear: bool) -> None:
     elif short is not None and clear and name is None:
         drop_alias(short)
     elif short is not None and name is not None and not clear:
-        say(f"{short} stands for {set_alias(short, name)}")
+        meant = set_alias(short, name)
+        say(f"{short} stands for {meant}")
     else:
         raise click.UsageError("Give SHORT and NAME, or SHORT and --clear.")

@@ -23,10 +23,11 @@ def waiting(describe: Callable[[], str], pipe_s: float | None = None) -> Iterato
     """Show the text of `describe`, which another thread calls, until the context is left.
 
     The line is rewritten with carriage returns, and blank at the end. Text that is typed
-    meanwhile is not shown, but read later.
+    meanwhile is not shown; it is read later.
 
     Args:
-        pipe_s: Seconds between two lines where stderr is no terminal; None for no lines.
+        describe: returns the text.
+        pipe_s: seconds between two lines if stderr is no terminal; None for no lines.
     """
     is_shown = is_terminal(sys.stderr)
     if not is_shown and pipe_s is None:
@@ -81,8 +82,10 @@ class ProgressLine:
 
     def report(self, stage: str, seconds_left: float | None) -> None:
         """Take a report of a `Watch`. A repeated report restarts no estimate."""
-        if (stage, seconds_left) != self._reported:
-            self._reported, self._reported_s = (stage, seconds_left), self._clock()
+        reported = (stage, seconds_left)
+        if reported != self._reported:
+            self._reported = reported
+            self._reported_s = self._clock()
 
     def text(self) -> str:
         """The current line. Can be called from any thread."""

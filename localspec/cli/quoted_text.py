@@ -1,7 +1,7 @@
-"""Texts of several lines between quotes, as people type them who know Ollama's chat.
+"""Texts of several lines between quotes, as in Ollama's chat.
 
-A text that begins with three quotes ends only with three others. It is a message, whatever
-stands in it, and its lines are kept as they are.
+A text that begins with three quotes ends only with three quotes. It is a message, even if it
+looks like a command, and its lines are not changed.
 """
 
 from __future__ import annotations
@@ -14,8 +14,11 @@ QUOTES = '"""'
 
 
 def is_unclosed(text: str) -> bool:
-    """Whether a text begins with the quotes, and the others are still to come."""
-    return text.startswith(QUOTES) and not text.removeprefix(QUOTES).rstrip().endswith(QUOTES)
+    """Whether a text begins with the quotes, and does not end with them yet."""
+    if not text.startswith(QUOTES):
+        return False
+    inside = text.removeprefix(QUOTES).rstrip()
+    return not inside.endswith(QUOTES)
 
 
 def unquoted(text: str) -> str | None:
@@ -27,7 +30,7 @@ def unquoted(text: str) -> str | None:
 
 
 def quoted_together(lines: Iterator[str]) -> Iterator[str]:
-    """The lines that are not blank, without blanks around them; a quoted text is one of them.
+    """The lines that are not blank, without blanks around them; a quoted text counts as one.
 
     Raises OptionError if the input ends within quotes.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import click
 
@@ -15,11 +15,11 @@ from localspec.errors import LocalspecError
 from localspec.speculative.metrics import Provenance, Stats, why_mostly_off
 from localspec.speculative.policy_api import ProposerKind
 
-_STATUS_COLUMNS = 100  # of the window, at most
-# An answer whose decodes take so many times as long as the fastest ones is said to be slower;
-# below that it may be noise, or a processor that is warm.
+_STATUS_COLUMNS = 100  # the largest width of the status line
+# An answer is called slower if its decodes take this many times as long as the fastest ones. A
+# smaller factor may be noise, or a warm processor.
 _CLEARLY_SLOWER = 1.5
-# Where a token came from: its colour, its brackets where there are no colours, and in words.
+# For each provenance: the colour, the brackets without colours, and the meaning.
 _MARKS = {
     Provenance.ACCEPTED: ("green", "", "", "drafted and accepted"),
     Provenance.RECOVERED: ("yellow", "(", ")", "in place of a rejected token"),
@@ -32,18 +32,22 @@ PROPOSER_NAMES = {
     ProposerKind.LOOKUP: "lookup",
     ProposerKind.FORCED: "the constraint",
 }
-# Keywords that errors name, for which commands have an option.
+# Keywords in errors for which commands have an option.
 _KEYWORDS = (
-    *(
-        "context_length",
-        "draft_tokens",
-        "flash_attention",
-        "head",
-        "device",
-        "local_dir",
-        "main_gpu",
-    ),
-    *("mmproj", "num_gpu_layers", "proposer", "rpc", "target", "template", "tensor_split"),
+    "context_length",
+    "draft_tokens",
+    "flash_attention",
+    "head",
+    "device",
+    "local_dir",
+    "main_gpu",
+    "mmproj",
+    "num_gpu_layers",
+    "proposer",
+    "rpc",
+    "target",
+    "template",
+    "tensor_split",
 )
 _WHOLE_FLAGS = {
     "draft_tokens=0": "--no-draft",
@@ -56,6 +60,10 @@ _ARGUMENT = re.compile(
     + rf"|\b(?P<name>{'|'.join(_KEYWORDS)})=(?P<value>…|\w+|\"\w+\")"
 )
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?)b?", re.IGNORECASE)
+
+
+# Bidi embeddings, overrides and isolates: they reorder the text around them.
+_REORDERING = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 
 
 def printable(text: str) -> str:
@@ -71,23 +79,27 @@ def _visible(character: str) -> str:
     code = ord(character)
     if code < 0x20:
         return chr(0x2400 + code)
-    # Cc: controls. Bidi embeddings, overrides and isolates reorder the text around them.
-    if unicodedata.category(character) == "Cc" or unicodedata.bidirectional(character) in (
-        "LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI",
-    ):  # fmt: skip
+    is_control = unicodedata.category(character) == "Cc"
+    if is_control or unicodedata.bidirectional(character) in _REORDERING:
         return f"<U+{code:04X}>"
     return character
 
 
 def titled(paragraphs: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """Paragraphs for stdout, each with its title in front of its first line."""
+    """Paragraphs for stdout, with a title before the first line of each.
+
+    Args:
+        paragraphs: the title and the lines of each paragraph.
+    """
     width = max(11, *(len(title) + 1 for title, _ in paragraphs))
-    lines = [
-        f"{'' if index else title:<{width}}{line}"
-        for title, texts in paragraphs
-        for index, line in enumerate(fitted("\n".join(texts), indent=width).split("\n"))
-        if texts
-    ]
+    lines = []
+    for title, texts in paragraphs:
+        if not texts:
+            continue
+        first, *more = fitted("\n".join(texts), indent=width).split("\n")
+        lines.append(f"{title:<{width}}{first}")
+        for line in more:
+            lines.append(" " * width + line)
     return "\n".join(lines)
 
 
@@ -104,7 +116,10 @@ def note(text: str) -> None:
 def fitted(text: str, *, err: bool = False, indent: int = 0) -> str:
     """Printable text for stdout or stderr, wrapped to a terminal's columns less `indent`."""
     text = printable(text)
-    if not is_terminal(sys.stderr if err else sys.stdout):
+    stream = sys.stdout
+    if err:
+        stream = sys.stderr
+    if not is_terminal(stream):
         return text
     # Imported here: a pipe does not need the library that knows how wide characters are.
     from localspec.cli.terminal.wrapping import wrapped
@@ -115,7 +130,8 @@ def fitted(text: str, *, err: bool = False, indent: int = 0) -> str:
 def mark(text: str, provenance: Provenance) -> tuple[str, str | None]:
     """The text and a colour for where it came from; without colours it has brackets."""
     colour, opening, closing, _ = _MARKS[provenance]
-    if not text or (is_terminal(sys.stdout) and use_colour() is None):
+    has_colours = is_terminal(sys.stdout) and use_colour() is None
+    if not text or has_colours:
         return text, colour
     return f"{opening}{text}{closing}", None
 
@@ -124,47 +140,64 @@ def show_legend() -> None:
     """Print the meaning of the colours or brackets on stderr."""
     for provenance, (_, _, _, meaning) in _MARKS.items():
         text, colour = mark(provenance.value, provenance)
-        marked = click.style(text, fg=colour) if colour else text
-        click.echo(f"{marked}  {meaning}", err=True, color=use_colour())
+        if colour:
+            text = click.style(text, fg=colour)
+        click.echo(f"{text}  {meaning}", err=True, color=use_colour())
 
 
 def status_line(stats: Stats, context_length: int, columns: int) -> str:
     """Summarise an answer in one line: speed, drafting, context.
 
     It has as many parts as fit into the window, and into 100 columns. A part that does not fit
-    lacks what follows its colon, or it is left out, with those after it.
+    is cut at its colon; if it still does not fit, it and the parts after it are left out.
     """
-    drafted = f" ({stats.num_accepted} drafted)" if stats.num_draft_tokens else ""
-    used = (stats.prompt_tokens + stats.completion_tokens) / context_length
-    reason = (why_mostly_off(stats) or "").partition(":")[0]
-    rate = stats.tokens_per_s
-    exact = f"exact ({stats.exact_steps})" if stats.exact_steps else "exact"
-    # What matters most comes first.
-    parts = (
-        "" if rate is None else f"{rate:.0f} tokens/s",
-        _slowdown_of(stats),
-        f"context {used:.0%} full",
-        reason,
-        _threads_of(stats),
-        exact if stats.exact else "",
-    )
-    line = f"{counted(stats.completion_tokens, 'token')}{drafted}"
+    line = counted(stats.completion_tokens, "token")
+    if stats.num_draft_tokens:
+        line += f" ({stats.num_accepted} drafted)"
     width = min(_STATUS_COLUMNS, columns - 1)
-    for part in filter(None, parts):
-        shorter = part.partition(":")[0]
-        if len(f"{line} · {shorter}") > width:
+    for part in _status_parts(stats, context_length):
+        whole = f"{line} · {part}"
+        shorter = f"{line} · {part.partition(':')[0]}"
+        if len(whole) <= width:
+            line = whole
+        elif len(shorter) <= width:
+            line = shorter
+        else:
             break
-        is_whole = len(f"{line} · {part}") <= width
-        line += f" · {part if is_whole else shorter}"
     return line
+
+
+def _status_parts(stats: Stats, context_length: int) -> Iterator[str]:
+    """Facts about an answer, the most important first."""
+    if stats.tokens_per_s is not None:
+        yield f"{stats.tokens_per_s:.0f} tokens/s"
+    slowdown = _slowdown_of(stats)
+    if slowdown is not None:
+        yield slowdown
+    used = (stats.prompt_tokens + stats.completion_tokens) / context_length
+    yield f"context {used:.0%} full"
+    why_off = why_mostly_off(stats)
+    if why_off:
+        yield why_off.partition(":")[0]
+    threads = _threads_of(stats)
+    if threads is not None:
+        yield threads
+    if stats.exact and stats.exact_steps:
+        yield f"exact ({stats.exact_steps})"
+    elif stats.exact:
+        yield "exact"
 
 
 def _slowdown_of(stats: Stats) -> str | None:
     """By how much the answer was slower than others here, if that is more than noise."""
-    slowdown = None if stats.threads is None else stats.threads.slowdown
-    if slowdown is None or slowdown < _CLEARLY_SLOWER:
+    if stats.threads is None or stats.threads.slowdown is None:
         return None
-    times = f"{slowdown:.0f}" if slowdown >= 10 else f"{slowdown:.1f}".removesuffix(".0")
+    slowdown = stats.threads.slowdown
+    if slowdown < _CLEARLY_SLOWER:
+        return None
+    times = f"{slowdown:.1f}".removesuffix(".0")
+    if slowdown >= 10:
+        times = f"{slowdown:.0f}"
     return f"{times} times slower than measured before: is the machine busy?"
 
 
@@ -174,59 +207,73 @@ def _threads_of(stats: Stats) -> str | None:
         return None
     usable = stats.threads.num_usable
     counts = stats.steps_per_threads
-    count = max(counts, key=lambda count: counts[count])
-    was_busy = stats.threads.is_busy or stats.threads.num_threads > count
+    count = max(counts, key=counts.__getitem__)
     if count >= usable or 2 * counts[count] <= sum(counts.values()):
         return None
-    why = "the machine is busy" if was_busy else "more are no faster"
+    why = "more are no faster"
+    if stats.threads.is_busy or stats.threads.num_threads > count:
+        why = "the machine is busy"
     return f"{count} of {usable} threads: {why}"
 
 
 def stats_lines(stats: Stats, context_length: int) -> list[str]:
     """All statistics of an answer."""
     used = stats.prompt_tokens + stats.completion_tokens
-    read, written = (
-        "" if rate is None else f" at {rate:.1f} tokens/s"
-        for rate in (stats.prompt_tokens_per_s, stats.tokens_per_s)
-    )
     lines = [
         f"prompt: {counted(stats.prompt_tokens, 'token')}, {stats.cached_prompt_tokens} of "
-        f"them cached, the rest read{read}; first token after "
+        f"them cached, the rest read{_at_rate(stats.prompt_tokens_per_s)}; first token after "
         f"{stats.time_to_first_token_s:.2f} s",
-        f"answer: {counted(stats.completion_tokens, 'token')}{written}, "
+        f"answer: {counted(stats.completion_tokens, 'token')}{_at_rate(stats.tokens_per_s)}, "
         f"{stats.mean_acceptance_length:.2f} per target decode",
         f"drafted {stats.num_draft_tokens}, accepted {stats.num_accepted} "
         f"({stats.acceptance_rate:.0%}); recovered {stats.num_recovered}, "
         f"bonus {stats.num_bonus}, plain {stats.num_plain}",
     ]
-    if stats.steps_per_proposer:
-        steps = (
-            f"{PROPOSER_NAMES[kind]} in {n}" for kind, n in stats.steps_per_proposer.items()
-        )
-        lines.append(f"steps by proposer: {', '.join(steps)} of {stats.num_steps}")
-    positions = zip(stats.accepted_per_position, stats.drafted_per_position, strict=True)
-    shares = [f"{accepted / drafted:.0%}" for accepted, drafted in positions if drafted]
-    if shares:
-        lines.append(f"accepted by position: {', '.join(shares)}")
+    lines += _draft_lines(stats)
     lines.append(
         f"seconds: draft {stats.draft_time_s:.2f}, target {stats.target_time_s:.2f}, "
         f"sampler {stats.sampler_time_s:.2f}, total {stats.total_time_s:.2f}"
     )
     lines += filter(None, (_slowdown_of(stats), _threads_of(stats)))
-    if (outlook := stats.outlook) is not None:
-        edge = outlook.break_even
-        pays = "never pays" if edge is None else f"pays above {edge:.0%}"
+    if stats.outlook is not None:
+        pays = "never pays"
+        if stats.outlook.break_even is not None:
+            pays = f"pays above {stats.outlook.break_even:.0%}"
         lines.append(
-            f"expected acceptance of the next draft token: {outlook.acceptance:.0%}; "
+            f"expected acceptance of the next draft token: {stats.outlook.acceptance:.0%}; "
             f"drafting {pays} here"
         )
-    if reason := why_mostly_off(stats):
-        lines.append(reason)
+    why_off = why_mostly_off(stats)
+    if why_off:
+        lines.append(why_off)
     if stats.exact:
-        bounds = f"; {stats.exact_steps}" if stats.exact_steps else ""
-        same = "the same to the bit with any draft and any number of threads"
-        lines.append(f"exact: {same}{bounds}")
-    return [*lines, f"context: {used} of {context_length} tokens"]
+        exact = "exact: the same to the bit with any draft and any number of threads"
+        if stats.exact_steps:
+            exact += f"; {stats.exact_steps}"
+        lines.append(exact)
+    lines.append(f"context: {used} of {context_length} tokens")
+    return lines
+
+
+def _draft_lines(stats: Stats) -> Iterator[str]:
+    """The steps of each proposer, and the acceptance at each position of a draft."""
+    steps = []
+    for kind, number in stats.steps_per_proposer.items():
+        steps.append(f"{PROPOSER_NAMES[kind]} in {number}")
+    if steps:
+        yield f"steps by proposer: {', '.join(steps)} of {stats.num_steps}"
+    shares = []
+    for position, num_drafted in enumerate(stats.drafted_per_position):
+        if num_drafted:
+            shares.append(f"{stats.accepted_per_position[position] / num_drafted:.0%}")
+    if shares:
+        yield f"accepted by position: {', '.join(shares)}"
+
+
+def _at_rate(tokens_per_s: float | None) -> str:
+    if tokens_per_s is None:
+        return ""
+    return f" at {tokens_per_s:.1f} tokens/s"
 
 
 def error_lines(error: LocalspecError) -> str:
@@ -277,17 +324,23 @@ def readable_bytes(num_bytes: int | None) -> str:
 
 
 def pays_from(acceptance: float) -> str:
-    """From which acceptance drafting pays, 0 to 1, as the end of a sentence."""
+    """That drafting pays from an acceptance on, as the end of a sentence.
+
+    Args:
+        acceptance: from 0 to 1.
+    """
     if acceptance < 0.005:
         return "pays however few of its tokens are accepted"
     return f"pays if at least {acceptance:.0%} of its tokens are accepted"
 
 
 def _num_bytes(text: str) -> int:
-    found = _SIZE.fullmatch(text.strip())
-    if found is None:
+    parts = _SIZE.fullmatch(text.strip())
+    if parts is None:
         raise ValueError(text)
-    return int(float(found[1]) * 1000 ** " kmgt".index(found[2].lower() or " "))
+    number = float(parts[1])
+    power = " kmgt".index(parts[2].lower() or " ")
+    return int(number * 1000**power)
 
 
 SIZE = Parsed(_num_bytes, "is not a size; give one such as 8GB, 500MB or 0")

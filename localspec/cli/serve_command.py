@@ -137,7 +137,7 @@ Ollama's library for Python, and programs that ask an Ollama:
     help="Let models call the tools of MCP servers, on the page and in /v1/responses: those of "
     "FILE, or of localspec's own file, see 'localspec mcp'.",
 )
-def serve(  # noqa: PLR0913  each is an option of the command
+def serve(  # noqa: PLR0913  one argument for each option
     *,
     models: tuple[str, ...],
     host: str,
@@ -178,26 +178,27 @@ def serve(  # noqa: PLR0913  each is an option of the command
     from localspec.server.served_models import ServedEmbedder, ServedModel, ServedModels
 
     say = _begin_log(in_json=log_json)
-    keys = [] if api_key_file is None else _keys(api_key_file)
+    keys: list[str] = []
+    if api_key_file is not None:
+        keys = _keys(api_key_file)
     access = AccessRules(keys=keys, hosts=allowed_hosts, origins=cors_origins)
     _check_access(access, host, cache_disk)
     names = list(dict.fromkeys(models or (usual_name(),)))
     for name in filter(None, (*names, embeddings)):
         offer_download(name)
-    others = mmproj if mmproj == NO_PROJECTOR else None
-    made = [
-        ServedModel(
-            name,
-            context_length,
-            rpc,
-            device=device,
-            exact=exact,
-            mmproj=others if number else mmproj,
-            adapters=None if number else adapters or None,
-        )
-        for number, name in enumerate(names)
-    ]
-    embedder = None if embeddings is None else ServedEmbedder(embeddings)
+    first, *others = names
+    open_model = partial(
+        ServedModel, context_length=context_length, rpc=rpc, device=device, exact=exact
+    )
+    made = [open_model(first, mmproj=mmproj, adapters=adapters or None)]
+    mmproj_of_others = None
+    if mmproj == NO_PROJECTOR:
+        mmproj_of_others = NO_PROJECTOR
+    for name in others:
+        made.append(open_model(name, mmproj=mmproj_of_others))
+    embedder = None
+    if embeddings is not None:
+        embedder = ServedEmbedder(embeddings)
     served = ServedModels(made, takes_any_name=not known_models_only, embedder=embedder)
     _prepare(served, access, parallel, cache_disk)
     with contextlib.ExitStack() as until_end:
@@ -206,10 +207,12 @@ def serve(  # noqa: PLR0913  each is an option of the command
             tool_servers = until_end.enter_context(opened_servers(mcp_source, ()))
         listening = until_end.enter_context(listen(host, port))
         own_host, own_port = listening.getsockname()[:2]
-        shown_host = f"[{host}]" if ":" in host else host
+        shown_host = host
+        if ":" in host:
+            shown_host = f"[{host}]"
         address = f"http://{shown_host}:{own_port}"
         own_key = None
-        if not keys and own_host == HOST:  # as agents are started with it
+        if not keys and own_host == HOST:  # where agents look for it
             own_key = until_end.enter_context(announced(own_port))
         with waiting(lambda: "Loading the models …"):
             served.open_first()
@@ -234,7 +237,7 @@ class LogFormatter(logging.Formatter):
 
 
 class JSONFormatter(LogFormatter):
-    """JSON, an object per line. A request's has its numbers (`facts` of the record)."""
+    """JSON, an object per line. A request's line has its numbers (`facts` of the record)."""
 
     def format(self, record: logging.LogRecord) -> str:
         said = {"level": record.levelname.lower(), "message": record.getMessage()}
@@ -246,8 +249,11 @@ class JSONFormatter(LogFormatter):
 
 def _begin_log(*, in_json: bool) -> Callable[[str], None]:
     """Set up the log. Returns a function that says something to the person at the terminal."""
+    formatter: type[LogFormatter] = LogFormatter
+    if in_json:
+        formatter = JSONFormatter
     log = logging.StreamHandler()
-    log.setFormatter((JSONFormatter if in_json else LogFormatter)("%(message)s"))
+    log.setFormatter(formatter("%(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[log])
     if in_json:
         return logger.info
@@ -278,8 +284,9 @@ def _prepare(
     """Set the models' caches and parallel answers. Raises OptionError for a double name."""
     from localspec.engine.open_models import CacheDisk
 
-    usual = CACHE_DISK if access.is_of_one else 0
-    disk = CacheDisk(usual if cache_disk is None else cache_disk, "".join(access.keys[:1]))
+    if cache_disk is None:
+        cache_disk = CACHE_DISK if access.is_of_one else 0
+    disk = CacheDisk(cache_disk, "".join(access.keys[:1]))
     for model in served.all:
         model.cache_disk = disk
         model.parallel = parallel
@@ -294,13 +301,13 @@ def _prepare(
 
 
 def _greeting(address: str, model: ServedModel, *, has_key: bool, has_page: bool) -> str:
-    """Settings to copy into clients, what to know of the first model, and the address.
+    """Settings to copy into clients, facts about the first model, and the address.
 
     Args:
-        address: The server's, like http://127.0.0.1:8617.
-        model: The first model.
-        has_key: Whether clients need an API key.
-        has_page: Whether there is a page for browsers.
+        address: the server's address, such as http://127.0.0.1:8617.
+        model: the first model.
+        has_key: whether clients need an API key.
+        has_page: whether there is a page for browsers.
     """
     from localspec.engine.cache_store import kept_folder
 
@@ -312,31 +319,32 @@ def _greeting(address: str, model: ServedModel, *, has_key: bool, has_page: bool
     words = f"{printable(settings)}\n{_at_once(model)}"
     if model.engine is not None:
         words += f"\n{printable(in_flags(model.engine.description))}."
-    if num_bytes := model.cache_disk.num_bytes:
-        size = readable_bytes(num_bytes)
+    if model.cache_disk.num_bytes:
+        size = readable_bytes(model.cache_disk.num_bytes)
         words += f"\nCaches of conversations are kept in {kept_folder()}, up to {size}."
     if has_page:
         words += "\nTo chat, open the address in a browser."
-    # The last line, which a small window shows.
+    # The address comes last, where a small window shows it.
     name = printable(model.name)
     return f"{words}\nListening on {address} with {name} (context {context}). Ctrl-C stops."
 
 
 def _at_once(model: ServedModel) -> str:
-    """How many questions are answered at once, and why no more."""
-    told = f"Answers at once: {model.num_slots}, each with the whole context"
+    """The number of questions that are answered at once, and why it is no larger."""
+    number = f"Answers at once: {model.num_slots}, each with the whole context"
     if model.num_slots == model.parallel:
-        return f"{told}."
+        return f"{number}."
     why = f"more caches of {model.context_length} tokens do not fit; use a smaller --ctx"
     if model.is_on_servers:
         why = "a model on RPC servers gives one answer at a time"
-    return f"{told}, not {model.parallel}: {why}."
+    return f"{number}, not {model.parallel}: {why}."
 
 
 def require_server() -> None:
     """Raise OptionError if a package that the server needs is not installed."""
     needed = ("anyio", "starlette", "uvicorn")
-    if lacking := [name for name in needed if importlib.util.find_spec(name) is None]:
+    lacking = [name for name in needed if importlib.util.find_spec(name) is None]
+    if lacking:
         raise OptionError(
             f"packages that the server needs are not installed: {', '.join(lacking)}",
             "Install them: pip install 'localspec[all]'",
@@ -345,7 +353,7 @@ def require_server() -> None:
 
 def _keys(path: Path) -> list[str]:
     lines = read_option_file("--api-key-file", path).splitlines()
-    keys = [line.strip() for line in lines if line.strip()]
+    keys = list(filter(None, map(str.strip, lines)))
     if not keys:
         raise OptionError(f"--api-key-file {path} has no key", "Write one key per line.")
     return keys

@@ -85,19 +85,28 @@ def list_sessions(*, as_json: bool) -> None:
 def export_session(*, name: str, file: Path | None, as_json: bool, overwrite: bool) -> None:
     """Write a conversation to FILE, or to stdout."""
     session = _session(name)
-    if as_json or (file is not None and file.suffix.lower() == ".json"):
+    is_json_file = file is not None and file.suffix.lower() == ".json"
+    if as_json or is_json_file:
         data = session.as_json()
     else:
         data = _as_markdown(session).encode(errors="replace")
     if file is None:
-        text = printable(data.decode()) if is_terminal(sys.stdout) else data
-        click.echo(text, nl=False)
+        _print(data)
         return
-    if file.exists() and not (overwrite and file.is_file()):
-        hint = "Choose another name, or use --overwrite." if file.is_file() else "Give a file."
+    if file.exists() and not file.is_file():
+        raise OptionError(f"{file} exists already", "Give a file.")
+    if file.exists() and not overwrite:
+        hint = "Choose another name, or use --overwrite."
         raise OptionError(f"{file} exists already", hint)
     write_whole(file, data, durable=False)
     say(f"{name} exported to {file}")
+
+
+def _print(data: bytes) -> None:
+    if is_terminal(sys.stdout):
+        click.echo(printable(data.decode()), nl=False)
+    else:
+        click.echo(data, nl=False)
 
 
 @sessions.command("remove")
@@ -113,13 +122,15 @@ def remove_named(*, names: tuple[str, ...], yes: bool) -> None:
     chosen = list(dict.fromkeys(map(known_name, names)))
     for name in chosen:
         check_exists(name)
-        lock_session(name).release()  # raises if it is open, before anybody is asked
+        lock = lock_session(name)  # raises if it is open, before the question
+        lock.release()
     for name in chosen:
         say(f"{name}: {readable_bytes(session_bytes(name))}")
+    count = counted(len(chosen), "session")
     if not yes:
-        _confirm(f"Remove {counted(len(chosen), 'session')}?")
+        _confirm(f"Remove {count}?")
     remove_sessions(chosen)
-    say(f"{counted(len(chosen), 'session')} removed")
+    say(f"{count} removed")
 
 
 @sessions.command("wipe")
@@ -149,14 +160,17 @@ def _confirm(question: str) -> None:
 def session_lines() -> list[str]:
     """A line for every session: last use, turns, size, name, and whether it is open."""
     lines = []
-    for each in map(_session_json, session_names()):
-        used = f"{datetime.fromisoformat(each['last_used']):%Y-%m-%d %H:%M}"
-        turns = each["num_turns"]
-        said = "unreadable" if turns is None else counted(turns, "turn")
-        mark = ", open" if each["is_open"] else ""
-        lines.append(
-            f"{used}  {said:>10}  {readable_bytes(each['size_bytes']):>9}  {each['name']}{mark}"
-        )
+    for name in session_names():
+        facts = _session_json(name)
+        used = datetime.fromisoformat(facts["last_used"])
+        turns = "unreadable"
+        if facts["num_turns"] is not None:
+            turns = counted(facts["num_turns"], "turn")
+        size = readable_bytes(facts["size_bytes"])
+        line = f"{used:%Y-%m-%d %H:%M}  {turns:>10}  {size:>9}  {name}"
+        if facts["is_open"]:
+            line += ", open"
+        lines.append(line)
     return lines or ["There are no sessions yet; 'localspec chat --session NAME' starts one."]
 
 
@@ -164,15 +178,16 @@ def note_resumed(conversation: Conversation) -> None:
     """Note which session is continued, and the beginning or end of its last turn."""
     messages = conversation.chat.transcript
     num_turns = sum(message["role"] == "user" for message in messages)
-    said = f"Continuing {conversation.session}: {counted(num_turns, 'turn')}."
-    if not num_turns:
-        note(said)
+    head = f"Continuing {conversation.session}: {counted(num_turns, 'turn')}."
+    if num_turns == 0:
+        note(head)
         return
     _, question = without_files(messages[-2]["content"])
-    answer = " ".join(messages[-1]["content"].split())
+    words = messages[-1]["content"].split()
+    answer = " ".join(words)
     if len(answer) > _SHOWN:  # its end leads to the next question
         answer = f"…{answer[-_SHOWN:]}"
-    note(f"{said} The last one:\n> {excerpt(question, _SHOWN)}\n{answer}")
+    note(f"{head} The last one:\n> {excerpt(question, _SHOWN)}\n{answer}")
 
 
 def _session(name: str) -> Session:
@@ -211,19 +226,25 @@ def _as_markdown(session: Session) -> str:
 
 
 def _message_text(message: Message) -> str:
-    """The text of a message, and a note for each picture before it."""
-    notes = [f"[image {picture_name(each)}]" for each in message.get("pictures", ())]
+    """The text of a message, with a note before it for each picture."""
+    pictures = message.get("pictures", ())
+    notes = [f"[image {picture_name(picture)}]" for picture in pictures]
     return "\n".join([*notes, message["content"]])
 
 
 def _closed(text: str) -> str:
-    """The text, with a code fence closed that was left open by a cut-off answer."""
+    """The text; if a cut-off answer has left a code fence open, it is closed."""
     fence = ""
     for line in text.split("\n"):
-        if not fence and (found := _FENCE.match(line)):
-            fence = found[1]
-        elif fence and len(line.strip()) >= len(fence) and set(line.strip()) == {fence[0]}:
-            fence = ""
+        bare = line.strip()
+        if fence:
+            is_end = len(bare) >= len(fence) and set(bare) == {fence[0]}
+            if is_end:
+                fence = ""
+            continue
+        start = _FENCE.match(line)
+        if start is not None:
+            fence = start[1]
     if fence:
         return f"{text}\n{fence}"
     return text

@@ -1,9 +1,9 @@
-"""The options that several commands share, in the order of --help, and what they make."""
+"""The options that several commands share, in the order of --help, and their values."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -59,6 +59,16 @@ def _bias(text: str) -> tuple[int, float]:
     return int(token), float(number)
 
 
+def _draft_tokens(text: str) -> int | None:
+    if text == "auto":
+        return None
+    return int(text)
+
+
+def _shares(text: str) -> tuple[float, ...]:
+    return tuple(map(float, text.split(",")))
+
+
 def _row(help: str, **more: Any) -> dict[str, Any]:
     """An option's help, and other keywords for click."""
     return {"help": help, **more}
@@ -76,12 +86,17 @@ _DEFAULTS = SamplingParams()
 
 # Options of llama.cpp that are refused with the reason.
 _REFUSED = (
-    *("xtc_probability", "xtc_threshold", "mirostat", "mirostat_lr", "mirostat_ent"),
-    *("adaptive_target", "adaptive_decay"),
+    "xtc_probability",
+    "xtc_threshold",
+    "mirostat",
+    "mirostat_lr",
+    "mirostat_ent",
+    "adaptive_target",
+    "adaptive_decay",
 )
-# Options by heading and name. A text is the help of a field of LlamaOptions or SamplingParams,
-# whose type the option takes; draft_ stands before fields of the draft model alone. Help says
-# the default of a number of SamplingParams, too.
+# Options by heading and name. A text is the help of a field of LlamaOptions or SamplingParams;
+# the option has the field's type, and the help gets the default of a number of SamplingParams.
+# The name of a field for the draft model alone begins with draft_.
 _OPTIONS: dict[str, dict[str, str | dict[str, Any]]] = {
     "Options": {
         "json_schema": _row(
@@ -154,10 +169,7 @@ _OPTIONS: dict[str, dict[str, str | dict[str, Any]]] = {
         ),
         "draft_tokens": _row(
             f"Tokens drafted per step, 0 to {MAX_DRAFT_TOKENS}, or auto: as many as pay.",
-            type=Parsed(
-                lambda text: None if text == "auto" else int(text),
-                "is neither a whole number nor auto",
-            ),
+            type=Parsed(_draft_tokens, "is neither a whole number nor auto"),
             metavar="N|auto",
             **_AUTO,
         ),
@@ -246,10 +258,7 @@ _OPTIONS: dict[str, dict[str, str | dict[str, Any]]] = {
         "tensor_split": _row(
             "Shares of the RPC servers, then of the GPUs, in their order. [default: by free "
             "memory]",
-            type=Parsed(
-                lambda text: tuple(map(float, text.split(","))),
-                "is not a list of numbers, such as 3,1",
-            ),
+            type=Parsed(_shares, "is not a list of numbers, such as 3,1"),
             default=(),
             metavar="A,B,…",
         ),
@@ -270,28 +279,41 @@ _LOADING = (
     "context_length",
     "force",
 )
-# Options of sampling that mean something only with a model's tokens
+# Options of sampling that have a meaning only with a model's tokens.
 _OF_VOCABULARY = ("ban", "logit_bias")
 _CONSTRAINTS = ("json_schema", "strict", "regex", "grammar", "choices")
-_PAIR = [name for heading, rows in _OPTIONS.items() if heading != "Options" for name in rows]
-# The keyword of each sampling option, by the name of the option as Python would write it.
-SAMPLING_KEYWORDS = {
-    flag.removeprefix("--").replace("-", "_"): name
-    for name, row in _OPTIONS["Sampling"].items()
-    if isinstance(row, str)
-    for flag in flags_of(name)
-}
+_PAIR: list[str] = []
+for _heading, _rows in _OPTIONS.items():
+    if _heading != "Options":
+        _PAIR += _rows
+
+
+def _sampling_keywords() -> Iterator[tuple[str, str]]:
+    """The name of each sampling option, as Python would write it, and its keyword."""
+    for keyword, row in _OPTIONS["Sampling"].items():
+        if isinstance(row, str):
+            for flag in flags_of(keyword):
+                yield flag.removeprefix("--").replace("-", "_"), keyword
+
+
+SAMPLING_KEYWORDS = dict(_sampling_keywords())
 
 model_argument = click.argument("model", required=False, shell_complete=complete_model)
 
 
 def shared(*names: str, **changes: Any) -> Decorator:
-    """Decorate a command with options of the table. changes: keywords in place of its own."""
+    """Decorate a command with options of the table.
+
+    Args:
+        names: the options' names.
+        changes: keywords for click in place of those in the table.
+    """
     return functools.partial(with_all, [_option(name, **changes) for name in names])
 
 
 def _option(name: str, **changes: Any) -> Decorator:
-    heading, row = next((h, rows[name]) for h, rows in _OPTIONS.items() if name in rows)
+    heading = next(heading for heading, rows in _OPTIONS.items() if name in rows)
+    row = _OPTIONS[heading][name]
     if isinstance(row, dict):
         return option(name, heading=heading, **row | changes)
     field = name.removeprefix("draft_")
@@ -299,7 +321,8 @@ def _option(name: str, **changes: Any) -> Decorator:
     if heading == "Sampling":
         owner = SamplingParams
         default = getattr(_DEFAULTS, name)
-        row += "" if isinstance(default, bool) else f" [default: {default}]"
+        if not isinstance(default, bool):
+            row += f" [default: {default}]"
     more: dict[str, Any] = {"help": row, **field_type(owner, field), **changes}
     if field != name:
         more["flags"] = [usual_flag(field).replace("--", "--draft-")]
@@ -333,9 +356,9 @@ class PairOptions:
         that cannot see.
 
         Args:
-            memory, cache_disk: Values for `localspec.load`; a measurement, which repeats its
-                prompts, has no memory.
-            shown: What the target has to see; one that cannot is not loaded.
+            memory: as for `localspec.load`. A measurement repeats its prompts, and has none.
+            cache_disk: as for `localspec.load`.
+            shown: pictures that the target has to see; a target that cannot is not loaded.
         """
         # Imported here: completion must not load an engine.
         from localspec.engine.loading import load
@@ -372,7 +395,8 @@ class PairOptions:
         Raises OptionError.
 
         Args:
-            more: Other fields of `AnswerOptions`.
+            engine: the engine that answers.
+            more: other fields of `AnswerOptions`.
         """
         from localspec.streaming.answer_options import AnswerOptions  # loads NumPy
 
@@ -395,32 +419,49 @@ def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def with_options(**values: Any) -> Any:
-        sampling = {name: values.pop(name) for name in _OPTIONS["Sampling"]}
-        # Not given is None, False or empty; 0 is a value.
-        given = {k: v for k, v in sampling.items() if v not in (None, ()) and v is not False}
-        # Values outside their ranges are refused before a model is downloaded or loaded.
-        SamplingParams().changed({k: v for k, v in given.items() if k not in _OF_VOCABULARY})
-        device = {name: values.pop(name) for name in _OPTIONS["Device"]}
+        values["sampling_changes"] = _sampling_changes(_taken(values, _OPTIONS["Sampling"]))
+        device = _taken(values, _OPTIONS["Device"])
         loading = {"rpc": device.pop("rpc"), **_llama_options(device)}
-        loading |= {name: values.pop(name) for name in _LOADING}
-        loading["adapters"] = loading["adapters"] or None  # which are the preset's
+        loading |= _taken(values, _LOADING)
+        loading["adapters"] = loading["adapters"] or None  # None: the preset's
         if values.pop("no_draft"):
             loading["draft_tokens"] = 0
-        values |= {"sampling_changes": given, "loading": loading}
-        names = PairOptions.__dataclass_fields__
-        options = PairOptions(**{name: values.pop(name) for name in names})
+        values["loading"] = loading
+        options = PairOptions(**_taken(values, PairOptions.__dataclass_fields__))
         return command(options, **values)
 
     return with_all([_option(name) for name in _PAIR], with_options)
+
+
+def _taken(values: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Remove the values of these names, and return them."""
+    return {name: values.pop(name) for name in names}
+
+
+def _sampling_changes(values: dict[str, Any]) -> dict[str, Any]:
+    """The options of sampling that are given. Raises OptionError for a value out of range."""
+    given = {}
+    for name, value in values.items():
+        is_missing = value is None or value is False or value == ()  # 0 is a value
+        if not is_missing:
+            given[name] = value
+    # Values outside their ranges are refused before a model is downloaded or loaded.
+    numbers = {name: value for name, value in given.items() if name not in _OF_VOCABULARY}
+    SamplingParams().changed(numbers)
+    return given
 
 
 def _llama_options(given: dict[str, Any]) -> dict[str, LlamaOptions]:
     """The options of target and draft. Raises OptionError for a value outside its range."""
     given["flash_attention"] = given["flash_attention"] or "auto"
     exact = given.pop("exact")
-    experts = ALL_LAYERS if given.pop("cpu_moe") else None
-    names = [name for name in given if name.startswith("draft_")]
-    of_draft = {name.removeprefix("draft_"): given.pop(name) for name in names}
+    experts = None
+    if given.pop("cpu_moe"):
+        experts = ALL_LAYERS
+    of_draft = {}
+    for name in list(given):
+        if name.startswith("draft_"):
+            of_draft[name.removeprefix("draft_")] = given.pop(name)
     for name in ("num_threads", "num_gpu_layers"):
         if of_draft[name] is None:
             of_draft[name] = given[name]
@@ -437,13 +478,15 @@ def changed_sampling(engine: BaseEngine, changes: dict[str, Any]) -> SamplingPar
     or a ban of text that is not one token.
     """
     changes = dict(changes)
-    bans = {_token_of(text, engine): float("-inf") for text in changes.pop("ban", ())}
-    biases = dict(changes.pop("logit_bias", ())) | bans
+    bans = changes.pop("ban", ())
+    biases = dict(changes.pop("logit_bias", ()))
+    for text in bans:
+        biases[_token_of(text, engine)] = float("-inf")
     if biases:
         changes["logit_bias"] = {**engine.sampling.logit_bias, **biases}
     if "dry_sequence_breakers" in changes:
-        breakers = [text.replace(r"\n", "\n") for text in changes["dry_sequence_breakers"]]
-        changes["dry_sequence_breakers"] = tuple(text for text in breakers if text != "none")
+        given = [text for text in changes["dry_sequence_breakers"] if text != "none"]
+        changes["dry_sequence_breakers"] = tuple(text.replace(r"\n", "\n") for text in given)
     return engine.sampling.changed(changes)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 from collections.abc import Callable, Iterator
 
 
@@ -25,9 +26,14 @@ def cancel_on_interrupt(cancel: Callable[[], None]) -> Iterator[None]:
 @contextlib.contextmanager
 def leave_on_termination(leave: Callable[[int], None]) -> Iterator[None]:
     """Let SIGTERM and SIGHUP call `leave` with their number."""
-    names = ("SIGTERM", "SIGHUP")  # Windows has the first one
-    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
-    before = {n: signal.signal(n, lambda number, _frame: leave(number)) for n in numbers}
+    numbers = [signal.SIGTERM]
+    if sys.platform != "win32":
+        numbers.append(signal.SIGHUP)
+
+    def on_signal(number: int, _frame: object) -> None:
+        leave(number)
+
+    before = {number: signal.signal(number, on_signal) for number in numbers}
     try:
         yield
     finally:

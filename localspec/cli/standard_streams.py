@@ -1,4 +1,4 @@
-"""The standard streams: which are terminals, their colours, and the text of stdin."""
+"""The standard streams: whether they are terminals, their colours, and the text of stdin."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ import click
 
 from localspec.chat.attachment import ONE_BYTE, WIDE_MARKS, text_of
 
-MAX_INPUT_BYTES = 64_000_000  # of a message; no context holds so much
+MAX_INPUT_BYTES = 64_000_000  # of a message; no context holds as much
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether a stream is a terminal. A closed one, None, counts as a pipe."""
+    """Whether a stream is a terminal. A closed stream, None, counts as a pipe."""
     return stream is not None and stream.isatty()
 
 
@@ -45,8 +45,8 @@ def use_colour() -> bool | None:
 def echo_off() -> Iterator[None]:
     """Let the terminal not show typed text, which would mix with the output.
 
-    It is not lost: the next read gets it. Does nothing on the Windows console, which shows
-    nothing by itself, in the background, and where stdin is no terminal.
+    The text is not lost: the next read gets it. This does nothing on the Windows console, which
+    shows nothing unless a program does, in the background, and if stdin is no terminal.
     """
     if sys.platform == "win32" or not _is_in_front():
         yield
@@ -86,18 +86,26 @@ def read_input() -> str:
 
 def piped_lines() -> Iterator[str]:
     """Read stdin line by line. Raises click.UsageError as `read_input` does."""
-    while sys.stdin is not None and (data := sys.stdin.buffer.readline(MAX_INPUT_BYTES + 1)):
+    if sys.stdin is None:
+        return
+    while True:
+        data = sys.stdin.buffer.readline(MAX_INPUT_BYTES + 1)
+        if not data:
+            return
         if data.startswith(WIDE_MARKS):  # a line end takes several bytes
             data += sys.stdin.buffer.read(MAX_INPUT_BYTES + 1)
-        yield from _text(data).replace("\r", "\n").removesuffix("\n").split("\n")
+        text = _text(data).replace("\r", "\n")
+        yield from text.removesuffix("\n").split("\n")
 
 
 def _text(data: bytes) -> str:
     if len(data) > MAX_INPUT_BYTES:
         raise click.UsageError(f"The input is longer than {MAX_INPUT_BYTES} bytes.")
-    stated = codecs.lookup(sys.stdin.encoding).name
+    # Text that is not UTF-8 is in the system's encoding, if that is another one.
+    otherwise = codecs.lookup(sys.stdin.encoding).name
+    if otherwise in ("utf-8", "ascii"):
+        otherwise = ONE_BYTE
     try:
-        # Text that is not UTF-8 is in the system's encoding, if that is another one.
-        return text_of(data, otherwise=ONE_BYTE if stated in ("utf-8", "ascii") else stated)
+        return text_of(data, otherwise=otherwise)
     except ValueError as error:
         raise click.UsageError(f"The input is not text: {error}.") from error

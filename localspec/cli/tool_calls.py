@@ -1,4 +1,4 @@
-"""Calls of MCP servers' tools on the command line: each is shown, and asked about."""
+"""Calls of MCP servers' tools on the command line: a call is shown, and a person is asked."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ _ANSWERS = {
     "t": "always for this tool",
     "n": "no",
 }
-_LEFT = ("o", "n")  # of them, for a tool that may destroy something
+_ANSWERS_IF_DESTRUCTIVE = ("o", "n")  # the answers about a tool that may destroy something
 
 
 class Toolbox:
     """The tools of a conversation, and which of them may be called without a question.
 
     Args:
-        servers: whose tools they are.
+        servers: the servers that have the tools.
         can_ask: whether a person is at the terminal.
     """
 
@@ -44,18 +44,18 @@ class Toolbox:
         self.tools: list[Tool] = []
 
     def open(self, engine: BaseEngine) -> None:
-        """Start the servers, and say what their tools take of the context.
+        """Start the servers, and say how much of the context their tools take.
 
-        A server that cannot be started is said, and left out. Raises ContextError where the
-        tools take more than their share.
+        A server that cannot be started is named, and left out. Raises ContextError if the tools
+        take more than their share.
         """
         with waiting(lambda: "Starting the MCP servers …"):
             self.tools = self._servers.working_tools
         for state in self._servers.states():
             if state.error is not None:
                 say(error_lines(state.error))
-            for each in state.notes:
-                note(f"{state.name}: {each}.")
+            for text in state.notes:
+                note(f"{state.name}: {text}.")
         if not self.tools:
             note("There are no tools of MCP servers. See: localspec mcp list")
             return
@@ -68,16 +68,17 @@ class Toolbox:
             f"{counted(len(self.tools), 'tool')} of MCP servers: {number:,} of "
             f"{engine.context_length:,} tokens."
         )
-        allowed = [tool_title(each) for each in map(foreign_of, self.tools) if each.is_allowed]
+        functions = [foreign_of(tool) for tool in self.tools]
+        allowed = [tool_title(function) for function in functions if function.is_allowed]
         if allowed:
             note(f"Called without asking, as you have allowed: {', '.join(allowed)}.")
 
     def forget(self) -> None:
-        """Another conversation begins."""
+        """Forget the tools that are allowed for one conversation: another begins."""
         self._allowed_here.clear()
 
     def may_run(self, step: RequestedCall) -> bool:
-        """Show a call, and ask whether it may be made unless that is known."""
+        """Show a call, and ask whether it may be made, unless that is known."""
         function = step.foreign
         assert function is not None
         name = tool_title(function)
@@ -100,7 +101,7 @@ class Toolbox:
         return answer != "n"
 
     def run(self, step: RequestedCall) -> None:
-        """Make a call, and show what came of it. Ctrl-C ends the call."""
+        """Make a call, and show its result. Ctrl-C ends the call."""
         assert step.foreign is not None
         name = tool_title(step.foreign)
         with waiting(lambda: f"Calling {name} … Ctrl-C ends the call."):
@@ -112,8 +113,9 @@ class Toolbox:
 
 def opened_servers(source: str, only: Sequence[str]) -> McpServers:
     """The servers of the option --mcp. Raises OptionError."""
-    path = None if source == OWN_FILE else Path(source)
-    return McpServers(path, allowed_tools=only)
+    if source == OWN_FILE:
+        return McpServers(allowed_tools=only)
+    return McpServers(Path(source), allowed_tools=only)
 
 
 def foreign_of(tool: Tool) -> ForeignFunction:
@@ -123,17 +125,20 @@ def foreign_of(tool: Tool) -> ForeignFunction:
 
 
 def tool_title(function: ForeignFunction) -> str:
-    """A tool as people see it."""
+    """The name of a tool, as people see it."""
     return printable(f"{function.server}.{function.tool}")
 
 
 def _ask_approval(function: ForeignFunction) -> str:
     """The letter that a person answers with. Ctrl-C and Ctrl-D end the answer instead."""
-    choices = _LEFT if function.is_destructive else tuple(_ANSWERS)
+    choices = tuple(_ANSWERS)
+    warning = ""
+    if function.is_destructive:
+        choices = _ANSWERS_IF_DESTRUCTIVE
+        warning = "It may destroy something. "
     words = ", ".join(f"[{letter}] {_ANSWERS[letter]}" for letter in choices)
-    warning = "It may destroy something. " if function.is_destructive else ""
     try:
-        found: str = click.prompt(
+        letter: str = click.prompt(
             f"{warning}Make this call? {words}",
             type=click.Choice(choices, case_sensitive=False),
             default="n",
@@ -142,4 +147,4 @@ def _ask_approval(function: ForeignFunction) -> str:
         )
     except click.Abort:
         raise KeyboardInterrupt from None
-    return found
+    return letter

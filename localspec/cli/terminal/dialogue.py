@@ -63,7 +63,7 @@ def converse(conversation: Conversation) -> None:
 
 
 def _obey(conversation: Conversation, text: str) -> None:
-    """Do what a typed text asks for: a command, files that were dropped, or a message."""
+    """Handle a typed text: a command, files that were dropped, or a message."""
     quoted = unquoted(text)
     if quoted is not None:
         if quoted.strip():
@@ -85,9 +85,10 @@ def _prefilled(conversation: Conversation, was_emptied: bool) -> str:  # noqa: F
 
 
 def show_answer(conversation: Conversation, answer: Answer) -> Reply:
-    """Show an answer as it comes, and its status line. One that goes on is shown whole.
+    """Show an answer as it comes, and its status line.
 
-    Ctrl-C stops it at once and keeps the text so far.
+    An answer that is continued is shown from its beginning. Ctrl-C stops it at once and keeps
+    the text so far.
     """
     view: PlainView | RenderedView = PlainView(show_draft=conversation.show_draft)
     if not conversation.show_draft and can_edit():
@@ -136,11 +137,15 @@ def _takes_dropped(conversation: Conversation, text: str) -> bool:
     False if the text is a message: anything but paths, or paths of texts alone. Raises
     OptionError for a file that the model cannot take.
     """
-    found = list(map(read_attachment, _dropped_files(text)))
-    if all(each.picture is None for each in found):
+    files = [read_attachment(path) for path in _dropped_files(text)]
+    pictures = [file for file in files if file.picture is not None]
+    if not pictures:
         return False
-    for each in sorted(found, key=lambda each: each.picture is None):  # which may be refused
-        attach(conversation, each)
+    for picture in pictures:  # first, since they may be refused
+        attach(conversation, picture)
+    for file in files:
+        if file.picture is None:
+            attach(conversation, file)
     return True
 
 
@@ -154,7 +159,7 @@ def _dropped_files(text: str) -> list[Path]:
     for words in ways:
         paths = [_path(word) for word in words]
         if all(map(os.path.isfile, paths)):
-            return list(map(Path, paths))
+            return [Path(path) for path in paths]
     return []
 
 

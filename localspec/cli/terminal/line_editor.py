@@ -36,14 +36,16 @@ def can_edit() -> bool:
 
 
 class LineEditor:
-    """Reads messages from the terminal; a dumb one has only its own line editing.
+    """Reads messages from the terminal; a dumb terminal has only its own line editing.
 
     Args:
-        commands: The completions of each command's argument.
+        commands: the completions of each command's argument.
     """
 
     def __init__(self, commands: Mapping[str, Values]) -> None:
-        self._session = _session(commands) if can_edit() else None
+        self._session: PromptSession[str] | None = None
+        if can_edit():
+            self._session = _session(commands)
         self._ending: BaseException | None = None
 
     def messages(
@@ -54,10 +56,10 @@ class LineEditor:
         """The messages that are typed, until Ctrl-D. Ctrl-C clears the line.
 
         Args:
-            prefill: Called before every message for the text that the line starts with; its
-                argument says whether the person has just cleared the line. A dumb terminal
+            prefill: called before every message; returns the text that the line starts with.
+                Its argument says whether the person has just cleared the line. A dumb terminal
                 shows the text above the line, and Enter alone sends it.
-            meanwhile: A context that is active while the person types.
+            meanwhile: a context that is active while the person types.
         """
         was_emptied = False
         while True:
@@ -94,9 +96,11 @@ class LineEditor:
     def end(self, ending: BaseException) -> None:
         """Raise the exception, from a signal handler: at once, or when the prompt is left.
 
-        Inside the prompt's event loop it could come anywhere, and leave the terminal raw.
+        Inside the prompt's event loop it could interrupt anything, and leave the terminal raw.
         """
-        loop = None if self._session is None else self._session.app.loop
+        loop = None
+        if self._session is not None:
+            loop = self._session.app.loop
         if loop is None:
             raise ending
         self._ending = ending

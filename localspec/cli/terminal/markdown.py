@@ -1,8 +1,8 @@
 """Markdown on a terminal while it is written: text is only ever appended.
 
 Nothing on the screen is rewritten, so that a resize, a narrow window or a slow connection
-cannot leave a mess, but for a few words that stand for a table while it comes. Text that is
-still ambiguous is held back: a marker until its partner or the end of the line, a line of code
+cannot leave a mess. The only exception is a few words that stand for a table while it comes.
+Ambiguous text is held back: a marker until its partner or the end of the line, a line of code
 until it ends, a table until it is complete. The text has no control characters
 (`screen.printable`), and text that is not Markdown is unchanged.
 """
@@ -33,8 +33,8 @@ from localspec.streaming.reply import Piece
 _RULE_COLUMNS = 40
 _MAX_WAIT = 400  # characters for which a marker is held back
 
-# Constructs within a line. Emphasis does not start before a space, nor "_" within a word.
-# Only Markdown's own markers can be escaped: other backslashes are LaTeX.
+# Constructs within a line. Emphasis does not start before a space, and "_" does not start it
+# within a word. Only Markdown's own markers can be escaped: other backslashes are LaTeX.
 _INLINE = re.compile(
     r"(?P<code>(?P<ticks>`+)(?!`)(?P<code_text>.+?)(?<!`)(?P=ticks)(?!`))"
     r"|\*\*(?=\S)(?P<strong>.+?)(?<=\S)\*\*(?!\*)"
@@ -58,10 +58,9 @@ _START = re.compile(
 )
 _RULE = re.compile(r" {0,3}([-*_])( *\1){2,} *")
 _LANGUAGE = re.compile(r"[^\s{}=,:.][^\s{}=,:]*")  # "python", "{.python .x}", "c++ title=a"
-# The start of a line that may still become one of the above.
+# The beginning of a line that may still become one of the above.
 _UNDECIDED = re.compile(r" *([-*+_>#|`~ ]*|\d{1,9}[.)]?|\d{1,9}[.)] +|[-*+] +)")
-# Of tables: columns of the window for each column, and one more at the end.
-_BORDER = 3
+_BORDER = 3  # columns of the window for the border of a table's column; the table has 1 more
 _RULER = re.compile(r":?-+:?")
 _WORD = re.compile(r"[^\s\u2e80-\uffff]+|\S")  # lines may end between any two wide characters
 
@@ -78,17 +77,17 @@ _STYLES = (
     ),
     ((Generic.Deleted,), Style(color="red")),
 )
-# Closes what the code leaves open: most lexers know a comment or string of several lines
-# only by its end.
+# Closes comments and strings that the code leaves open: most lexers recognise one of several
+# lines only by its end.
 _ENDS = "*/ --> ]] #> -} ''' \"\"\" `\n</script></style>\nEOF\n"
-_MAX_ABOVE = 2000  # characters above a line that are looked at again
+_MAX_ABOVE = 2000  # characters above a line that a lexer reads again
 
 
 class Highlighter:
     """Highlights code.
 
     Args:
-        language: The language as the code's fence names it, or "".
+        language: the language as the code's fence names it, or "".
     """
 
     def __init__(self, language: str) -> None:
@@ -104,7 +103,8 @@ class Highlighter:
                 runs = list(self._runs(self._lexer, lines))
             except Exception:  # a lexer may fail on any text: the code is shown without colours
                 runs = []
-            if "".join(text for text, _ in runs) == lines:
+            texts = [text for text, _ in runs]
+            if "".join(texts) == lines:
                 return runs
             self._lexer = None
         return [(lines, PLAIN_CODE)]
@@ -117,15 +117,19 @@ class Highlighter:
             if at >= len(text):
                 break
             is_open = kind in String or kind in Comment
-            if piece := value[max(start - at, 0) : len(text) - at]:
-                yield piece, _style(kind)
-        self._above = text if is_open or len(text) < _MAX_ABOVE else ""
+            new = value[max(start - at, 0) : len(text) - at]
+            if new:
+                yield new, _style(kind)
+        self._above = ""
+        if is_open or len(text) < _MAX_ABOVE:
+            self._above = text
 
 
 def _style(kind: Any) -> Style:
-    return next(
-        (style for kinds, style in _STYLES if any(kind in one for one in kinds)), Style()
-    )
+    for kinds, style in _STYLES:
+        if any(kind in styled for styled in kinds):
+            return style
+    return Style()
 
 
 class MarkdownWriter:
@@ -137,13 +141,13 @@ class MarkdownWriter:
         self._line = ""  # the current line so far
         self._is_started = False  # whether its kind is known and its text is being written
         self._done = 0  # characters of the line that are written
-        self._style = Style()  # of the current line
-        self._fence = ""  # the fence that the current code began with, behind its indent
+        self._style = Style()  # the style of the current line
+        self._fence = ""  # the fence at the start of the current code, with its indent
         self._code = ""  # whole lines of code that are not written yet
         self._highlighter = Highlighter("")
         self._table: list[str] = []
-        self._stands_apart = True  # whether nothing or a blank line stands above
-        self._is_behind_code = False
+        self._stands_apart = True  # whether the line above is blank, or there is none
+        self._is_after_code = False
 
     def push(self, text: str) -> None:
         """More of the answer."""
@@ -162,7 +166,7 @@ class MarkdownWriter:
             self._end_line()
         self._write_code()
         self._flush_table()
-        if (self._fence or self._is_behind_code) and not self._stands_apart:
+        if (self._fence or self._is_after_code) and not self._stands_apart:
             self._out.newline()
 
     def _end_line(self) -> None:
@@ -198,9 +202,8 @@ class MarkdownWriter:
         if _RULE.fullmatch(line):
             self._flush_table()
             self._leave_code(line)
-            self._out.verbatim(
-                "─" * min(self._width() - 1, _RULE_COLUMNS) + "\n", Style(dim=True)
-            )
+            columns = min(self._width() - 1, _RULE_COLUMNS)
+            self._out.verbatim("─" * columns + "\n", Style(dim=True))
             self._stands_apart = False
             return True
         start = _START.match(line)
@@ -214,9 +217,10 @@ class MarkdownWriter:
         """Write the language, with a blank line above."""
         if not self._stands_apart:
             self._out.newline()
-        found = _LANGUAGE.search(info)
-        language = found[0] if found else ""
-        if language:
+        language = ""
+        named = _LANGUAGE.search(info)
+        if named is not None:
+            language = named[0]
             self._out.verbatim(f"── {language} ──\n", Style(dim=True))
             self._stands_apart = False
         self._fence = fence
@@ -226,14 +230,16 @@ class MarkdownWriter:
         """A line of code, or the fence that ends it."""
         fence = self._fence.lstrip()
         bare = line.strip()
-        if len(bare) < len(fence) or set(bare) != {fence[0]}:
-            # Code in a list is indented, which is not part of the code.
-            indent = len(self._fence) - len(fence)
-            self._code += line[min(indent, len(line) - len(line.lstrip(" "))) :] + "\n"
+        is_end = len(bare) >= len(fence) and set(bare) == {fence[0]}
+        if is_end:
+            self._write_code()
+            self._fence = ""
+            self._is_after_code = True
             return
-        self._write_code()
-        self._fence = ""
-        self._is_behind_code = True
+        # Code in a list is indented; the indent of its fence is not part of the code.
+        num_spaces = len(line) - len(line.lstrip(" "))
+        indent = len(self._fence) - len(fence)
+        self._code += line[min(indent, num_spaces) :] + "\n"
 
     def _write_code(self) -> None:
         lines = self._code
@@ -249,9 +255,9 @@ class MarkdownWriter:
 
     def _leave_code(self, line: str) -> None:
         """Write a blank line between code and the next line."""
-        if self._is_behind_code and line.strip() and not self._stands_apart:
+        if self._is_after_code and line.strip() and not self._stands_apart:
             self._out.newline()
-        self._is_behind_code = False
+        self._is_after_code = False
 
     def _start_line(self) -> bool:
         """Whether the line's kind is known and it can be written word by word."""
@@ -267,10 +273,11 @@ class MarkdownWriter:
 
     def _start_style(self) -> None:
         """Write the symbol for the line's prefix."""
+        most_indent = self._width() // 3
         start = _START.match(self._line)
         if start is None or start["fence"]:
             self._done = len(self._line) - len(self._line.lstrip(" "))
-            self._out.start_line(" " * min(self._done, self._width() // 3))
+            self._out.start_line(" " * min(self._done, most_indent))
             return
         self._done = start.end()
         if start["heading"]:
@@ -281,46 +288,58 @@ class MarkdownWriter:
             self._out.start_line("│ " * start["quote"].count(">"))
         else:
             mark = start["bullet"]
-            indent = " " * min(len(start["indent"]), self._width() // 3)
-            self._out.start_line(indent + ("• " if mark in "-*+" else f"{mark} "))
+            if mark in "-*+":
+                mark = "•"
+            indent = " " * min(len(start["indent"]), most_indent)
+            self._out.start_line(f"{indent}{mark} ")
 
     def _write_decided(self) -> None:
         """Write the line's text up to a construct that may not be complete."""
-        at = self._done
-        while marker := _MARKER.search(self._line, at):
-            start = marker.start()
-            found = _INLINE.match(self._line, start)
-            if found and found.end() < len(self._line):
-                at = found.end()
-                continue
-            # A construct at the end of the text so far may continue: "*", then "*".
-            if len(self._line) - start <= _MAX_WAIT and (
-                found or _OPEN.fullmatch(self._line, start)
-            ):
-                break
-            at = marker.end()
-        decided = marker.start() if marker else len(self._line)
+        decided = self._decided_end()
         self._write_styled(self._line, self._style, self._done, decided)
         self._done = decided
 
+    def _decided_end(self) -> int:
+        """Where the first construct begins that may not be complete; else the line's end."""
+        at = self._done
+        for marker in _MARKER.finditer(self._line, at):
+            start = marker.start()
+            if start < at:
+                continue  # within a construct that is complete
+            construct = _INLINE.match(self._line, start)
+            if construct and construct.end() < len(self._line):
+                at = construct.end()
+                continue
+            # A construct at the end of the text so far may continue: "*", then "*".
+            may_continue = construct or _OPEN.fullmatch(self._line, start)
+            if may_continue and len(self._line) - start <= _MAX_WAIT:
+                return start
+        return len(self._line)
+
     def _write_styled(self, text: str, style: Style, at: int, end: int) -> None:
         """Write text[at:end]; the text before it decides whether "_" is a marker."""
-        while found := _INLINE.search(text, at, end):
-            self._out.words(text[at : found.start()], style)
-            at = found.end()
-            if found["code"]:
-                self._out.words(found["code_text"], style + PLAIN_CODE)
-            elif inner := found["strong"] or found["strong_"]:
-                self._write_styled(inner, style + Style(bold=True), 0, len(inner))
-            elif inner := found["emphasis"] or found["emphasis_"]:
-                self._write_styled(inner, style + Style(italic=True), 0, len(inner))
-            elif found["escaped"]:
-                self._out.words(found["escaped"], style)
-            else:
-                # The address of a link is written out, so that the label cannot hide it.
-                self._out.words(found["label"], style + Style(color="blue"))
-                self._out.words(f" ({found['address']})", style)
+        for construct in _INLINE.finditer(text, at, end):
+            self._out.words(text[at : construct.start()], style)
+            at = construct.end()
+            self._write_construct(construct, style)
         self._out.words(text[at:end], style)
+
+    def _write_construct(self, construct: re.Match[str], style: Style) -> None:
+        """Write a match of `_INLINE`, in a line of that style."""
+        strong = construct["strong"] or construct["strong_"]
+        emphasis = construct["emphasis"] or construct["emphasis_"]
+        if construct["code"]:
+            self._out.words(construct["code_text"], style + PLAIN_CODE)
+        elif strong:
+            self._write_styled(strong, style + Style(bold=True), 0, len(strong))
+        elif emphasis:
+            self._write_styled(emphasis, style + Style(italic=True), 0, len(emphasis))
+        elif construct["escaped"]:
+            self._out.words(construct["escaped"], style)
+        else:
+            # The address of a link is written out, so that the label cannot hide it.
+            self._out.words(construct["label"], style + Style(color="blue"))
+            self._out.words(f" ({construct['address']})", style)
 
     def _flush_table(self) -> None:
         rows = self._table
@@ -329,42 +348,50 @@ class MarkdownWriter:
             return
         self._out.passing("")
         self._leave_code(rows[0])
-        for line in _table_lines([_cells(row) for row in rows], self._width() - 1) or rows:
+        cells = [_cells(row) for row in rows]
+        lines = _table_lines(cells, self._width() - 1) or rows
+        for line in lines:
             self._out.lines(f"{line}\n", Style())
         self._stands_apart = False
 
 
 def _cells(row: str) -> list[str]:
     """The texts between a row's bars, without markers."""
-    cells = re.split(r"(?<!\\)\|", row.strip().removeprefix("|").removesuffix("|"))
+    inner = row.strip().removeprefix("|").removesuffix("|")
+    cells = re.split(r"(?<!\\)\|", inner)
     return [_INLINE.sub(_bare, cell.strip()) for cell in cells]
 
 
-def _bare(found: re.Match[str]) -> str:
+def _bare(construct: re.Match[str]) -> str:
     """The text of a construct without its style."""
-    if found["address"] is not None:
-        return f"{found['label']} ({found['address']})"
-    names = ("code_text", "strong", "strong_", "emphasis", "emphasis_", "escaped")
-    return next(text for text in map(found.group, names) if text is not None)
+    if construct["address"] is not None:
+        return f"{construct['label']} ({construct['address']})"
+    for name in ("code_text", "strong", "strong_", "emphasis", "emphasis_"):
+        if construct[name] is not None:
+            return construct[name]
+    return construct["escaped"]
 
 
 def _table_lines(rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """The table as lines: the first row is the header, the second the ruler below it.
+    """The table as lines; [] if the rows are not a table.
 
     If the words do not fit into `width`, every cell is a line with its column's name, and may
-    be longer than `width`. Empty if the rows are not a table.
+    be longer than `width`.
+
+    Args:
+        rows: the texts of each row's cells: the header, the ruler below it, the body.
+        width: columns of the window.
     """
     if len(rows) < 2 or not all(map(_RULER.fullmatch, rows[1])):
         return []
     header, _, *body = rows
     if any(len(row) > len(header) for row in body):
         return []
-    columns = [list(column) for column in zip_longest(header, *body, fillvalue="")]
-    left = width - _BORDER * len(header) - 1
-    sizes = _sizes(columns, left)
-    if sum(sizes) > left:
-        named = (map(": ".join, zip(header, row, strict=False)) for row in body)
-        return [line for row in named for line in (*row, "")][:-1]
+    columns = list(zip_longest(header, *body, fillvalue=""))
+    room = width - _BORDER * len(header) - 1
+    sizes = _sizes(columns, room)
+    if sum(sizes) > room:
+        return _cell_lines(header, body)
     table = Table()
     for cell, size in zip(header, sizes, strict=True):
         # Text, because rich would read markup in a str. Fold: nothing is cut off.
@@ -376,14 +403,35 @@ def _table_lines(rows: Sequence[Sequence[str]], width: int) -> list[str]:
     return drawn.getvalue().splitlines()
 
 
-def _sizes(columns: Sequence[Sequence[str]], left: int) -> list[int]:
-    """The widths of columns that keep words whole: together `left`, or more if they must."""
-    words = (_WORD.findall(" ".join(column)) for column in columns)
-    least = [max(map(cell_len, each), default=1) for each in words]
-    sizes = [max(map(cell_len, column)) for column in columns]
-    sizes = [max(few, min(size, left)) for few, size in zip(least, sizes, strict=True)]
-    while sum(sizes) > left and sizes != least:
-        widest = max(range(len(sizes)), key=lambda i: sizes[i] * (sizes[i] > least[i]))
+def _cell_lines(header: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+    """A line for each cell, with its column's name, and a blank line between two rows."""
+    lines: list[str] = []
+    for row in body:
+        if lines:
+            lines.append("")
+        for name, cell in zip(header, row, strict=False):
+            lines.append(f"{name}: {cell}")
+    return lines
+
+
+def _sizes(columns: Sequence[Sequence[str]], room: int) -> list[int]:
+    """The widths of columns that keep words whole.
+
+    Args:
+        columns: the texts of each column's cells.
+        room: the sum of the widths, unless the words need more.
+    """
+    least = []
+    sizes = []
+    for column in columns:
+        words = _WORD.findall(" ".join(column))
+        longest_word = max(map(cell_len, words), default=1)
+        longest_cell = max(map(cell_len, column))
+        least.append(longest_word)
+        sizes.append(max(longest_word, min(longest_cell, room)))
+    while sum(sizes) > room and sizes != least:
+        shrinkable = [index for index, size in enumerate(sizes) if size > least[index]]
+        widest = max(shrinkable, key=sizes.__getitem__)
         sizes[widest] -= 1
     return sizes
 
@@ -420,7 +468,7 @@ class RenderedView:
         if not text:
             return
         if self._has_said:
-            # Some models think again, or only after they have said something.
+            # Some models think again, or only after some text.
             self.finish()
             self._markdown = MarkdownWriter(self._out)
             self._has_thought = False

@@ -1,4 +1,4 @@
-"""The commands of a chat: one function for each."""
+"""The commands of a chat: a function for every command."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import base64
 import os
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
@@ -33,17 +33,21 @@ _ALIASES |= dict.fromkeys((*LEAVE, "exit", "quit"), "/quit")
 _BETWEEN = re.compile(r"[\s=]+")  # a setting and its value
 _MAX_COPIED = 74_000  # bytes; many terminals ignore a longer sequence
 _SHOWN = 60  # characters of a text that is quoted
-# Of /set.
+# The values of a switch, for /set.
 _SWITCHES = {"on": True, "true": True, "off": False, "false": False}
 _NONE = "none"
 _DEFAULTS = SamplingParams()
-# Fields of SamplingParams that are one number or switch.
-_SAMPLING = [
-    name
-    for name in SamplingParams.__dataclass_fields__
-    if isinstance(getattr(_DEFAULTS, name), bool | int | float)
-]
-_OF_ANSWERS = {"seed": "random", "max_tokens": "no limit"}  # and what None means for each
+
+
+def _number_fields() -> Iterator[str]:
+    """The fields of SamplingParams that are one number or switch."""
+    for name in SamplingParams.__dataclass_fields__:
+        if isinstance(getattr(_DEFAULTS, name), bool | int | float):
+            yield name
+
+
+_SAMPLING = list(_number_fields())
+_OF_ANSWERS = {"seed": "random", "max_tokens": "no limit"}  # with the meaning of None
 _SETTINGS = (*_SAMPLING, *_OF_ANSWERS, "think", "quiet")
 
 
@@ -70,11 +74,11 @@ def run_command(conversation: Conversation, text: str) -> bool:
     Raises OptionError for an unknown command, Leave, and the command's own errors.
     """
     text = text.rstrip()
-    found = _COMMAND.fullmatch(_ALIASES.get(text, text))
-    if found is None:
+    words = _COMMAND.fullmatch(_ALIASES.get(text, text))
+    if words is None:
         return False
-    name = _ALIASES.get(found[1], found[1])
-    argument = (found[2] or "").strip()
+    name = _ALIASES.get(words[1], words[1])
+    argument = (words[2] or "").strip()
     command = COMMANDS.get(name)
     if command is None:
         guess = did_you_mean(name, COMMANDS)
@@ -92,9 +96,10 @@ def run_command(conversation: Conversation, text: str) -> bool:
 def _help(_conversation: Conversation, _argument: str) -> None:
     # In a narrow window the explanations keep a column of their own.
     formatter = click.HelpFormatter(width=shutil.get_terminal_size().columns)
-    formatter.write_dl(
-        [(f"{name} {command.argument}", command.help) for name, command in COMMANDS.items()]
-    )
+    rows = []
+    for name, command in COMMANDS.items():
+        rows.append((f"{name} {command.argument}", command.help))
+    formatter.write_dl(rows)
     note(
         f"{formatter.getvalue()}"
         "Alt-Enter, or a backslash at the end of a line, continues the message on a new line.\n"
@@ -128,18 +133,22 @@ def _settings_lines(conversation: Conversation, name: str) -> list[str]:
     Raises OptionError for an unknown name.
     """
     options = conversation.options
-    values = {each: getattr(options.sampling, each) for each in _SAMPLING}
-    values |= {each: getattr(options, each) for each in _OF_ANSWERS}
+    values = {setting: getattr(options.sampling, setting) for setting in _SAMPLING}
+    values |= {setting: getattr(options, setting) for setting in _OF_ANSWERS}
     values |= {"think": conversation.think, "quiet": conversation.is_quiet}
-    chosen = [_known_setting(name)] if name else list(values)
-    return [f"{each} {_shown_value(each, values[each])}" for each in chosen]
+    settings = list(values)
+    if name:
+        settings = [_known_setting(name)]
+    return [f"{setting} {_shown_value(setting, values[setting])}" for setting in settings]
 
 
 def _change_setting(conversation: Conversation, name: str, text: str) -> str:
     """Change a setting, and return a line that says so. Raises OptionError.
 
     Args:
-        name: One of `_SETTINGS`, or an option of the command line.
+        conversation: the conversation.
+        name: one of `_SETTINGS`, or an option of the command line.
+        text: the value, as it was typed.
     """
     name = _known_setting(name)
     value = _setting_value(name, text)
@@ -154,7 +163,7 @@ def _change_setting(conversation: Conversation, name: str, text: str) -> str:
         options = replace(options, **{name: value})
     else:
         sampling = sampling.changed({name: value})
-    # These raise what the next answer would.
+    # These raise the errors that the next answer would raise.
     Randomness(options.seed or 0)
     rule_name(options.rule, is_greedy=sampling.is_greedy, seed=options.seed)
     conversation.options = replace(options, sampling=sampling)
@@ -180,8 +189,8 @@ def _setting_value(name: str, text: str) -> Any:
         if text not in views:
             raise OptionError(f"think is {text!r}", f"Choose {', '.join(views)}.")
         return text
-    kind: Any = bool if name == "quiet" else type(getattr(_DEFAULTS, name, 0))
-    if kind is bool:
+    kind: Any = type(getattr(_DEFAULTS, name, 0))
+    if name == "quiet" or kind is bool:
         if text not in _SWITCHES:
             raise OptionError(f"{name} is {text!r}", "Choose on or off.")
         return _SWITCHES[text]
@@ -204,8 +213,10 @@ def _shown_value(name: str, value: object) -> str:
 
 
 def _system(conversation: Conversation, argument: str) -> None:
-    if argument:
-        conversation.chat.system = None if argument == "none" else argument
+    if argument == "none":
+        conversation.chat.system = None
+    elif argument:
+        conversation.chat.system = argument
     note(f"System message: {conversation.chat.system or 'none'}")
 
 
@@ -262,9 +273,10 @@ def _draft(conversation: Conversation, argument: str) -> None:
         )
     if argument not in ("", "on", "off"):
         raise OptionError(f"the draft cannot be {argument!r}", "Choose on or off.")
-    if argument:
-        count = 0 if argument == "off" else None
-        conversation.options = replace(conversation.options, draft_tokens=count)
+    if argument == "on":
+        conversation.options = replace(conversation.options, draft_tokens=None)
+    elif argument == "off":
+        conversation.options = replace(conversation.options, draft_tokens=0)
     note(f"Draft {'on' if conversation.options.draft_tokens is None else 'off'}.")
 
 
@@ -276,9 +288,10 @@ def _clear(conversation: Conversation, _argument: str) -> None:
 
 
 def _copy(conversation: Conversation, _argument: str) -> None:
-    if not conversation.chat.messages or conversation.chat.messages[-1]["role"] != "assistant":
+    messages = conversation.chat.messages
+    if not messages or messages[-1]["role"] != "assistant":
         raise OptionError("there is no answer to copy", "Ask something first.")
-    text = conversation.chat.messages[-1]["content"]
+    text = messages[-1]["content"]
     data = text.encode(errors="replace")
     if len(data) > _MAX_COPIED:
         raise OptionError(
@@ -286,7 +299,8 @@ def _copy(conversation: Conversation, _argument: str) -> None:
             "Select it with the mouse.",
         )
     # The base64 alphabet has no character that could end the sequence.
-    click.echo(f"\x1b]52;c;{base64.b64encode(data).decode()}\x07", nl=False, color=True)
+    encoded = base64.b64encode(data).decode()
+    click.echo(f"\x1b]52;c;{encoded}\x07", nl=False, color=True)
     size = counted(len(text), "character")
     note(f"Sent {size} to the clipboard (if the terminal supports OSC 52).")
 
@@ -315,7 +329,8 @@ def _file(conversation: Conversation, argument: str) -> None:
     if argument == "none":
         conversation.attachments.clear()
     elif argument:
-        attach(conversation, read_attachment(Path(os.path.expanduser(argument))))
+        path = Path(os.path.expanduser(argument))
+        attach(conversation, read_attachment(path))
         return
     note("Files for the next message: " + (conversation.file_names() or "none"))
 

@@ -16,7 +16,7 @@ _TAB = "    "
 _JOINER = "\u200d"
 _OPENING = ("Ps", "Pi")
 _CLOSING = ("Pe", "Pf", "Po")
-# Halves of flags, and the tones of skin: they belong to the character before.
+# Halves of flags, and skin tones: they belong to the character before them.
 _JOINED = range(0x1F1E6, 0x1F200), range(0x1F3FB, 0x1F400)
 
 
@@ -26,8 +26,9 @@ class WrappedWriter:
     The text has no control characters (`screen.printable`).
 
     Args:
-        width: Gives the width in columns; called at every word.
-        colourful: Whether styles may have colours.
+        write: writes a text.
+        width: returns the width in columns; called at every word.
+        colourful: whether styles may have colours.
     """
 
     def __init__(
@@ -43,7 +44,7 @@ class WrappedWriter:
         self._word: list[tuple[str, Style]] = []  # characters that no line ends between
 
     def start_line(self, prefix: str) -> None:
-        """Start a line with `prefix`; wrapped lines are indented as far."""
+        """Start a line with `prefix`; wrapped lines are indented by its width."""
         self._write(prefix)
         self._column = cell_len(prefix)
         self._indent = " " * self._column
@@ -59,17 +60,21 @@ class WrappedWriter:
     def words(self, text: str, style: Style) -> None:
         """More of the line, without newlines. A word is held back until it is complete."""
         for character in text:
-            if character in " \t":
+            if character == " ":
                 self._flush_word()
-                self._gap += _TAB if character == "\t" else " "
-                continue
-            if self._may_break_before(character):
+                self._gap += " "
+            elif character == "\t":
                 self._flush_word()
-            self._word.append((character, style))
+                self._gap += _TAB
+            else:
+                if self._may_break_before(character):
+                    self._flush_word()
+                self._word.append((character, style))
 
     def verbatim(self, text: str, style: Style) -> None:
         """Whole lines, not wrapped: the terminal breaks those that are too long."""
-        self._write("\n".join(self._styled(line, style) for line in text.split("\n")))
+        lines = [self._styled(line, style) for line in text.split("\n")]
+        self._write("\n".join(lines))
 
     def passing(self, text: str) -> None:
         """Show a text in place of the last one, until anything else is written there."""
@@ -96,7 +101,9 @@ class WrappedWriter:
         if category(character) in _CLOSING or category(last) in _OPENING or last == _JOINER:
             return False
         size = get_character_cell_size(character)
-        return size > 0 and (size > 1 or get_character_cell_size(last) > 1)
+        if size == 0:
+            return False
+        return size > 1 or get_character_cell_size(last) > 1
 
     def _flush_word(self) -> None:
         if not self._word:
@@ -126,7 +133,8 @@ class WrappedWriter:
         self._word = []
 
     def _styled(self, text: str, style: Style) -> str:
-        style = style if self.colourful else style.without_color
+        if not self.colourful:
+            style = style.without_color
         return style.render(text, color_system=ColorSystem.STANDARD)
 
 
