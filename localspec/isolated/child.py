@@ -7,6 +7,7 @@ import localspec.llama.loaded  # noqa: F401  libllama before NumPy
 # isort: split
 
 import contextlib
+import functools
 import logging
 import os
 import signal
@@ -77,7 +78,7 @@ logger = logging.getLogger(__name__)
 
 TOGETHER_S = 0.02  # pieces that come within that time are sent together
 _PULSE_S = 5.0  # between two reports of a measurement, while decodes end
-_NUM_ASIDE = 8  # requests at once
+_NUM_ASIDE = 8  # requests beside answers that are handled at once
 
 Say = Callable[[object], None]  # sends a message to the other process
 
@@ -90,10 +91,10 @@ class ServedRecord(AnswerRecord):
     """An answer to a question of the other process.
 
     Args:
-        message: which asks for it.
+        message: the message that asks for it.
         say: sends the messages about it.
         on_over: called once it is over.
-        servers: RPC servers that the models are on.
+        servers: RPC servers that hold layers of the models.
     """
 
     def __init__(
@@ -125,7 +126,7 @@ class ServedRecord(AnswerRecord):
         return self._heard_taken
 
     def note_taken(self, num_taken: int, num_read: int = 0) -> None:
-        """Note how many pieces, and tokens, were read in the other process."""
+        """Note the numbers of pieces and of tokens that were read in the other process."""
         self._heard_taken = num_taken
         self._heard_read = num_read
 
@@ -133,7 +134,7 @@ class ServedRecord(AnswerRecord):
         if self._servers:
             from localspec.llama.rpc_backend import touch_servers  # loads libllama
 
-            touch_servers(self._servers)  # one may have gone since it was used last
+            touch_servers(self._servers)  # a server may have gone since it was used last
         return super().source()
 
     def start_producing(self, facts: PromptFacts) -> None:
@@ -141,14 +142,14 @@ class ServedRecord(AnswerRecord):
         made = facts.made
         prompt = made.prompt
         if self.sends_prompt:
-            known: Any = tuple(KnownPicture(each.digest) for each in prompt.pictures)
+            known: Any = tuple(KnownPicture(picture.digest) for picture in prompt.pictures)
             sent = made._replace(prompt=prompt._replace(pictures=known))
         else:
             sent = MadePrompt(Prompt([], num_said=prompt.num_said))
         self.say(Begun(self.number, replace(facts, made=sent)))
 
     def conclude(self, ending: Ending | None) -> Ending:
-        """Keep the ending. The reply is made where the pieces are read."""
+        """Keep the ending. The reply is made in the process that reads the pieces."""
         if ending is None:
             ending = Ending("cancelled", Meter(0, 0, 0.0).stats(0.0, None, None))
         self.ending = ending
@@ -158,16 +159,16 @@ class ServedRecord(AnswerRecord):
 class PipeOutbox(Outbox[ForReader]):
     """An outbox that ends in the other process; the pieces of a step are sent together.
 
-    Those of several steps where these are short: a message costs as much as a small model's
-    token, since it wakes a process that sleeps.
+    If steps are short, the pieces of several steps are sent together: a message costs as much
+    as a small model's token, since it wakes a sleeping process.
     """
 
     def __init__(self, record: ServedRecord) -> None:
         super().__init__()
         self._record = record
         self._pieces: list[Piece] = []
-        self._step_s = 0.0  # when a step ended
-        self._sent_s = 0.0  # when text was sent
+        self._step_s = 0.0  # when the last step ended
+        self._sent_s = 0.0  # when text was last sent
 
     def put(self, item: ForReader) -> None:
         record = self._record
@@ -200,7 +201,7 @@ class PipeOutbox(Outbox[ForReader]):
     def _send(self) -> None:
         pieces = self._pieces
         self._pieces = []
-        if any(piece.text for piece in pieces):  # the first text waits for nothing
+        if any(piece.text for piece in pieces):  # pieces without text delay no later ones
             self._sent_s = self._step_s
         if pieces:
             self._record.say(Pieces(self._record.number, pieces))
@@ -210,10 +211,10 @@ class Served:
     """Follows the messages of the other process.
 
     Args:
-        engine: which answers.
+        engine: the engine that answers.
         say: sends a message.
-        servers: RPC servers that the models are on.
-        pool: threads for what takes a while.
+        servers: RPC servers that hold layers of the models.
+        pool: threads for work that takes a while.
     """
 
     def __init__(
@@ -243,13 +244,13 @@ class Served:
         engine._prompt_work.on_work = self._note_prompt_work
 
     def follow(self, message: ToChild) -> None:
-        """Do what a message asks for, or have it done. It does not wait."""
+        """Handle a message, or start a thread that does. It does not wait."""
         self._followers[type(message)](message)
 
     def _answer(
         self, number: int, method: Callable[..., Any], *arguments: Any, **keywords: Any
     ) -> None:
-        """Have a method called in a thread of the pool, and its result sent, or its error."""
+        """Call a method in a thread of the pool, and send its result or its error."""
 
         def work() -> None:
             try:
@@ -262,17 +263,16 @@ class Served:
         self._pool.submit(work)
 
     def _start(self, message: StartAnswer) -> None:
-        for each in message.gone:  # what was kept for these is freed
-            self._conversations.pop(each, None)
+        for conversation in message.gone:  # their caches are freed
+            self._conversations.pop(conversation, None)
         number = message.number
         source = self._pictures.received(message.source)
         if source is None:
             self._say(PicturesMissing(number))
             return
         message = replace(message, source=source)
-        record = ServedRecord(
-            message, self._say, lambda: self._records.pop(number, None), self._servers
-        )
+        on_over = functools.partial(self._records.pop, number, None)
+        record = ServedRecord(message, self._say, on_over, self._servers)
         if message.conversation is not None:
             record.owner = self._conversation(message.conversation)
         self._records[number] = record
@@ -384,7 +384,7 @@ class _Pipe:
         self._sending = threading.Lock()
 
         self.is_silent = False
-        """Whether this process is ending, and its answers with it."""
+        """Whether this process and its answers are ending: nothing more is sent."""
 
     def send(self, message: object) -> None:
         """Send a message. Raises OSError if the other process is gone."""
@@ -405,11 +405,14 @@ def serve_engine(
     servers: tuple[str, ...],
     patience_s: float,
 ) -> None:
-    """Load an engine, then follow messages until the other process ends it, or itself.
+    """Load an engine, then follow messages until the other process says to end, or ends.
 
     Args:
-        servers: Addresses of RPC servers that its models are on.
-        patience_s: How long it waits for the end.
+        pipe: to the other process.
+        preset: as for `localspec.load`.
+        arguments: further arguments of `localspec.load`.
+        servers: addresses of RPC servers that hold layers of the models.
+        patience_s: the time in which this process has to end.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the application to handle
     messages = _Pipe(pipe)
@@ -418,7 +421,7 @@ def serve_engine(
         messages.is_silent = True  # an answer that this ends is lost, not cancelled
         sys.exit(0)
 
-    # A service is told to end in all of its processes; what is to be kept on disk is written.
+    # A service manager sends this to all processes of a service. Caches are written to disk.
     signal.signal(signal.SIGTERM, end)
     with contextlib.suppress(EOFError, OSError):
         try:
@@ -438,24 +441,31 @@ def serve_engine(
         served = Served(engine, messages.say, servers, pool)
         with pool, engine, ending_within(patience_s):
             messages.send(Result(0, facts_of(engine)))
-            while (message := pipe.recv()) is not None:
+            for message in iter(pipe.recv, None):
                 served.follow(message)
 
 
 def facts_of(engine: Engine) -> dict[str, Any]:
-    """Facts of an engine and its vocabulary that the other process has from the beginning."""
+    """Facts of an engine and its vocabulary that the other process gets at the beginning."""
     facts: dict[str, Any] = {name: getattr(engine, name) for name in FACTS}
-    facts |= {name: getattr(engine.vocabulary, name) for name in ("bos", "eos", "add_bos")}
-    return facts | {
-        "sampling": engine.sampling,
-        "parallel": engine.parallel,
-        "adapters": engine.adapters,
-        "can_see": engine.vision is not None,
-    }
+    facts["bos"] = engine.vocabulary.bos
+    facts["eos"] = engine.vocabulary.eos
+    facts["add_bos"] = engine.vocabulary.add_bos
+    facts["sampling"] = engine.sampling
+    facts["parallel"] = engine.parallel
+    facts["adapters"] = engine.adapters
+    facts["can_see"] = engine.vision is not None
+    return facts
 
 
 def serve_embedder(pipe: Connection, path: Path, patience_s: float) -> None:
-    """Load an embedder, then answer questions until the other process ends it, or itself."""
+    """Load an embedder, then answer questions until the other process says to end, or ends.
+
+    Args:
+        pipe: to the other process.
+        path: the embedder's file.
+        patience_s: the time in which this process has to end.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the application to handle
     messages = _Pipe(pipe)
     with contextlib.suppress(EOFError, OSError):
@@ -466,8 +476,7 @@ def serve_embedder(pipe: Connection, path: Path, patience_s: float) -> None:
             return
         with embedder, ending_within(patience_s):
             messages.send(Result(0, None))
-            message: Ask | None
-            while (message := pipe.recv()) is not None:
+            for message in iter(pipe.recv, None):
                 try:
                     value = message.question.answer(embedder)
                 except Exception as error:

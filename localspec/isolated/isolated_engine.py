@@ -77,21 +77,26 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MOST_TRIES = 3  # to have an answer begun, where processes are lost
+_MOST_TRIES = 3  # to start an answer, if processes are lost
 
 
 class IsolatedEngine(BaseEngine):
     """An `Engine` in a child process, with the same answers and chats.
 
-    If libllama crashes, whoever reads the answer gets EngineError, the answer's reply and the
-    conversation keep what was said, and the next question starts the process again. Its
-    models may be on RPC servers, of which the error names those that do not answer; where the
-    process says nothing for ten minutes it is taken for lost. Whether an answer's
-    proposer is there is checked when it is read. preset, arguments: as for `localspec.load`,
-    but for `llama_cpp.Llama` objects, which belong to this process.
+    If libllama crashes, the reader of the answer gets EngineError. The answer's reply and the
+    conversation keep the text so far, and the next question starts the process again. If layers
+    of the models are on RPC servers, the error names the servers that do not answer, and a
+    process without a message for ten minutes counts as lost. Whether an answer's proposer is
+    there is checked when the answer is read.
 
     The process is started by spawn: a script needs its `if __name__ == "__main__":`.
     Raises what `localspec.load` raises.
+
+    Args:
+        preset: as for `localspec.load`, but no `llama_cpp.Llama` object: those belong to this
+            process.
+        progress: as for `localspec.load`.
+        arguments: as for `localspec.load`, but no `llama_cpp.Llama` objects.
     """
 
     def __init__(
@@ -102,26 +107,34 @@ class IsolatedEngine(BaseEngine):
         **arguments: Unpack[LoadKeywords],
     ) -> None:
         check_keywords(arguments, LoadKeywords.__annotations__)
-        given = {"model": None if isinstance(preset, Preset) else preset, **arguments}
-        for role in ("model", "target", "draft"):
-            if not isinstance(given.get(role), str | os.PathLike | None):
+        models: dict[str, object] = {}
+        if not isinstance(preset, Preset):
+            models["model"] = preset
+        models["target"] = arguments.get("target")
+        models["draft"] = arguments.get("draft")
+        for role, model in models.items():
+            if not isinstance(model, str | os.PathLike | None):
                 raise OptionError(
                     f"the {role} of an isolated engine is an object of this process",
                     "Name its file instead.",
                 )
         self._process = ChildProcess(preset, arguments, progress)
-        self._facts = facts = self._process.facts
+        facts = self._process.facts
+        self._facts = facts
         super().__init__(facts["sampling"], facts["parallel"], facts["adapters"])
         self._preset = preset
         self._arguments = arguments
-        self._starting = threading.RLock()  # a signal handler may come to it within itself
-        self._attempts: dict[AnswerRecord, _Attempt] = {}  # of answers that are not over
+        # Reentrant: a signal handler may interrupt the thread that holds it, and take it, too.
+        self._starting = threading.RLock()
+        self._attempts: dict[AnswerRecord, _Attempt] = {}  # answers that are not over
         self._owner_numbers: weakref.WeakKeyDictionary[object, int] = (
             weakref.WeakKeyDictionary()
         )
         self._num_owners = 0
-        self._changing = threading.RLock()  # held while these are changed
-        self._gone_owners: set[int] = set()  # of which every change is one call of C
+        # Held while `_attempts`, `_owner_numbers` and `_num_owners` are changed.
+        self._changing = threading.RLock()
+        # Changed without a lock, by finalizers too: each method of a set is one call of C.
+        self._gone_owners: set[int] = set()
         self._reading = (0, 0)
         for name in FACTS:
             setattr(self, name, facts[name])
@@ -133,7 +146,8 @@ class IsolatedEngine(BaseEngine):
 
     @property
     def vocabulary(self) -> Vocabulary:
-        return RemoteVocabulary(self._running, self._facts)  # keeping it would make a cycle
+        # Not kept: it would form a reference cycle.
+        return RemoteVocabulary(self._running, self._facts)
 
     @property
     def vision(self) -> Vision | None:
@@ -144,7 +158,7 @@ class IsolatedEngine(BaseEngine):
     def _set_adapters(self, adapters: tuple[Adapter, ...]) -> None:
         with self._starting:
             super()._set_adapters(adapters)
-            # A process that has to be started again has them, too.
+            # A process that is started again needs them, too.
             self._arguments = {**self._arguments, "adapters": adapters}
             if self._process.is_running():
                 self._process.call(SetScales(self.adapter_scales))
@@ -157,7 +171,7 @@ class IsolatedEngine(BaseEngine):
     def _measure(
         self, function: Callable[..., Found], *arguments: Any, watch: Watch, **keywords: Any
     ) -> Found:
-        """In the child, so the function is one of a module."""
+        """Call the function in the child. It has to be importable from a module."""
         process = self._running()
 
         def report(message: LoadProgress | MeasureReport) -> None:
@@ -193,7 +207,7 @@ class IsolatedEngine(BaseEngine):
 
     @property
     def process_id(self) -> int | None:
-        """The child's number, for whoever watches processes."""
+        """The number of the child process, for programs that watch it."""
         return self._process.process_id
 
     def _running(self) -> ChildProcess:
@@ -208,7 +222,7 @@ class IsolatedEngine(BaseEngine):
             return self._process
 
     def _plan(self, options: AnswerOptions) -> AnswerPlan:
-        # Who may propose is known in the child alone.
+        # Only the child knows which proposers there are.
         self._own_process.require("the isolated engine")
         self._require_not_ending()
         return super()._plan(options)
@@ -221,18 +235,29 @@ class IsolatedEngine(BaseEngine):
     def _admitted(self, record: AnswerRecord) -> None:
         if self._process.is_running():
             self._try(record)
-        else:  # it has to be started again, which takes a while
+        else:  # the process has to be started again, which takes a while
             CallThread(lambda: self._try(record), daemon=True).start()
 
     def _try(self, record: AnswerRecord, num_tries: int = 1) -> None:
-        """Have the child produce an answer that is admitted. num_tries: this one included."""
+        """Have the child produce an answer that is admitted.
+
+        Args:
+            record: the answer's.
+            num_tries: the number of tries, with this one.
+        """
         try:
             self._send(record, self._running(), num_tries)
         except Exception as error:
             record.outbox.put(error)
 
     def _send(self, record: AnswerRecord, process: ChildProcess, num_tries: int) -> None:
-        """Send the message that starts an answer. Raises what refuses its prompt."""
+        """Send the message that starts an answer. Raises the error of a wrong prompt.
+
+        Args:
+            record: the answer's.
+            process: the child.
+            num_tries: the number of tries, with this one.
+        """
         source = record.source()
         gone = list(self._gone_owners)
         conversation = None
@@ -242,8 +267,8 @@ class IsolatedEngine(BaseEngine):
             if record.state is not State.ADMITTED:
                 return
             attempt = _Attempt(self, record, process, num_tries, pictures_of(source))
-            # As it was asked for, without a function of this process. It has its turn here, but
-            # the child may still have to end the answer before.
+            # The answer's options, without functions of this process. It has its turn in this
+            # process, but the child may still have to end the previous answer: hence `queue`.
             options = replace(
                 record.options,
                 sampling=record.plan.sampling,
@@ -285,7 +310,7 @@ class IsolatedEngine(BaseEngine):
                 self._conclude(record, None)
 
     def _conclude(self, record: AnswerRecord, ending: Ending | None) -> None:
-        """Make the reply, and give the place in line to the next answer. Idempotent."""
+        """Make the reply, and pass the place in line to the next answer. Idempotent."""
         with self._changing:
             self._attempts.pop(record, None)
             if record.state is State.OVER:
@@ -294,7 +319,7 @@ class IsolatedEngine(BaseEngine):
                 record.conclude(ending)
             finally:
                 record.advance(State.OVER)
-                self._line.leave(record.place)  # now, for a reader who asks again at once
+                self._line.leave(record.place)  # before the reader can ask again
                 self._give_ending(record)
 
     def _may_wait(self) -> bool:
@@ -321,7 +346,7 @@ class IsolatedEngine(BaseEngine):
 
     def _keep_on_disk(self) -> None:
         """Have the child write the caches that the disk lacks, until an answer begins."""
-        if not self._line.num_there and self._process.is_running():  # a lost one has nothing
+        if not self._line.num_there and self._process.is_running():  # a lost child has none
             self._process.tell(KeepOnDisk())
 
     def _conversation_number(self, owner: object) -> int:
@@ -348,14 +373,14 @@ class IsolatedEngine(BaseEngine):
 
 
 class _Attempt:
-    """A try to have an answer produced by one child. It hears of the answer.
+    """A try to have an answer produced by one child. It receives the messages about the answer.
 
     Args:
-        engine: which answers.
-        record: of the answer.
+        engine: the engine that answers.
+        record: the answer's.
         process: the child.
-        num_tries: how many there were, this one included.
-        pictures: those of the prompt, by their digests.
+        num_tries: the number of tries, with this one.
+        pictures: the pictures of the prompt, by their digests.
     """
 
     def __init__(
@@ -375,7 +400,7 @@ class _Attempt:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether its reader waits for more than there is."""
+        """Whether the reader has taken all pieces so far, and waits for more."""
         record = self._record
         return record.num_put == record.num_taken or record.state >= State.ENDING
 
@@ -401,11 +426,11 @@ class _Attempt:
             self._lose()
 
     def end(self) -> None:
-        """Have the answer end after what was read of it."""
+        """Have the answer end after the pieces that were read."""
         record = self._record
         if record.state < State.ENDING:
             record.advance(State.ENDING)
-        # Whether it was sent before or not: Ctrl-C may have come between.
+        # Even if it may have been sent before: Ctrl-C may have come just before that.
         self.process.ask(self, EndAnswer(self.number, record.num_read, record.num_taken))
 
     def _start_producing(self, message: Begun) -> None:
@@ -417,15 +442,17 @@ class _Attempt:
             self._record.outbox.put(error)
 
     def _with_pictures(self, facts: PromptFacts) -> PromptFacts:
-        """The facts with the prompt's own pictures, of which the child sends the digests."""
+        """The facts with the prompt's own pictures; the child sends only their digests."""
         made = facts.made
-        digests = (each.digest for each in made.prompt.pictures)
-        pictures = tuple(self._pictures[each] for each in digests if each in self._pictures)
-        prompt = made.prompt._replace(pictures=pictures)
+        pictures = []
+        for known in made.prompt.pictures:
+            if known.digest in self._pictures:
+                pictures.append(self._pictures[known.digest])
+        prompt = made.prompt._replace(pictures=tuple(pictures))
         return replace(facts, made=made._replace(prompt=prompt))
 
     def _lose(self) -> None:
-        """Try again where nothing has come of it; else have it fail."""
+        """Try again if the answer has not begun; else have it fail."""
         engine = self._engine
         record = self._record
         prompts = self.process.prompts
@@ -441,19 +468,18 @@ class _Attempt:
                 OptionError(prompts.excess, "Ask with a simpler schema, grammar or template.")
             )
         elif may_try and not is_at_fault and self._num_tries < _MOST_TRIES:
-            again = self._num_tries + 1
-            CallThread(lambda: engine._try(record, again), daemon=True).start()
+            num_tries = self._num_tries + 1
+            CallThread(lambda: engine._try(record, num_tries), daemon=True).start()
         else:
             record.outbox.put(self.process.lost())
 
 
 def _with_known_pictures(source: PromptSource, process: ChildProcess) -> PromptSource:
-    """The source for the child, in which pictures that it was sent before are named alone."""
+    """The source for the child, with only the digests of pictures that it already has."""
     sent = process.sent_pictures.copy()
 
     def without_sent(given: Any) -> Any:
-        is_sent = isinstance(given, Picture) and given.digest in sent
-        if is_sent:
+        if isinstance(given, Picture) and given.digest in sent:
             return KnownPicture(given.digest)
         return given
 
@@ -465,8 +491,8 @@ class RemoteVocabulary:
     """A `Vocabulary` in the child.
 
     Args:
-        process: gives the child, which is started again if need be.
-        facts: of the vocabulary.
+        process: returns the child, which is started again if need be.
+        facts: the child's, see `child.facts_of`.
     """
 
     def __init__(self, process: Callable[[], ChildProcess], facts: dict[str, Any]) -> None:
@@ -504,7 +530,7 @@ class RemoteVision:
     """A `Vision` in the child.
 
     Args:
-        process: gives the child, which is started again if need be.
+        process: returns the child, which is started again if need be.
     """
 
     def __init__(self, process: Callable[[], ChildProcess]) -> None:

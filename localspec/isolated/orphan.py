@@ -1,4 +1,4 @@
-"""The end of a child that nobody needs any more, whatever its threads do."""
+"""The end of a child that is no longer needed, even if one of its threads never ends."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def ending_within(seconds: float) -> Iterator[None]:
-    """Behind the block this process ends within so many seconds.
+    """After the block, this process ends within that many seconds.
 
-    What is freed and written meanwhile may wait for threads, and one of these may never end.
+    Meanwhile models are freed and caches are written. That may wait for a thread which never
+    ends.
     """
     try:
         yield
@@ -27,10 +28,10 @@ def ending_within(seconds: float) -> Iterator[None]:
 
 
 def end_with_parent() -> None:
-    """Let the system end this process half a minute after the other one ended.
+    """On Linux, let the system end this process half a minute after the other one has ended.
 
-    Python alone would not notice that while code of C holds the interpreter. On Linux; on other
-    systems such a process stays. (PR_SET_PDEATHSIG is no way: it counts the end of the thread
+    Python alone would not notice that end while C code holds the interpreter. On other systems
+    such a process stays. (PR_SET_PDEATHSIG does not help: it reacts to the end of the thread
     that started the child.)
     """
     parent = multiprocessing.parent_process()
@@ -42,7 +43,7 @@ def end_with_parent() -> None:
     # The handler is a function of C: alarm(seconds). It gets the number of the signal, 29.
     handler = ctypes.cast(libc.alarm, ctypes.c_void_p)
     libc.signal(ctypes.c_int(signal.SIGIO), handler)
-    # The other process has an end of this pipe until it ends, and writes nothing more to it.
+    # The other process holds an end of this pipe until it ends, and writes nothing to it.
     pipe = int(parent.sentinel)
     fcntl.fcntl(pipe, fcntl.F_SETOWN, os.getpid())
     flags = fcntl.fcntl(pipe, fcntl.F_GETFL)

@@ -48,16 +48,22 @@ if TYPE_CHECKING:
 
 _SPAWN = multiprocessing.get_context("spawn")
 CHILD_PATIENCE_S = 10.0  # for the process to free its models, before it is killed
-_WRITING_S = 120.0  # in addition, where it keeps caches on disk
-# For a word from a process whose models are on RPC servers: one that stands still says as
-# little as one that computes. That takes longest for a prompt: libllama sends a batch of 512
-# tokens, and perhaps another, before it waits for the first.
+_WRITING_S = 120.0  # in addition, if it writes caches to disk
+# For a message from a process that uses RPC servers: if it stands still, it is as silent as if
+# it computes. A prompt takes longest: libllama sends a batch of 512 tokens, and perhaps
+# another, before it waits for the first.
 CHILD_SILENCE_S = 600.0
 _LOOK_S = 1.0  # between two looks at how long such a process has been silent
 
 
 def _serve(name: str, pipe: Connection, *arguments: Any) -> None:
-    """Run a function of `child`, whose module loads libllama: in the child, not here."""
+    """Run a function of `child`. That module loads libllama, so only the child imports it.
+
+    Args:
+        name: the function's name.
+        pipe: to the other process.
+        arguments: for the function.
+    """
     end_with_parent()
     try:
         from localspec.isolated import child
@@ -76,10 +82,10 @@ class Listener(Protocol):
 
     @property
     def is_awaited(self) -> bool:
-        """Whether somebody waits for the next message."""
+        """Whether a reader waits for the next message."""
 
     def receive(self, message: Heard) -> None:
-        """Take a message: `Result`, `Failed`, `Ended` or `Lost` at last."""
+        """Take a message. The last one is `Result`, `Failed`, `Ended` or `Lost`."""
 
 
 class Call:
@@ -87,8 +93,8 @@ class Call:
 
     Args:
         child: the process.
-        number: of the request.
-        on_progress: gets the `LoadProgress` or `MeasureReport` messages before that.
+        number: the request's number.
+        on_progress: gets the `LoadProgress` or `MeasureReport` messages before the result.
     """
 
     is_awaited = True
@@ -109,7 +115,7 @@ class Call:
         self._heard.put(message)
 
     def result(self) -> Any:
-        """The result. Raises the error in place of one, and CrashedError for a lost child."""
+        """The result. Raises the request's error, or CrashedError if the child is lost."""
         try:
             while True:
                 message = take_from(self._heard)
@@ -130,11 +136,16 @@ class Call:
 
 
 class _Child:
-    """A child, and the calls to it by one pipe, each with a number.
+    """A child, and the calls to it by one pipe. A call has a number.
 
-    They come from any thread, as many at once. Two threads write and read the messages, which
-    no exception of a signal handler can tear. servers: RPC servers that its models are on.
-    patience_s: for it to end. is_closed: whether the engine is.
+    Any number of threads may call at once. Two threads of its own write and read the messages,
+    so that an exception of a signal handler cannot cut a message in two.
+
+    Args:
+        process: the child.
+        pipe: to it.
+        servers: RPC servers that hold layers of its models.
+        patience_s: the time in which it has to end.
     """
 
     def __init__(
@@ -145,23 +156,26 @@ class _Child:
         self._servers = servers
         self._patience_s = patience_s
         self.is_closed = False
-        self._last_words = ""  # of libllama, before it ended the process
-        # Held while the system is asked how it does: of several threads that ask at once, all
-        # but one would hear that there is no such process. A finalizer may come between.
+        """Whether the engine is closed."""
+
+        self._last_words = ""  # libllama's message before it ended the process
+        # Held while the system is asked for the state of the process: if several threads asked
+        # at once, all but one would get the answer that there is no such process. Reentrant,
+        # since a finalizer may interrupt the thread that holds it.
         self._asking = threading.RLock()
-        self._is_over = False  # the process has ended, and what it took here is freed
-        self._exit_code: int | None = None  # once that is known
+        self._is_over = False  # the process has ended, and its resources here are freed
+        self._exit_code: int | None = None  # once it is known
         self._has_ended = False
         self._end: tuple[str, str] | None = None  # message and hint
-        self._is_mute = False  # it was killed, because it said nothing any more
+        self._is_mute = False  # it was killed, because it sent no more messages
         self.prompts = PromptWatch(process)
         self._numbers = itertools.count(1)
-        self._to_write: SimpleQueue[Any] = SimpleQueue()  # None: there is nothing more
-        self._listeners: dict[int, Listener] = {}  # by number
-        self._num_given_up = 0  # calls whose answers nobody waits for
-        self._awaited_s = 0.0  # when nobody waited for a message last
+        self._to_write: SimpleQueue[Any] = SimpleQueue()  # None: no more messages
+        self._listeners: dict[int, Listener] = {}  # by the request's number
+        self._num_given_up = 0  # abandoned calls whose last message has not come
+        self._awaited_s = 0.0  # when no reader waited for a message last
         self.is_lost = False
-        self._is_read = threading.Event()  # to its end
+        self._is_read = threading.Event()  # set once the pipe is read to its end
         self._loading = Call(self, 0, None)
         self._listeners[0] = self._loading
         self._writer = self._started_thread(self._write)
@@ -180,7 +194,7 @@ class _Child:
         return self._loading.result()
 
     def tell(self, message: ToChild) -> None:
-        """Have the child do something, and wait for nothing."""
+        """Send a message that has no answer."""
         self._to_write.put(ForkingPickler.dumps(message))
 
     def next_number(self) -> int:
@@ -188,7 +202,7 @@ class _Child:
         return next(self._numbers)
 
     def ask(self, listener: Listener, message: ToChild) -> None:
-        """Send a request, of which `listener` receives all messages with its number."""
+        """Send a request. `listener` receives all messages with the request's number."""
         pickled = ForkingPickler.dumps(message)
         self._listeners[listener.number] = listener
         self._to_write.put(pickled)
@@ -200,34 +214,40 @@ class _Child:
         make: Callable[[int], ToChild],
         on_progress: Callable[[LoadProgress | MeasureReport], None] | None = None,
     ) -> Call:
-        """Send a request with one result. make: the message, of its number."""
+        """Send a request with one result.
+
+        Args:
+            make: makes the message from the request's number.
+            on_progress: see `Call`.
+        """
         call = Call(self, self.next_number(), on_progress)
         self.ask(call, make(call.number))
         return call
 
     def call(self, question: EngineQuestion | EmbedderQuestion) -> Any:
-        """The answer to a question. Raises what answering it does."""
+        """The answer to a question. Raises what answering it raises."""
         return self.request(lambda number: Ask(number, question)).result()
 
     def give_up(self, number: int) -> None:
-        """Wait no longer for what has that number."""
-        self._num_given_up += self._listeners.pop(number, None) is not None
+        """Stop waiting for the request of that number."""
+        if self._listeners.pop(number, None) is not None:
+            self._num_given_up += 1
 
     def is_of_this_thread(self) -> bool:
-        """Whether this thread moves the messages, so that it cannot wait for one."""
+        """Whether this thread writes or reads the messages, so that it cannot wait for one."""
         return threading.current_thread() in (self._writer, self._reader)
 
     def end(self) -> None:
-        """Have the child end once it has done what it was told. Idempotent."""
+        """Have the child end once it has followed all messages. Idempotent."""
         self._to_write.put(None)
 
     def _write(self) -> None:
-        with contextlib.suppress(OSError):  # what is wrong is found out where it is read
-            while (message := self._to_write.get()) is not None:
+        with contextlib.suppress(OSError):  # the thread that reads finds the error, too
+            for message in iter(self._to_write.get, None):
                 self._pipe.send_bytes(message)
             self._pipe.send(None)
         if not self._is_read.wait(self._patience_s):
-            self.kill()  # it hears nothing any more, and perhaps nobody waits for its end
+            self.kill()  # it gets no more messages, and perhaps no thread waits for its end
 
     def _receive_all(self) -> None:
         try:
@@ -245,13 +265,14 @@ class _Child:
             self._wait_for_exit(CHILD_PATIENCE_S)
 
     def _lose(self) -> None:
-        """Tell all who wait that the child is lost, each once."""
+        """Send `Lost` once to every request that waits."""
         for number in tuple(self._listeners):
-            if (listener := self._listeners.pop(number, None)) is not None:
+            listener = self._listeners.pop(number, None)
+            if listener is not None:
                 listener.receive(Lost())
 
     def _hand_on(self, message: Heard | LastWords | PromptSign) -> None:
-        """Give a message to whoever waits for it."""
+        """Give a message to its request."""
         if isinstance(message, LastWords):
             self._last_words = f" ({' '.join(message.text.split())})"
             return
@@ -271,15 +292,17 @@ class _Child:
     def _wait(self) -> None:
         """Wait for a message, and kill a child that will not send one.
 
-        That is one which makes a prompt without end, or which may be waiting for a server.
+        Such a child makes a prompt without end, or perhaps waits for a server.
         """
         since_s = time.monotonic()
         while True:
             if self.prompts.is_too_much():
                 self.kill()
                 return
-            is_watched = self._servers or self.prompts.is_at_work
-            if self._pipe.poll(_LOOK_S if is_watched else None):
+            limit_s = None
+            if self._servers or self.prompts.is_at_work:
+                limit_s = _LOOK_S
+            if self._pipe.poll(limit_s):
                 return
             if self._servers and self._is_silent(since_s):
                 self._is_mute = True
@@ -287,10 +310,15 @@ class _Child:
                 return
 
     def _is_silent(self, since_s: float) -> bool:
-        """Whether somebody has waited too long for a message. since_s: of the last one."""
-        # A short wait for what nobody wants any more.
-        limit_s = CHILD_PATIENCE_S if self._num_given_up > 0 else CHILD_SILENCE_S
-        is_awaited = any(each.is_awaited for each in tuple(self._listeners.values()))
+        """Whether a reader has waited too long for a message.
+
+        Args:
+            since_s: when the last message came, by `time.monotonic`.
+        """
+        limit_s = CHILD_SILENCE_S
+        if self._num_given_up > 0:  # an abandoned call is not worth a long wait
+            limit_s = CHILD_PATIENCE_S
+        is_awaited = any(listener.is_awaited for listener in tuple(self._listeners.values()))
         if not is_awaited:
             self._awaited_s = time.monotonic()
         return time.monotonic() - max(since_s, self._awaited_s) > limit_s
@@ -304,7 +332,7 @@ class _Child:
 
     def lost(self) -> EngineError:
         """The error of a call whose answer does not come."""
-        if self.is_closed:  # by whoever closed it while this waited
+        if self.is_closed:  # another thread has closed it while this one waited
             return ClosedError("the engine is closed", "Load it again.")
         self._has_ended = True
         with self._asking:
@@ -338,49 +366,55 @@ class _Child:
     def _exit(self) -> str:
         self._wait_for_exit(CHILD_PATIENCE_S)
         code = self._exit_code
-        if code is None:  # the application lets the system clear its children away
+        if code is None:  # the application lets the system reap its children
             return "its exit code is unknown"
         if code >= 0:
             return f"exit code {code}"
-        known = {number.value: number.name for number in signal.Signals}
-        return known.get(-code, f"signal {-code}")
+        try:
+            return signal.Signals(-code).name
+        except ValueError:
+            return f"signal {-code}"
 
     def close(self) -> None:
-        """End the child once it has done what it was told; kill it if that takes long."""
+        """End the child once it has followed all messages; kill it if that takes long."""
         self.end()
         if not self._wait_for_exit(self._patience_s):
             self.kill()
             self._wait_for_exit(None)
 
     def kill(self) -> None:
-        """End the child in the midst of what it does, from any thread."""
+        """End the child at once, from any thread."""
         with contextlib.suppress(ValueError):  # it has ended
             self.process.kill()
 
     def _wait_for_exit(self, seconds: float | None) -> bool:
-        """Wait for its end and free what it took here; False if it still runs."""
+        """Wait for its end and free its resources here; False if it still runs."""
         with self._asking:
-            if not self._is_over:
-                if not wait([self.process.sentinel], seconds):
-                    return False
-                self.process.join()
-                self._exit_code = self.process.exitcode
-                if self._exit_code is not None:  # else the object does not believe it
-                    self.process.close()
-                self._is_over = True
-        return True
+            if self._is_over:
+                return True
+            if not wait([self.process.sentinel], seconds):
+                return False
+            self.process.join()
+            self._exit_code = self.process.exitcode
+            if self._exit_code is not None:  # else the object takes it for running
+                self.process.close()
+            self._is_over = True
+            return True
 
 
 class _OwnedChild:
     """A running child. Dropping the last reference ends it.
 
     Args:
-        function: A function of `child`, which gets its end of a pipe and what is given.
-        servers: RPC servers that its models are on.
-        patience_s: How long to wait for its end.
+        function: the name of a function of `child`. It gets its end of a pipe, `given`, and
+            `patience_s`.
+        given: the function's arguments.
+        progress: gets the share of the models that is loaded, 0 to 1.
+        servers: RPC servers that hold layers of its models.
+        patience_s: the time in which it has to end.
 
     Raises:
-        Exception: What loading raises.
+        Exception: what loading raises.
     """
 
     def __init__(
@@ -409,14 +443,15 @@ class _OwnedChild:
             here.close()
             raise
         finally:
-            there.close()  # the last copy here: the end of the child is the end of the pipe
-        self._child = child = _Child(process, here, servers, patience_s)
+            there.close()  # the last copy here: the pipe ends when the child ends
+        child = _Child(process, here, servers, patience_s)
+        self._child = child
         weakref.finalize(self, child.end)
         self.call = child.call
         self.close = child.close
         self.process_id = process.pid
         try:
-            self.facts = child.loaded(progress)  # what the function says of what it loaded
+            self.facts = child.loaded(progress)  # the function's facts about the models
         except BaseException:
             self.close()
             raise
@@ -432,8 +467,10 @@ class ChildProcess(_OwnedChild):
         progress: Callable[[float], None] | None,
     ) -> None:
         servers = servers_used(preset, arguments)
-        patience_s = CHILD_PATIENCE_S + (_WRITING_S if arguments.get("cache_disk") else 0.0)
-        given = preset, arguments, servers
+        patience_s = CHILD_PATIENCE_S
+        if arguments.get("cache_disk"):
+            patience_s += _WRITING_S
+        given = (preset, arguments, servers)
         super().__init__("serve_engine", given, progress, servers, patience_s)
         child = self._child
         self.request = child.request
@@ -446,25 +483,25 @@ class ChildProcess(_OwnedChild):
         self.prompts = child.prompts
 
         self.sent_pictures: set[bytes] = set()
-        """Digests of pictures that were sent to it."""
+        """The digests of pictures that were sent to it."""
 
     def close_engine(self) -> None:
-        """End the child, in whose place no other comes: the engine is closed. Idempotent."""
+        """End the child because the engine is closed: no other takes its place. Idempotent."""
         self._child.is_closed = True
         self.close()
 
 
 class IsolatedEmbedder(_OwnedChild):
-    """An `Embedder` in a child, which answers by `call`; closed while nothing is asked of it.
+    """An `Embedder` in a child. It answers by `call`, and is closed while no call runs.
 
-    Raises what `load_embedder` does, and CrashedError.
+    Raises what `load_embedder` raises, and CrashedError.
     """
 
     def __init__(self, path: Path) -> None:
         super().__init__("serve_embedder", (path,))
 
     def kill(self) -> None:
-        """End the child in the midst of what it does, from any thread; close it then."""
+        """End the child at once, from any thread. It has to be closed afterwards."""
         self._child.kill()
 
 

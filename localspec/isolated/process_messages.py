@@ -1,7 +1,7 @@
 """The messages between an `IsolatedEngine` and its process.
 
-Each says who sends it and when. A number names a request, and comes back with every message
-about it; 0 is the load.
+A comment before each group says who sends it. A number names a request, and comes back with
+every message about the request; 0 is the load.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from localspec.pictures.picture import Picture
 
 
-# To the process, about answers. They are followed at once, in the order in which they come.
+# To the process, about answers. It follows them at once, in their order.
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class StartAnswer:
     sends_prompt: bool
 
     gone: Sequence[int]
-    """Numbers of conversations that are gone since the last answer."""
+    """The numbers of conversations that have been dropped since the last answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class EndMeasure:
 
 @dataclass(frozen=True, slots=True)
 class EndIdleWork:
-    """Idle work is to end, and what is asked for and has not begun."""
+    """Idle work is to end, also idle work that was asked for and has not begun."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class LoadCaches:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A question is to be answered, beside whatever else is done."""
+    """A question is to be answered, beside other work."""
 
     number: int
     question: EngineQuestion | EmbedderQuestion
@@ -332,21 +332,21 @@ class LastWords:
 
 @dataclass(frozen=True, slots=True)
 class PromptSign:
-    """A prompt is being made, is still being made, or is made.
-
-    Args:
-        number: of the answer whose prompt it is; 0 for another.
-        is_done: whether its making has ended.
-    """
+    """A prompt is being made, is still being made, or is made."""
 
     number: int
+    """The number of the answer whose prompt it is; 0 for another prompt."""
+
     is_done: bool
+    """Whether the prompt is made."""
 
 
 @dataclass(frozen=True, slots=True)
 class PicturesMissing:
-    """A picture of the answer's prompt is not here any more: the answer is to be started again,
-    with all of its pictures."""
+    """The process no longer has a picture of the answer's prompt.
+
+    The answer has to be started again, with all of its pictures.
+    """
 
     number: int
 
@@ -369,7 +369,7 @@ class PromptProgress:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Pieces of the answer, those of several steps where these are short."""
+    """Pieces of the answer; if steps are short, the pieces of several steps."""
 
     number: int
     pieces: Sequence[Piece]
@@ -377,7 +377,7 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The answer was refused, has failed, or, with StopIteration, has come to its own end."""
+    """The answer was refused or has failed; with StopIteration, it has come to its own end."""
 
     number: int
     error: BaseException
@@ -385,7 +385,7 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The answer is over; the last message about it. None: the process does not know it."""
+    """The answer is over; the last message about it. None if the process does not know it."""
 
     number: int
     ending: Ending | None
@@ -396,11 +396,15 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class MeasureReport:
-    """How far a measurement is: what it does, and the seconds that remain, if that is known."""
+    """The progress of a measurement."""
 
     number: int
+
     stage: str
+    """The present work, in words."""
+
     left_s: float | None
+    """The seconds that remain, if they are known."""
 
 
 @dataclass(frozen=True, slots=True)

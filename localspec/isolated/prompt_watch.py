@@ -1,8 +1,8 @@
 """Bounds for the making of prompts and grammars, from outside the process that makes them.
 
-A chat template or a grammar can be anybody's. One call of Jinja or llguidance may hold the
-interpreter's lock, so the process cannot stop itself. On a busy machine a prompt may take long
-although there is little to do, so that the time which counts is the processor's.
+A chat template or a grammar can be a stranger's. One call of Jinja or llguidance may hold the
+interpreter's lock, so the process cannot stop itself. On a busy machine even a simple prompt
+may take long, so the processor's time counts.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from multiprocessing.process import BaseProcess
 from localspec.isolated.process_messages import PromptSign
 from localspec.system.machine import memory_of_process, processor_time_of_process
 
-MOST_PROMPT_S = 10.0  # without progress, of the process's processor time, too
-MOST_PROMPT_BYTES = 2 << 30  # that the process takes more than before
+MOST_PROMPT_S = 10.0  # without progress, both by the clock and of the processor's time
+MOST_PROMPT_BYTES = 2 << 30  # memory of the process in addition to that before the prompt
 
 
 class PromptWatch:
-    """Watches how long a process makes a prompt, and the memory that it takes meanwhile.
+    """Watches the time and the memory that a process takes to make a prompt.
 
     Args:
-        process: which makes the prompts.
+        process: the process that makes the prompts.
     """
 
     def __init__(self, process: BaseProcess) -> None:
@@ -31,10 +31,10 @@ class PromptWatch:
         """Whether a prompt is being made."""
 
         self.number = 0
-        """Of the answer whose prompt was made last, or is."""
+        """The number of the answer whose prompt is being made, or was made last."""
 
         self.excess = ""
-        """Why the process was ended, in words, if it was."""
+        """Why the process was ended, in words; "" if it was not."""
 
         self._since_s = 0.0
         self._processor_s_before = 0.0

@@ -1,8 +1,8 @@
-"""Pictures between the processes: each is megabytes, and is sent once."""
+"""Pictures between the processes: a picture has megabytes, and is sent once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,20 +17,20 @@ from localspec.chat.template import Message
 from localspec.pictures.picture import KEPT_PICTURE_BYTES, Picture
 from localspec.streaming.record import PromptSource
 
-# Gives what stands for a picture, or the picture for what stands for it.
+# Returns a `KnownPicture` for a picture, or the picture for that.
 Change = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class KnownPicture:
-    """Stands for a picture that the other process has."""
+    """The digest of a picture that the other process has, in place of the picture."""
 
     digest: bytes
     """See `Picture`."""
 
 
 def with_pictures(source: PromptSource, change: Change) -> PromptSource:
-    """The source with other pictures: what `change` gives for each."""
+    """The source, with `change` applied to all of its pictures."""
     if isinstance(source, BeginningSource):
         chat = with_pictures(source.chat, change)
         assert isinstance(chat, ChatSource)
@@ -41,22 +41,23 @@ def with_pictures(source: PromptSource, change: Change) -> PromptSource:
     if isinstance(source, MessagesSource):
         return replace(source, messages=_changed(source.messages, change))
     if isinstance(source, ReadySource):
-        pictures = tuple(change(each) for each in source.prompt.pictures)
-        return replace(source, prompt=source.prompt._replace(pictures=pictures))
+        prompt = source.prompt
+        pictures = tuple(map(change, prompt.pictures))
+        return replace(source, prompt=prompt._replace(pictures=pictures))
     return source
 
 
 def pictures_of(source: PromptSource) -> dict[bytes, Picture]:
-    """The pictures of a source by their digests, but for those that are files' bytes."""
-    found: dict[bytes, Picture] = {}
+    """The pictures of a source by their digests, without pictures that are a file's bytes."""
+    pictures: dict[bytes, Picture] = {}
 
     def note(given: Any) -> Any:
         if isinstance(given, Picture):
-            found[given.digest] = given
+            pictures[given.digest] = given
         return given
 
     with_pictures(source, note)
-    return found
+    return pictures
 
 
 def _changed(messages: Sequence[Message], change: Change) -> tuple[Message, ...]:
@@ -67,9 +68,8 @@ def _with_changed(message: Message, change: Change) -> Message:
     shown = shown_in(message)
     if not shown:
         return message
-    return with_shown(
-        dict(message), (each._replace(given=change(each.given)) for each in shown)
-    )
+    changed = [part._replace(given=change(part.given)) for part in shown]
+    return with_shown(dict(message), changed)
 
 
 class KeptPictures:
@@ -79,16 +79,17 @@ class KeptPictures:
         self._kept: dict[bytes, Picture] = {}
 
     def received(self, source: PromptSource) -> PromptSource | None:
-        """The source with its pictures, which are kept; None if one is not here any more."""
+        """The source with its pictures, which are kept; None if a picture is missing."""
         is_whole = True
 
         def kept_picture(given: Any) -> Any:
             nonlocal is_whole
-            if isinstance(given, KnownPicture):
-                picture = self._kept.get(given.digest)
-                is_whole = is_whole and picture is not None
-                return picture
-            return given
+            if not isinstance(given, KnownPicture):
+                return given
+            picture = self._kept.get(given.digest)
+            if picture is None:
+                is_whole = False
+            return picture
 
         whole = with_pictures(source, kept_picture)
         if not is_whole:
@@ -100,11 +101,7 @@ class KeptPictures:
         for digest, picture in pictures.items():
             self._kept.pop(digest, None)
             self._kept[digest] = picture
-        num_bytes = sum(self._sizes())
+        num_bytes = sum(len(picture.rgb) for picture in self._kept.values())
         while num_bytes > KEPT_PICTURE_BYTES:
-            oldest = self._kept.pop(next(iter(self._kept)))
-            num_bytes -= len(oldest.rgb)
-
-    def _sizes(self) -> Iterator[int]:
-        for picture in self._kept.values():
-            yield len(picture.rgb)
+            oldest = next(iter(self._kept))
+            num_bytes -= len(self._kept.pop(oldest).rgb)
