@@ -4,6 +4,7 @@
 
 mcp.json has `mcpServers`; calls.json a list of [server, tool, arguments] in the order in which
 they are made, by one client after the other; `--prepare COMMAND` is run before each of the two.
+For entries with a `url`, `--serve COMMAND` runs a server over HTTP as long as calls are made.
 A tool of a server without a call in the list is named. Contents are the same where what a model
 gets is, but for texts that no two calls share, such as times: `--ignore PATTERN` leaves these
 out.
@@ -13,15 +14,23 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
 import re
+import shlex
+import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import localspec
 from localspec.tool_servers.result_content import foreign_result
+
+_START_S = 60.0  # until a server listens
 
 
 def parsed() -> argparse.Namespace:
@@ -30,8 +39,43 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("servers", type=Path)
     parser.add_argument("calls", type=Path)
     parser.add_argument("--prepare", default="true")
+    parser.add_argument("--serve", action="append", default=[])
     parser.add_argument("--ignore", action="append", default=[])
     return parser.parse_args()
+
+
+@contextlib.contextmanager
+def serving(commands: Sequence[str], configured: dict[str, Any]) -> Iterator[None]:
+    """Servers over HTTP, each of which listens at its entry's address before calls are made."""
+    started = [
+        subprocess.Popen(
+            shlex.split(command), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        for command in commands
+    ]
+    try:
+        for entry in configured["mcpServers"].values():
+            if "url" in entry:
+                _wait_for(entry["url"])
+        yield
+    finally:
+        for process in started:
+            process.terminate()
+            process.wait()
+
+
+def _wait_for(url: str) -> None:
+    """Return once something listens at the address. Raises OSError where nothing does."""
+    address = urlsplit(url)
+    give_up = time.monotonic() + _START_S
+    while True:
+        try:
+            socket.create_connection((address.hostname, address.port), 1).close()
+            return
+        except OSError:
+            if time.monotonic() > give_up:
+                raise
+            time.sleep(0.1)
 
 
 def ours(configured: dict[str, Any], calls: list[list[Any]]) -> tuple[list[str], set[str]]:
@@ -84,10 +128,11 @@ def main() -> None:
     asked = parsed()
     configured = json.loads(asked.servers.read_text("utf-8"))
     calls = json.loads(asked.calls.read_text("utf-8"))
-    subprocess.run(asked.prepare, shell=True, check=True)
-    our_results, names = ours(configured, calls)
-    subprocess.run(asked.prepare, shell=True, check=True)
-    their_results = asyncio.run(theirs(configured, calls))
+    with serving(asked.serve, configured):
+        subprocess.run(asked.prepare, shell=True, check=True)
+        our_results, names = ours(configured, calls)
+        subprocess.run(asked.prepare, shell=True, check=True)
+        their_results = asyncio.run(theirs(configured, calls))
     num_same = 0
     for call, one, other in zip(calls, our_results, their_results, strict=True):
         for pattern in asked.ignore:
