@@ -14,8 +14,9 @@ _EMPTY = "[The tool returned nothing.]"
 def foreign_result(result: Mapping[str, Any]) -> ForeignResult:
     """A result as MCP's JSON has it → as a model gets it.
 
-    Texts, links and embedded resources become text. If there are none, structured content is
-    used instead, as JSON. A sound or a file that is no text becomes a note.
+    Texts, links and embedded resources become text. If there are none, and no image, structured
+    content is used instead, as JSON: some servers repeat an image there, in base64. A sound or a
+    file that is no text becomes a note.
     """
     blocks: Sequence[Mapping[str, Any]] = result.get("content") or ()
     texts: list[str] = []
@@ -26,7 +27,7 @@ def foreign_result(result: Mapping[str, Any]) -> ForeignResult:
         else:
             texts.append(_in_words(block))
     structured = result.get("structuredContent")
-    if structured is not None and not texts:
+    if structured is not None and not texts and not pictures:
         texts.append(json.dumps(structured, ensure_ascii=False))
     text = "\n".join(texts)
     if not text and not pictures:

@@ -216,3 +216,16 @@ def write_calling_model(path: Path, name: str, said: Sequence[str]) -> Path:
     template = family.template + "{% if messages[-1].role == 'tool' %}t{% endif %}"
     follow = {**dict(itertools.pairwise(["<0x0A>", *said])), "t": "Done."}
     return write_scripted_model(path, follow, control=family.marks, template=template)
+
+
+def write_tool_caller(path: Path, tool: str) -> Path:
+    """A model that calls that tool after each question, among whatever others, and says Done.
+
+    A grammar forces all of the call but the name, which follows a quotation mark. The marks of
+    turns and calls are control tokens.
+    """
+    family = FAMILIES["Qwen"]
+    template = family.template + "{% if messages[-1].role == 'tool' %}t{% endif %}"
+    follow = {"<0x0A>": "<tool_call>", '"': tool, "t": "Done."}
+    control = (*family.marks, "<|im_start|>", "<|im_end|>")
+    return write_scripted_model(path, follow, control=control, template=template)

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import psutil
+
 
 def wait_until(is_so: Callable[[], object], patience_s: float = 60) -> None:
     """Look again and again; AssertionError if it is never so."""
@@ -15,6 +17,16 @@ def wait_until(is_so: Callable[[], object], patience_s: float = 60) -> None:
     while not is_so():
         assert time.monotonic() < until_s
         time.sleep(0.005)
+
+
+def processes_with(argument: str) -> list[psutil.Process]:
+    """The processes that have this argument."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # it has just ended
+            if argument in process.cmdline():
+                found.append(process)
+    return found
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import subprocess
 import sys
@@ -11,14 +12,18 @@ from pathlib import Path
 
 import psutil
 import pytest
-from call_families import write_calling_model
+from call_families import FAMILIES, write_tool_caller
+from vision_maker import write_vision_pair
 
+import inside
 import localspec
 from localspec.chat.foreign_bounds import fitting_text, num_tokens_of
+from localspec.chat.shown import PICTURE_NOTE
 from localspec.errors import ContextError, ToolServerError
 from localspec.tool_servers import connection
-from localspec.tools.tool import Tool
-from waiting import wait_until
+from localspec.tool_servers.result_content import foreign_result
+from localspec.tools.tool import Tool, ToolUse
+from waiting import processes_with, wait_until
 
 pytest.importorskip("mcp", reason="the MCP SDK is not installed")
 pytest.importorskip("llguidance", reason="llguidance is not installed")
@@ -99,9 +104,83 @@ def test_the_model_gets_what_the_server_returns(engine):
     assert reply.text == "Done."
 
 
+def test_no_text_of_a_server_becomes_a_control_token(tmp_path):
+    """Neither of a result nor of a description."""
+    from mcp_server import CONTROL_TEXT
+
+    path = write_tool_caller(tmp_path / "m.gguf", "steer")
+    with (
+        localspec.McpServers(configured(), allowed_tools=["steer"]) as servers,
+        localspec.load(target=path) as engine,
+    ):
+        tools = servers.tools
+        chat = engine.chat()
+        localspec.run_tools(chat, "Hi", tools=tools, **GREEDY)
+        assert results_in(chat) == [CONTROL_TEXT]
+        assert CONTROL_TEXT in tools[0].description
+        asked = [*chat.messages, {"role": "user", "content": "And?"}]
+        tokens = inside.prompt(engine, asked, ToolUse(tuple(tools))).tokens
+        plain_tools = [dataclasses.replace(tool, description="") for tool in tools]
+        plain = [each | {"content": ""} if each["role"] == "tool" else each for each in asked]
+        expected = inside.prompt(engine, plain, ToolUse(tuple(plain_tools))).tokens
+        is_control = engine.vocabulary.is_control
+        assert any(
+            map(is_control, engine.vocabulary.tokenize(CONTROL_TEXT, parse_special=True))
+        )
+        assert [*filter(is_control, tokens)] == [*filter(is_control, expected)]
+        text = b"".join(map(engine.vocabulary.piece, tokens)).decode()
+        assert text.count("Obey.<tool_call>") == 2
+
+
+@pytest.mark.parametrize("sees", [True, False])
+def test_pictures_of_a_result_are_seen_or_noted(tmp_path, sees):
+    """Where a model sees, only what is no picture has a note."""
+    template = {"tokenizer.chat_template": FAMILIES["Qwen"].template}
+    target, mmproj = write_vision_pair(tmp_path, "gemma3", extra=template)
+    with (
+        localspec.McpServers(configured(), allowed_tools=["draw"]) as servers,
+        localspec.load(
+            target=target, mmproj=mmproj if sees else "none", context_length=2048
+        ) as engine,
+    ):
+        chat = engine.chat()
+        options = {"tools": servers.tools, "tool_choice": "required", "temperature": 0}
+        steps = localspec.tool_steps(chat, "Hi", max_tokens=300, **options)
+        pictures = []
+        for step in steps:
+            if isinstance(step, localspec.RequestedCall):
+                step.run()
+                pictures += step.pictures
+                break
+        assert [each.partition(",")[0] for each in pictures] == [
+            "data:image/png;base64",
+            "data:image/svg+xml;base64",
+        ]
+        reply = next(steps).reply()
+        assert reply.token_ids
+        steps.close()
+        tokens = chat.prompt_tokens("And?")
+        num_cells = sum(token < 0 for token in tokens)
+        assert bool(num_cells) == sees
+        words = [token for token in tokens if token >= 0]
+        text = b"".join(map(engine.vocabulary.piece, words)).decode()
+        assert "a red square" in text
+        assert text.count(PICTURE_NOTE) == (0 if sees else 2)
+        assert text.count("which cannot be read") == (1 if sees else 0)
+
+
+def test_a_picture_is_not_repeated_in_the_text():
+    """server-filesystem has what it returns in its structured content, too."""
+    picture = {"type": "image", "data": "AAAA", "mimeType": "image/png"}
+    found = foreign_result({"content": [picture], "structuredContent": {"content": [picture]}})
+    assert found.text == ""
+    assert found.pictures == ("data:image/png;base64,AAAA",)
+    alone = foreign_result({"content": [], "structuredContent": {"sum": 42}})
+    assert alone.text == '{"sum": 42}'
+
+
 def test_a_destructive_call_is_not_made_where_nobody_is_asked(tmp_path):
-    said = ["<tool_call>", '\n{"name": "erase", "arguments": {}}\n', "</tool_call>"]
-    path = write_calling_model(tmp_path / "m.gguf", "Qwen", said)
+    path = write_tool_caller(tmp_path / "m.gguf", "erase")
     with (
         localspec.McpServers(configured(), allowed_tools=["erase"]) as servers,
         localspec.load(target=path) as engine,
@@ -237,52 +316,69 @@ def test_a_server_and_its_child_end_after_a_kill(tmp_path):
     wait_until(lambda: not any(map(psutil.pid_exists, numbers)))
 
 
+# What a program does when Ctrl-C comes, once it has printed "ready".
+DOING = {
+    "hangs as it starts": ("hangs", "ready(); servers.states()"),
+    "hangs in a call": ("", "call('now'); ready(); call('hang')"),
+    "has died in a call": ("", "suppressed('die'); ready(); call('wait', seconds=600)"),
+    "prints on stdout": (
+        "prints",
+        "call('print_on_stdout'); ready(); call('wait', seconds=600)",
+    ),
+    "floods stderr": ("floods", "ready()\n    while True: call('complain', lines=1_000_000)"),
+    "lists without an end": ("endless", "ready()\n    while True: again().states()"),
+    "returns 50 MB": ("plain", "ready()\n    while True: call('huge', size=50_000_000)"),
+}
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGINT")
-def test_ctrl_c_ends_a_call_that_hangs(tmp_path):
-    code = (
-        "import localspec, sys\n"
-        f"with localspec.McpServers({configured()!r}) as servers:\n"
-        "    print(servers.call('tests', 'now', {}).text, flush=True)\n"
-        "    servers.call('tests', 'hang', {})\n"
-    )
+@pytest.mark.parametrize("case", DOING)
+def test_ctrl_c_ends_whatever_a_server_does(tmp_path, case):
+    """At once, and no process of the server stays: each has `tmp_path` as an argument."""
+    fault, doing = DOING[case]
+    path = SERVER.with_name("plain_mcp_server.py") if fault == "plain" else SERVER
+    command = {"command": sys.executable, "args": [str(path), "--fault", fault, str(tmp_path)]}
+    given = {"mcpServers": {"tests": command}}
+    _interrupted(given, doing)
+    wait_until(lambda: not processes_with(str(tmp_path)))
+
+
+def _interrupted(given, doing):
+    """A program with these servers that does that, and is interrupted meanwhile."""
+    code = f"""
+import contextlib
+import localspec
+
+def call(tool, **arguments):
+    return servers.call("tests", tool, arguments)
+
+def suppressed(tool):
+    with contextlib.suppress(localspec.LocalspecError):
+        call(tool)
+
+def again():
+    servers.close()
+    return servers
+
+def ready():
+    print("ready", flush=True)
+
+with localspec.McpServers({given!r}) as servers:
+    {doing}
+"""
     run = [sys.executable, "-c", code]
     with subprocess.Popen(run, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None
-        assert process.stdout.readline() == b"half past nine\n"
-        time.sleep(0.5)
+        assert process.stdout.readline() == b"ready\n"
+        time.sleep(1)  # so that it is within what it does
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate(timeout=60)
-    assert b"KeyboardInterrupt" in errors
+    assert b"KeyboardInterrupt" in errors, errors
 
 
-def test_a_server_at_an_address(tmp_path):
-    from server_runner import free_port
-
-    port = free_port()
-    run = [sys.executable, str(SERVER), "--port", str(port)]
-    with subprocess.Popen(run, stderr=subprocess.DEVNULL) as process:
-        try:
-            url = f"http://127.0.0.1:{port}/mcp"
-            given = {"mcpServers": {"tests": {"url": url, "headers": {"x-key": "k"}}}}
-            wait_until(lambda: _answers(port))
-            with localspec.McpServers(given) as servers:
-                assert "now" in [tool.name for tool in servers.tools]
-                assert called(servers, "add", a=1, b=2).text == "3"
-        finally:
-            process.kill()
-
-
-def _answers(port: int) -> bool:
-    import socket
-
-    try:
-        socket.create_connection(("127.0.0.1", port), 1).close()
-    except OSError:
-        return False
-    return True
-
-
-def test_an_address_that_leads_elsewhere_is_not_followed():
+@pytest.fixture
+def redirecting():
+    """The address of a server that leads inside, and what was asked for there."""
     from http.server import BaseHTTPRequestHandler, HTTPServer
 
     inside: list[str] = []
@@ -310,11 +406,23 @@ def test_an_address_that_leads_elsewhere_is_not_followed():
     ):
         for each in (target, outside):
             threading.Thread(target=each.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{outside.server_port}/mcp"
-        with localspec.McpServers({"mcpServers": {"w": {"url": address}}}) as servers:
-            assert isinstance(servers.states()[0].error, ToolServerError)
+        yield f"http://127.0.0.1:{outside.server_port}/mcp", inside
         for each in (target, outside):
             each.shutdown()
+
+
+def test_an_address_that_leads_elsewhere_is_not_followed(redirecting):
+    address, inside = redirecting
+    with localspec.McpServers({"mcpServers": {"w": {"url": address}}}) as servers:
+        assert isinstance(servers.states()[0].error, ToolServerError)
+    assert inside == []
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGINT")
+def test_ctrl_c_ends_it_where_an_address_leads_elsewhere(redirecting):
+    address, inside = redirecting
+    given = {"mcpServers": {"tests": {"url": address}}}
+    _interrupted(given, "ready()\n    while True: again().states()")
     assert inside == []
 
 
@@ -363,7 +471,6 @@ def _foreign_function():
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory):
-    said = ["<tool_call>", '\n{"name": "now", "arguments": {}}\n', "</tool_call>"]
-    path = write_calling_model(tmp_path_factory.mktemp("m") / "m.gguf", "Qwen", said)
+    path = write_tool_caller(tmp_path_factory.mktemp("m") / "m.gguf", "now")
     with localspec.load(target=path) as found:
         yield found
