@@ -31,7 +31,8 @@ def mcp_tools(fields: Fields) -> Handler:
 
 
 def mcp_call(fields: Fields) -> Handler:
-    """A call of a tool. Its result is cut to the part of a context that it may take.
+    """A call of a tool. The answer has its text, cut to the part of a context that it may take,
+    and its pictures as data URLs.
 
     Args:
         fields: name, as in the list; arguments, a JSON text; model, which reads the result;
@@ -59,7 +60,12 @@ def mcp_call(fields: Fields) -> Handler:
         called = await service.call(call_of(servers, McpCall(function, arguments)))
         fit = partial(_fitting, called.text)
         text, note = await with_engine(service, service.models.named(model), fit)
-        return {"text": text, "note": note, "is_error": called.is_error}
+        return {
+            "text": text,
+            "note": note,
+            "pictures": called.pictures,
+            "is_error": called.is_error,
+        }
 
     return result
 

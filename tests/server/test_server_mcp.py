@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from call_families import write_calling_model
+from call_families import write_tool_caller
 
 import localspec
 from inside import calls_under_way
@@ -26,10 +26,7 @@ CALLED = ("now", "erase", "hang")
 def server(tmp_path_factory):
     """Of models that call a tool of the tests' MCP server once, and say Done."""
     folder = tmp_path_factory.mktemp("mcp")
-    files = {}
-    for name in CALLED:
-        said = ["<tool_call>", f'\n{{"name": "{name}", "arguments": {{}}}}\n', "</tool_call>"]
-        files[name] = write_calling_model(folder / f"{name}.gguf", "Qwen", said)
+    files = {name: write_tool_caller(folder / f"{name}.gguf", name) for name in CALLED}
     entry = {"command": sys.executable, "args": [str(SERVER)], "timeout": 5}
     with (
         pytest.MonkeyPatch.context() as patch,
@@ -199,7 +196,13 @@ def test_the_page_gets_the_tools_and_what_comes_of_calls(server):
     unasked = server.ask("/mcp/call", name="now", model="now")
     assert unasked.status_code == 403
     made = server.ask("/mcp/call", name="now", model="now", approved="once").json()
-    assert made == {"text": "half past nine", "note": "", "is_error": False}
+    assert made == {"text": "half past nine", "note": "", "pictures": [], "is_error": False}
+    drawn = server.ask("/mcp/call", name="draw", model="now", approved="once").json()
+    assert drawn["text"] == "a red square"
+    assert [each.partition(";")[0] for each in drawn["pictures"]] == [
+        "data:image/png",
+        "data:image/svg+xml",
+    ]
     unknown = server.ask("/mcp/call", name="nothing", model="now", approved="once")
     assert unknown.status_code == 400
 

@@ -25,7 +25,7 @@ import { textOf } from "./files.js";
 import { Pace, addStep } from "./live.js";
 import { allow, mayCall, toolOf } from "./mcp.js";
 import { askKey, noteMemory, waitForServer } from "./models.js";
-import { isPicture, pictureOf } from "./pictures.js";
+import { isImage, isPicture, pictureOf } from "./pictures.js";
 import { requestOf } from "./question.js";
 import { areRight } from "./settings.js";
 import { live, running, state, views } from "./state.js";
@@ -345,8 +345,9 @@ async function makeCall(conversation, message, call, approved = "once") {
   progressOf(run, `Calling ${call.name}.`);
   try {
     const body = { name: call.name, arguments: call.json, approved, model: $("model").value };
-    const { text, note } = await callTool(body, run.abort.signal);
-    call.result = text;
+    const { text, note, pictures } = await callTool(body, run.abort.signal);
+    call.result = pictures.every(isImage) ? text : `${text}\n[An image was here, which cannot be shown.]`.trim();
+    call.files = pictures.filter(isImage).map((image, at) => ({ name: `Image ${at + 1} of ${call.name}`, image }));
     if (note) banner(note);
   } catch (error) {
     call.result = error.name === "AbortError" ? "[The call was interrupted.]" : `Error: ${error.message}`;
@@ -369,7 +370,10 @@ async function answerResults(conversation, message) {
     return;
   }
   await answerAlone(() => {
-    for (const { id, result } of calls) add({ role: "tool", content: result, callId: id }, before());
+    for (const call of calls) {
+      add({ role: "tool", content: call.result, callId: call.id, files: call.files ?? [] }, before());
+      delete call.files; // they are in that message now
+    }
     return {};
   });
 }

@@ -48,7 +48,7 @@ const post = async (path, body, signal) => {
 // The tools of the MCP servers that the server was started with.
 export const mcpTools = () => post("mcp/tools", {});
 
-// What comes of a call of one of them: its text, and a note where that was cut.
+// What comes of a call of one of them: its text, a note where that was cut, and its pictures.
 export const callTool = (body, signal) => post("mcp/call", body, signal);
 
 // Streams an answer: on(event) gets each event's JSON. Raises ApiError, also for a stream that

@@ -28,7 +28,7 @@ export function fileView({ name, text, image }) {
   return element("div", { class: "file" }, `📄 ${name}, ${counted(text.length, "character")}`);
 }
 
-// The content of a question: its text, or parts, the pictures first.
+// The content of a question or a result: its text, or parts, the pictures first.
 export function contentOf(text, files) {
   const images = files.filter((file) => file.image);
   if (!images.length) return text;

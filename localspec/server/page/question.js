@@ -55,7 +55,7 @@ function parsed(name, what, text) {
 function messagesOf(settings, messages) {
   const told = settings.system ? [{ role: "system", content: settings.system }] : [];
   for (const { role, content, files = [], calls = [], callId } of messages) {
-    if (role === "tool") told.push({ role, content, tool_call_id: callId });
+    if (role === "tool") told.push({ role, content: contentOf(content, files), tool_call_id: callId });
     else if (role === "user") {
       const texts = [...files.filter((file) => !file.image).map(fileText), content];
       told.push({ role, content: contentOf(texts.join("\n\n"), files) });
