@@ -106,7 +106,10 @@ class Toolbox:
         name = tool_title(step.foreign)
         with waiting(lambda: f"Calling {name} … Ctrl-C ends the call."):
             result = step.run()
-        note(f"← {excerpt(result, _SHOWN)}")
+        shown = [excerpt(result, _SHOWN)] if result else []
+        if step.pictures:
+            shown.append(f"[{counted(len(step.pictures), 'image')}]")
+        note(f"← {' '.join(shown)}")
         if step.note:
             note(step.note)
 

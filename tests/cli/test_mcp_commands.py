@@ -8,13 +8,14 @@ from pathlib import Path
 
 import click
 import pytest
-from call_families import write_calling_model
+from call_families import write_tool_caller
 from command_line import run
 
 import localspec
 from localspec.cli.tool_calls import Toolbox
 from localspec.tool_servers.configuration import own_file, read_servers
 from localspec.tool_servers.servers import allowed_file
+from waiting import processes_with, wait_until
 
 pytest.importorskip("mcp", reason="the MCP SDK is not installed")
 pytest.importorskip("llguidance", reason="llguidance is not installed")
@@ -22,10 +23,7 @@ pytest.importorskip("llguidance", reason="llguidance is not installed")
 pytestmark = pytest.mark.process
 SERVER = Path(__file__).parents[1] / "support" / "mcp_server.py"
 GREEDY = ("--temperature", "0", "--max-tokens", "100")
-CALLS = {
-    name: ["<tool_call>", f'\n{{"name": "{name}", "arguments": {{}}}}\n', "</tool_call>"]
-    for name in ("now", "erase")
-}
+CALLED = ("now", "erase", "hang", "draw")
 
 
 @pytest.fixture(autouse=True)
@@ -38,10 +36,7 @@ def own_folders(tmp_path, monkeypatch):
 def models(tmp_path_factory):
     """Models that call a tool of the tests' server once, and say Done."""
     folder = tmp_path_factory.mktemp("models")
-    return {
-        name: write_calling_model(folder / f"{name}.gguf", "Qwen", said)
-        for name, said in CALLS.items()
-    }
+    return {name: write_tool_caller(folder / f"{name}.gguf", name) for name in CALLED}
 
 
 def servers_file(folder: Path, *args: str, **more: object) -> Path:
@@ -112,6 +107,14 @@ def test_without_a_terminal_only_what_was_allowed_is_called(tmp_path, models):
     made = run(*words, stdin="Hi\n")
     assert "Called without asking, as you have allowed: tests.now" in made.output
     assert "half past nine" in made.output
+    assert "Done." in made.output
+
+
+def test_a_picture_of_a_result_is_named(tmp_path, models):
+    path = servers_file(tmp_path, autoApprove=["draw"])
+    words = ("chat", models["draw"], "--mcp", path, "--mcp-tool", "draw", *GREEDY)
+    made = run(*words, stdin="Hi\n")
+    assert "← a red square [2 images]" in made.output
     assert "Done." in made.output
 
 
@@ -190,3 +193,24 @@ def test_a_person_is_asked_and_the_result_is_shown(tmp_path, models):
         assert terminal.leave() == 0
     finally:
         terminal.close()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a terminal")
+def test_ctrl_c_in_a_call_ends_the_answer_and_no_server_stays(tmp_path, models):
+    pytest.importorskip("pexpect")
+    from terminal import Terminal
+
+    path = servers_file(tmp_path, "--fault", "", str(tmp_path / "marker"), timeout=600)
+    words = ["chat", str(models["hang"]), "--mcp", str(path), "--mcp-tool", "hang", *GREEDY]
+    terminal = Terminal(tmp_path, *words)
+    try:
+        terminal.wait_for_prompt(1)
+        terminal.process.send("Hi\r")
+        terminal.wait_for(lambda text: "Make this call?" in text)
+        terminal.process.send("o\r")
+        terminal.wait_for(lambda text: "Calling tests.hang" in text)
+        assert "(stopped)" in terminal.say("\x03")
+        assert terminal.leave() == 0
+    finally:
+        terminal.close()
+    wait_until(lambda: not processes_with(str(tmp_path / "marker")))
