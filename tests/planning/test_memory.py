@@ -17,6 +17,7 @@ import llama_cpp
 import numpy as np
 import psutil
 import pytest
+from adapter_maker import write_adapter
 from command_line import run
 from vision_maker import write_projector
 
@@ -25,6 +26,7 @@ from gguf_maker import write_random_model
 from hollow_model import SHAPES, simulate_load, write_hollow_model
 from localspec.engine.vision import has_room_on_gpu
 from localspec.errors import MemoryLimitError
+from localspec.gguf_file.adapter import AdapterFile, read_adapter
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.projector_facts import checked_projector
 from localspec.gguf_file.shape import ModelShape
@@ -196,18 +198,41 @@ def test_types_are_libllamas():
 
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform == "win32", reason="the peak is not known there")
-@pytest.mark.parametrize("name", ["demo", "tiny"])
+@pytest.mark.parametrize("name", ["demo", "tiny", "adapted"])
 def test_the_estimate_is_what_a_process_takes(tmp_path, demo_target, demo_draft, name):
     """But for a few MB, in lists and in what the allocator keeps."""
     pair, context_length = (demo_target, demo_draft), 2048
+    adapters = []
     if name == "tiny":
         pair = make_pair(PairSpec("tiny", "tiny", "Q8_0", "Q4_K_M", TEXT), tmp_path)
-    estimated = pair_memory(
-        [Planned(check_model_file(path)) for path in pair], context_length, free_memory()
-    )
+    if name == "adapted":
+        adapters = [write_adapter(tmp_path / "adapter.gguf", demo_target)]
+    headers = tuple(map(read_adapter, adapters))
+    target, draft = map(check_model_file, pair)
+    models = [Planned(target, adapters=headers), Planned(draft)]
+    estimated = pair_memory(models, context_length, free_memory())
     with multiprocessing.get_context("spawn").Pool(1) as pool:
-        measured = pool.apply(measured_peak_bytes, (*pair, context_length))
+        measured = pool.apply(measured_peak_bytes, (*pair, context_length, adapters))
     assert 0 < measured - estimated.peak_bytes < 5_000_000
+
+
+def test_adapters_make_the_graph_no_larger(tmp_path, demo_target, caplog):
+    """Their products have few columns, and find room among what is there."""
+    adapters = [
+        AdapterFile(read_adapter(write_adapter(tmp_path / f"{seed}.gguf", demo_target)), 1.0)
+        for seed in (1, 2)
+    ]
+    sizes = []
+    for used in ([], adapters):
+        caplog.clear()
+        options = LlamaOptions(context_length=2048, max_outputs=17, num_threads=1)
+        with caplog.at_level(logging.DEBUG, "localspec.llama"):
+            model = LlamaModel.open(demo_target, options, adapters=used)
+            model.decode([*range(300, 500)], 1)  # plans the graph anew
+            model.close()
+        logged = re.findall(r"compute buffer size = +(\S+) MiB", "\n".join(caplog.messages))
+        sizes.append(set(logged))  # of each plan
+    assert sizes[0] == sizes[1] != set()
 
 
 # --- where layers go ---

@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -82,13 +82,16 @@ def answer_there(connection: Connection, prompt: str) -> None:
         connection.send(engine.generate_raw(prompt, sampling=greedy, max_tokens=20).reply())
 
 
-def measured_peak_bytes(target: Path, draft: Path, context_length: int) -> int:
+def measured_peak_bytes(
+    target: Path, draft: Path, context_length: int, adapters: Sequence[Path]
+) -> int:
     """The memory of the calling process for the pair, without that of the process itself."""
     localspec.load  # noqa: B018  loads what it needs
     before = psutil.Process().memory_info().rss
     with localspec.load(
         target=target,
         draft=draft,
+        adapters=adapters,
         draft_tokens=3,  # both read the whole prompt
         context_length=context_length,
         num_threads=1,
