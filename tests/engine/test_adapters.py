@@ -19,8 +19,9 @@ from engines import PLACES, all_at_once
 from gguf_maker import write_random_model
 from localspec.gguf_file.adapter import split_scale
 from localspec.llama import joint_decode
-from localspec.presets.presets import find_preset, read_presets
+from localspec.presets.presets import find_preset, read_presets, user_presets_file
 from server_runner import presets_of, running_server
+from standin_hub import REPO, TARGET
 
 STRENGTH = 0.3
 TEXT = list(range(300, 420))
@@ -433,6 +434,33 @@ def test_a_wrong_key_of_a_preset_is_named(demo_target, adapters, words):
     with pytest.raises(localspec.PresetError) as found:
         read_presets("mine", f"{text}adapters = {adapters}\n", {})
     assert words in str(found.value)
+
+
+def test_those_of_the_hub_are_downloaded(hub, tmp_path):
+    """With a preset, and by their names."""
+    target = tmp_path / "target.gguf"
+    target.write_bytes(hub.files[REPO, TARGET].content)
+    adapter = write_adapter(tmp_path / "style.gguf", target)
+    hub.add("owner/style", "style.gguf", adapter.read_bytes())
+    name = "hf:owner/style/style.gguf"
+    file = user_presets_file()
+    table = '{repo = "owner/style", file = "style.gguf", scale = 0.5}'
+    file.write_text(f'{file.read_text()}[styled]\nextends = "qwen2-7b"\nadapters = [{table}]\n')
+    for source in ({"preset": "styled"}, {"target": target, "adapters": [name]}):
+        with pytest.raises(localspec.PresetError) as found:
+            localspec.load(**source, num_threads=1)
+        assert "localspec download" in found.value.hint
+    explained = localspec.explain("styled")  # by the header on the hub
+    assert [(one.name, one.scale) for one in explained.adapters] == [("style.gguf", 0.5)]
+    [fetched] = localspec.download(name)
+    assert fetched.read_bytes() == adapter.read_bytes()
+    with localspec.load(target=target, adapters=[name], num_threads=1) as engine:
+        assert engine.adapter_scales == (1.0,)
+    num_gets = len(hub.gets("style.gguf"))
+    assert localspec.download("styled")[-1] == fetched
+    assert len(hub.gets("style.gguf")) == num_gets  # it was there
+    with localspec.load("styled", num_threads=1) as engine:
+        assert engine.adapter_scales == (0.5,)
 
 
 def test_models_add_keeps_them(files, demo_target, own_config):
