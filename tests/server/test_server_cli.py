@@ -21,17 +21,8 @@ from localspec.errors import EngineError
 from localspec.server import served_models
 from localspec.server.running import Runner, listen
 from localspec.server.served_models import ServedModels
-from server_runner import free_port, running_server
+from server_runner import free_port, lines_until_ready, running_server
 from waiting import wait_until
-
-
-def lines_until_ready(stderr):
-    """The lines up to the one that says where the server listens."""
-    lines = []
-    while not any(line.startswith("Listening on ") for line in lines):
-        lines.append(stderr.readline())
-        assert lines[-1], lines  # it has ended
-    return lines
 
 
 @pytest.mark.process

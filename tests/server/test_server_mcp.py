@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import signal
+import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
+import httpx
+import psutil
 import pytest
 from call_families import write_tool_caller
 
 import localspec
 from inside import calls_under_way
-from server_runner import presets_of, running_server
-from waiting import wait_until
+from server_runner import lines_until_ready, presets_of, running_server
+from waiting import at_once, processes_with, wait_until
 
 pytest.importorskip("mcp", reason="the MCP SDK is not installed")
 pytest.importorskip("llguidance", reason="llguidance is not installed")
@@ -221,3 +227,33 @@ def test_a_result_is_cut_to_its_part_of_the_context(server):
     ).json()
     assert "of 1,500,000 characters" in made["note"]
     assert len(made["text"]) < 10_000
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGINT")
+def test_ctrl_c_in_a_call_ends_the_server_and_those_it_has_started(tmp_path):
+    marker = str(tmp_path / "marker")
+    noted = tmp_path / "numbers"
+    entry = {"command": sys.executable, "args": [str(SERVER), "--fault", "", marker]}
+    file = tmp_path / "mcp.json"
+    file.write_text(json.dumps({"mcpServers": {"tests": entry | {"timeout": 600}}}))
+    command = [sys.executable, "-m", "localspec", "serve", "demo", "--port", "0", "--mcp", file]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            url = lines_until_ready(process.stderr)[-1].split()[2]
+
+            def call(name, **arguments):
+                fields = {"name": name, "arguments": json.dumps(arguments)}
+                fields |= {"model": "demo", "approved": "once"}
+                return httpx.post(f"{url}/mcp/call", json=fields, timeout=300, trust_env=False)
+
+            assert call("have_child", path=str(noted)).status_code == 200
+            numbers = [int(each) for each in noted.read_text().split()]
+            with at_once(lambda: call("hang")):
+                time.sleep(1)  # so that it hangs
+                process.send_signal(signal.SIGINT)
+                _, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert process.returncode == 0, errors
+    assert "Traceback" not in errors
+    wait_until(lambda: not processes_with(marker) and not any(map(psutil.pid_exists, numbers)))

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 import httpx
 import pytest
@@ -74,6 +75,15 @@ class Running:
         response = self.ask("/v1/chat/completions", **fields)
         assert response.status_code == 200, response.text
         return response.json()
+
+
+def lines_until_ready(stderr: IO[str]) -> list[str]:
+    """The lines of `localspec serve` up to the one that says where it listens."""
+    lines: list[str] = []
+    while not any(line.startswith("Listening on ") for line in lines):
+        lines.append(stderr.readline())
+        assert lines[-1], lines  # it has ended
+    return lines
 
 
 def free_port() -> int:
