@@ -13,7 +13,7 @@ from pathlib import Path
 from localspec._version import __version__
 from localspec.cli.fact_sheet import FactSheet
 from localspec.cli.screen import counted, readable_bytes
-from localspec.errors import PresetError, RpcError
+from localspec.errors import LocalspecError, PresetError, RpcError
 from localspec.hub.api import is_offline
 from localspec.hub.model_stores import HubCache, free_bytes
 from localspec.llama.binding import installed_library
@@ -278,7 +278,7 @@ def _ask(addresses: tuple[str, ...]) -> tuple[list[RpcServer], list[tuple[str, s
     faults = []
     for server in ask_servers(addresses):
         if isinstance(server, RpcError):
-            fault: RpcError | None = server
+            fault: LocalspecError | None = server
         else:
             found.append(server)
             fault = server_fault(server)
