@@ -7,8 +7,8 @@ from collections.abc import Hashable, Sequence
 from localspec.speculative.prefix import common_length
 from localspec.streaming.reply import Piece
 
-_MOST_TEXTS = 32  # that are remembered; how many caches are kept depends on the memory
-# Tokens that a template writes at the end of a prompt, but not before an answer that is there.
+_MOST_TEXTS = 32  # remembered at once; how many caches are kept depends on the memory
+# Tokens that a template writes at the end of a prompt, but not before an earlier answer.
 _ASKING = 16
 
 
@@ -16,30 +16,32 @@ class AnsweredText:
     """A prompt and its answer; the owner of caches.
 
     Args:
-        scope: of its caches.
+        scope: The scope of its caches.
     """
 
     def __init__(self, scope: Hashable) -> None:
         self.scope = scope
 
         self.is_in_use = False
-        """Whether it is being answered: until that ends its tokens are not known."""
+        """Whether it is being answered. Its tokens are not known until the answer ends."""
 
         self.tokens: list[int] = []
-        """The prompt, and once the answer is over its tokens."""
+        """The prompt; with the answer's tokens once the answer is over."""
 
         self.num_stable = 0
-        """The first tokens, which a prompt repeats that continues the text."""
+        """Length of the beginning that a prompt repeats if it continues the text."""
 
     def mark_in_use(self, prompt: Sequence[int], num_stable: int | None) -> None:
-        """Start an answer to the prompt. num_stable: None where all of it stays."""
+        """Note that the prompt is being answered. num_stable: None for the whole prompt."""
         self.is_in_use = True
-        # Now, for an answer that ends early: if the client asks again, this much is cached.
+        # Set now, for an answer that ends early: if the client asks again, this much is cached.
         self.tokens = list(prompt)
-        self.num_stable = len(prompt) if num_stable is None else num_stable
+        if num_stable is None:
+            num_stable = len(prompt)
+        self.num_stable = num_stable
 
     def end(self, read: Sequence[Piece]) -> None:
-        """Add the answer, of which these pieces were read."""
+        """Add the pieces of the answer that were read; the text is free again."""
         for piece in read:
             self.tokens += piece.token_ids
         self.is_in_use = False
@@ -54,20 +56,20 @@ class AnsweredTexts:
     def text_for(
         self, prompt: Sequence[int], scope: Hashable, num_stable: int | None
     ) -> AnsweredText:
-        """The scope's longest text that the prompt continues, or a new one; it is in use.
+        """The scope's longest text that the prompt continues, or a new one; marked as in use.
 
-        So a conversation finds its own caches, which neither a side question with the same
-        beginning takes, nor the same question when it is asked again meanwhile.
+        So a conversation finds its own caches. A side question with the same beginning does not
+        take them, nor does the same question when it is asked again in the meantime.
         """
-        found = self._continued_by(prompt, scope)
-        if found is None:
-            found = AnsweredText(scope)
+        text = self._continued_by(prompt, scope)
+        if text is None:
+            text = AnsweredText(scope)
             self._texts = self._texts[1 - _MOST_TEXTS :]
         else:
-            self._texts.remove(found)
-        self._texts.append(found)
-        found.mark_in_use(prompt, num_stable)
-        return found
+            self._texts.remove(text)
+        self._texts.append(text)
+        text.mark_in_use(prompt, num_stable)
+        return text
 
     def _continued_by(self, prompt: Sequence[int], scope: Hashable) -> AnsweredText | None:
         longest: AnsweredText | None = None

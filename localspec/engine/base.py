@@ -70,7 +70,7 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
     top_k …
 
     Leaving its `with` block closes it; so does the interpreter's end. Methods that begin with
-    an underscore are for other rooms of this package.
+    an underscore are for other packages of localspec.
     """
 
     _instead = _INSTEAD
@@ -86,9 +86,9 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
     chat_template: str | None
     """The Jinja source in the target's file, if it has one."""
     tool_template: str | None
-    """The one in the file for questions with tools, if there is a second: its tool_use."""
+    """The file's second template, tool_use, for questions with tools; None without one."""
     drafting: Drafting
-    """As the engine was loaded."""
+    """What drafts and how much, as `load` was asked."""
     shared_vocabulary: SharedVocabulary | None
     """The tokens that target and draft share; None without a draft."""
     exactness: Exactness
@@ -102,12 +102,13 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
         self._line = Line(lambda _: parallel)
         self._own_process = OwnProcess()
         self._records: weakref.WeakSet[AnswerRecord] = weakref.WeakSet()  # of its answers
-        # Held while these are changed or listed. A signal handler may come to it within itself.
+        # Held while the records are changed or listed. A signal handler may need it again in
+        # the thread that holds it.
         self._listing = threading.RLock()
         self._is_ending = False
 
     def _close_at_exit(self) -> None:
-        """Have it closed at the interpreter's end. Called once it is whole: last of all."""
+        """Close the engine at the interpreter's end. Called last, once the engine is whole."""
         weakref.finalize(self, _end_at_exit, weakref.ref(self))
 
     def __repr__(self) -> str:
@@ -172,7 +173,7 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
         self._set_adapters(with_scales(self._adapters, scales_of(scales)))
 
     def _set_adapters(self, adapters: tuple[Adapter, ...]) -> None:
-        """Have these scales from now on."""
+        """Use these adapters, with their scales, from now on."""
         self._adapters = adapters
 
     @property
@@ -186,7 +187,7 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
 
     @abc.abstractmethod
     def remember(self, text: str | Sequence[int]) -> None:
-        """Let a text, or token ids, draft answers that repeat it, also beside an answer.
+        """Let a text, or token ids, draft answers that repeat it. Possible during an answer.
 
         Raises OptionError.
         """
@@ -204,7 +205,7 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
         """`load_caches`, for any owner of a text."""
 
     def _answer(self, record: AnswerRecord) -> Answer:
-        """The answer of a record; every method that asks for one ends here.
+        """The answer of a record. Every method that asks for an answer ends here.
 
         Raises OptionError for options that do not go together.
         """
@@ -212,7 +213,7 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
         return Answer(record, self)
 
     def _accept(self, record: AnswerRecord) -> None:
-        """Take a record, which can be started then. Raises as `_answer`."""
+        """Plan and list a record, so that it can be started. Raises as `_answer`."""
         record.plan = self._plan(record.options)
         with self._listing:
             self._records.add(record)  # which ends with the engine
@@ -231,25 +232,28 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
         """The answers that are admitted and not over."""
         with self._listing:
             records = list(self._records)
-        return [each for each in records if State.ADMITTED <= each.state < State.OVER]
+        at_work = []
+        for record in records:
+            if State.ADMITTED <= record.state < State.OVER:
+                at_work.append(record)
+        return at_work
 
     def _join(self, record: AnswerRecord) -> None:
-        """Take a place in line for an answer, which `_admitted` hears of.
+        """Take a place in line for an answer; `_admitted` is called when its turn comes.
 
-        One that is cancelled at the same time may have ended before, and keeps no place.
+        An answer that is cancelled at the same time may have ended already: it keeps no place.
 
         Raises BusyError where it is not to wait, and EngineError where it would wait for ever.
         """
 
         def may_wait(before: list[Place]) -> None:
             if not record.options.queue:
-                is_same = any(each.conversation is record.owner for each in before)
-                is_asked = record.owner is not None and is_same
+                is_same = any(other.conversation is record.owner for other in before)
                 what = "the engine is producing another answer"
-                if is_asked:
+                if record.owner is not None and is_same:
                     what = "the last question of this conversation is still being answered"
                 raise BusyError(what, _WAIT)
-            if place.is_of_main and all(each.is_of_main for each in before):
+            if place.is_of_main and all(other.is_of_main for other in before):
                 raise EngineError(
                     "this thread would wait for an answer that only it can read to the end",
                     "Finish or close that answer first, or read it in a thread of its own.",
@@ -264,7 +268,7 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
             self._line.leave(place)
 
     def _give_ending(self, record: AnswerRecord) -> None:
-        """Give the reader of an answer its end, also once more: Ctrl-C may have lost it."""
+        """Give an answer's reader its ending. Repeatable: Ctrl-C may have lost the first."""
         assert record.ending is not None
         record.outbox.put(record.ending)
 
@@ -274,13 +278,13 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
 
     @abc.abstractmethod
     def _admitted(self, record: AnswerRecord) -> None:
-        """Have an answer produced whose turn has come. From any thread; it must not wait."""
+        """Produce an answer whose turn has come. From any thread; it must not wait."""
 
     @abc.abstractmethod
     def _make_prompt(self, source: PromptSource) -> MadePrompt:
         """Make the prompt of a source, for callers that want no answer.
 
-        Raises what making it does.
+        Raises what the source raises.
         """
 
     @abc.abstractmethod
@@ -291,11 +295,11 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
     def _prepare(self, source: PromptSource, *, owner: object) -> None:
         """Decode the tokens that the next prompt begins with, for `Chat.prepare`.
 
-        It ends as soon as an answer begins, or the work is cancelled.
+        The work ends as soon as an answer begins, or it is cancelled.
 
         Args:
-            source: gives these tokens, none if there is nothing to do.
-            owner: the conversation.
+            source: Gives these tokens; none if there is nothing to do.
+            owner: The conversation.
         """
 
     def _measure(
@@ -303,11 +307,11 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
     ) -> Found:
         """Call a function with the `Engine` that has the models; returns its result.
 
-        That may be in another process. Raises what it raises.
+        The engine may be in another process. Raises what the function raises.
 
         Args:
-            keywords: The function's arguments. A `Watch` among them has the cancellation that
-                the function obeys.
+            arguments, keywords: The function's arguments after the engine. A `Watch` among them
+                has the cancellation that the function obeys.
         """
         return function(self, *arguments, **keywords)
 
@@ -321,7 +325,7 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
 
     @abc.abstractmethod
     def _close(self) -> None:
-        """Free the models once nobody uses them. Idempotent."""
+        """Free the models once nothing uses them. Idempotent."""
 
     def close(self) -> None:
         """Free the models, and give adopted ones back. Idempotent, from any thread.
@@ -330,10 +334,11 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
         Answers that wait in line get ClosedError. Leaving the `with` block does the same.
         """
         self._is_ending = True
-        if self._own_process.is_this():  # a fork has no thread that could end one
+        if self._own_process.is_this():  # a fork has no thread that could end an answer
             with self._listing:
-                # First those in line, or the next would be admitted.
-                records = sorted(self._records, key=lambda each: each.state > State.ASKED)
+                records = list(self._records)
+            # First the answers in line, or the next one would be admitted.
+            records.sort(key=lambda record: record.state > State.ASKED)
             for record in records:
                 if record.state is State.NEW:
                     record.cancellation.request()
@@ -401,11 +406,12 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
                 "tools are given with a raw prompt",
                 "Tools need messages: see generate and chat.",
             )
-        given = prompt if isinstance(prompt, str) else token_ids(prompt)
-        return self._answer(AnswerRecord(chosen, RawSource(given)))
+        if not isinstance(prompt, str):
+            prompt = token_ids(prompt)
+        return self._answer(AnswerRecord(chosen, RawSource(prompt)))
 
     def tokenize(self, text: str, *, special: bool = False) -> list[int]:
-        """Token ids of a text, without one that begins every text.
+        """Token ids of a text, without the token that begins every text.
 
         Args:
             special: Whether the texts of control tokens in it name these.
@@ -475,9 +481,11 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
-        # What went wrong in the block is what its owner has to hear of.
-        masked = contextlib.nullcontext() if kind is None else contextlib.suppress(EngineError)
-        with masked:
+        if kind is None:
+            self.close()
+            return
+        # The block's own error must reach the caller.
+        with contextlib.suppress(EngineError):
             self.close()
 
     def _is_cancelled(self, cancellation: Cancellation) -> bool:
@@ -491,7 +499,7 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
 
 
 note_keywords("engine.chat(", ("messages", "system", "template", "think"))
-FACTS = tuple(BaseEngine.__annotations__)  # attributes that stay as they are
+FACTS = tuple(BaseEngine.__annotations__)  # attributes that never change
 
 
 def with_scales(
@@ -503,19 +511,22 @@ def with_scales(
     """
     for number in scales:
         if not 0 <= number < len(adapters):
-            there = f"numbers 0 to {len(adapters) - 1}" if adapters else "none"
+            there = "none"
+            if adapters:
+                there = f"numbers 0 to {len(adapters) - 1}"
             raise OptionError(
                 f"a scale is given for adapter {number}; the adapters here are {there}",
                 "Give one for each adapter that the model was loaded with.",
             )
-    return tuple(
-        replace(adapter, scale=scales.get(number, 0.0))
-        for number, adapter in enumerate(adapters)
-    )
+    scaled = []
+    for number, adapter in enumerate(adapters):
+        scale = scales.get(number, 0.0)
+        scaled.append(replace(adapter, scale=scale))
+    return tuple(scaled)
 
 
 def _end_at_exit(engine: weakref.ref[BaseEngine]) -> None:
-    """Before modules and drivers go; an engine that was dropped has been freed already."""
+    """Close an engine before modules and drivers go; a dropped engine is freed already."""
     alive = engine()
     if alive is not None:
         with contextlib.suppress(EngineError):
@@ -523,7 +534,7 @@ def _end_at_exit(engine: weakref.ref[BaseEngine]) -> None:
 
 
 def closed() -> ClosedError:
-    """The error of whatever is asked of a closed engine."""
+    """The error of everything that is asked of a closed engine."""
     return ClosedError("the engine is closed", "Load it again.")
 
 
@@ -537,7 +548,7 @@ def _checked_chat(chat: object) -> Chat:
 def question_messages(
     question: str | Sequence[Mapping[str, object]], system: str | None
 ) -> list[Message]:
-    """Checked messages: those given, or one for a text; after the system message, if any.
+    """Checked messages: a list's, or one for a text; after the system message, if any.
 
     Raises OptionError for bad messages, and for two system messages.
     """

@@ -1,8 +1,8 @@
 """The caches of a conversation on disk, so that it resumes without decoding it again.
 
-One line of JSON says whose they are, then come the bytes that libllama gave. They go back into
-libllama only for the very same model files and settings, and only if no byte has changed: a
-cache that is not used costs a decode; a wrong one would give wrong answers.
+One line of JSON says which models the caches belong to; the bytes that libllama gave follow.
+They go back into libllama only for the very same model files and settings, and only if no byte
+has changed: a cache that is not used costs a decode; a wrong one would give wrong answers.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ logger = logging.getLogger(__name__)
 _FORMAT = "localspec-caches"
 _VERSION = 3
 _MAX_HEAD = 64_000_000  # bytes: the ids of more tokens than any context holds
-_CHUNK_BYTES = 1 << 22  # that are hashed or written without a look at whether to go on
+_CHUNK_BYTES = 1 << 22  # hashed or written between two checks for cancellation
 
 
 class Scope(NamedTuple):
-    """Within what a cached text may be used for another: prompts of the same scope."""
+    """The bounds of reuse: a cached text serves only prompts of the same scope."""
 
     client: str = ""
-    """Whose prompt it was, as `AnswerRecord` has it. Texts of other clients are as if they were
-    not there, or how many tokens are cached would tell what they asked."""
+    """The client that sent the prompt, as `AnswerRecord` has it. Texts of other clients are
+    never used: the number of cached tokens would show what they asked."""
 
     scales: tuple[float, ...] = ()
-    """Those of the target's adapters, under which it was decoded."""
+    """The scales of the target's adapters under which the text was decoded."""
 
 
 class PooledCache(NamedTuple):
@@ -46,7 +46,7 @@ class PooledCache(NamedTuple):
     tokens: list[int]
     states: list[CacheState | None]
     head: Any = None
-    """What a head had, in a copy from another place."""
+    """The head's own data, in a copy from another lane."""
 
     scope: Scope = Scope()
 
@@ -60,7 +60,7 @@ class CacheHead(NamedTuple):
     """The first line of a file of caches."""
 
     owner: str
-    """Whose text it is."""
+    """The hash of the owner; empty if there is none."""
 
     identities: list[str]
     """The identities of the models."""
@@ -69,13 +69,13 @@ class CacheHead(NamedTuple):
     """The text, with states that lack their bytes."""
 
     sizes: list[int]
-    """The sizes of these bytes, those of all states before those of their checkpoints."""
+    """The sizes of these bytes: first all states, then their checkpoints."""
 
     sha256: list[str]
-    """The hashes of these bytes, those of all states before those of their checkpoints."""
+    """The hashes of these bytes, in the same order."""
 
     begin: int
-    """Where they begin in the file."""
+    """Where these bytes begin in the file."""
 
     @property
     def num_cached(self) -> int:
@@ -95,25 +95,39 @@ def write_caches(
     check: Callable[[], None] = lambda: None,
     durable: bool = True,
 ) -> None:
-    """Replace the file at once. identities: of the models, see `LlamaModel.identity`.
+    """Replace the file at once.
 
-    The states are written where they lie, since they can be gigabytes. Raises OSError.
+    The states are written without a copy, since they can be gigabytes.
 
     Args:
+        identities: The identities of the models: see `LlamaModel.identity`.
         owner: See `CacheHead`.
         check: Called every few megabytes; what it raises ends the work, and leaves no file.
         durable: See `write_whole`.
+
+    Raises:
+        OSError: If the file cannot be written.
     """
-    entries = _entries(kept.states)
-    parts = [b"" if entry is None else entry.data.data for entry in entries]
+    parts: list[bytes | memoryview] = []
+    counts: list[int | None] = []
+    pictures: list[Sequence[Any]] = []
+    for entry in _entries(kept.states):
+        if entry is None:
+            parts.append(b"")
+            counts.append(None)
+            pictures.append(())
+        else:
+            parts.append(entry.data.data)
+            counts.append(entry.num_cached)
+            pictures.append(entry.pictures)
     head = {
         "format": _FORMAT,
         "version": _VERSION,
         "owner": owner,
         "identities": list(identities),
         "tokens": kept.tokens,
-        "num_cached": [None if entry is None else entry.num_cached for entry in entries],
-        "pictures": [() if entry is None else entry.pictures for entry in entries],
+        "num_cached": counts,
+        "pictures": pictures,
         "sizes": [len(part) for part in parts],
         "sha256": [_digest(part, check) for part in parts],
     }
@@ -141,7 +155,7 @@ def identities_in(path: Path) -> list[str]:
     try:
         head = read_head(path)
     except DAMAGES:
-        return []  # as good as none
+        return []  # treated as a file without caches
     if head is None:
         return []
     return head.identities
@@ -150,7 +164,7 @@ def identities_in(path: Path) -> list[str]:
 def read_head(path: Path) -> CacheHead | None:
     """Read the first line; None for another format or version.
 
-    Raises one of `DAMAGES` if it is missing, or cannot be what it says.
+    Raises one of `DAMAGES` if the file is missing, or contradicts its first line.
     """
     with open_regular(path) as file:
         head = json.loads(file.readline(_MAX_HEAD))
@@ -167,38 +181,54 @@ def read_head(path: Path) -> CacheHead | None:
         raise ValueError("it has another length than its first line states")
     if not len(head["num_cached"]) == len(sizes) == len(digests) == 2 * len(identities):
         raise ValueError("it is for another number of models than its first line states")
-    entries = [
-        _outline(count, len(tokens), spans)
-        for count, spans in zip(head["num_cached"], head["pictures"], strict=True)
-    ]
-    both = zip(entries[: len(identities)], entries[len(identities) :], strict=True)
-    states = [state and state._replace(checkpoint=behind) for state, behind in both]
+    entries = []
+    for count, spans in zip(head["num_cached"], head["pictures"], strict=True):
+        entries.append(_outline(count, len(tokens), spans))
+    states: list[CacheState | None] = []
+    checkpoints = entries[len(identities) :]
+    for state, checkpoint in zip(entries, checkpoints, strict=False):
+        if state is not None:
+            state = state._replace(checkpoint=checkpoint)
+        states.append(state)
     outline = PooledCache(tokens, states)
     return CacheHead(str(head["owner"]), identities, outline, sizes, digests, begin)
 
 
 def read_states(path: Path, head: CacheHead, numbers: Sequence[int | None]) -> PooledCache:
-    """The text with the states of the models of these numbers in the file; None reads none.
+    """The text with the states of some of the file's models.
 
-    Raises ValueError if their bytes have changed, or one has none; OSError.
+    Args:
+        numbers: The models' numbers in the file. None gives None instead of a state.
+
+    Raises:
+        ValueError: If the bytes of a state have changed, or there are none.
+        OSError: If the file cannot be read.
     """
     entries = _entries(head.outline.states)
-    ends = list(accumulate(head.sizes, initial=head.begin))
+    begins = list(accumulate(head.sizes, initial=head.begin))
+    num_states = len(head.identities)
+    states: list[CacheState | None] = []
     with open_regular(path) as file:
 
         def filled(index: int) -> CacheState | None:
             entry = entries[index]
-            num_states = len(head.identities)
             if entry is None:
                 return None
-            file.seek(ends[index])
+            file.seek(begins[index])
             data = file.read(head.sizes[index])
             if not data or _digest(data) != head.sha256[index]:
                 raise ValueError("its bytes have changed")
-            checkpoint = filled(index + num_states) if index < num_states else None
-            return entry._replace(data=np.frombuffer(data, np.uint8), checkpoint=checkpoint)
+            checkpoint = None
+            if index < num_states:
+                checkpoint = filled(index + num_states)
+            values = np.frombuffer(data, np.uint8)
+            return entry._replace(data=values, checkpoint=checkpoint)
 
-        states = [None if number is None else filled(number) for number in numbers]
+        for number in numbers:
+            if number is None:
+                states.append(None)
+            else:
+                states.append(filled(number))
     return PooledCache(head.outline.tokens[:], states)
 
 
@@ -207,10 +237,9 @@ def read_caches(
 ) -> PooledCache | None:
     """The file's content; None if it is missing, damaged or of other models.
 
-    Raises what it does.
-
     Args:
-        make_room: Called with the bytes of the states before they are read.
+        make_room: Called with the bytes of the states before they are read. What it raises is
+            raised here.
     """
     try:
         head = read_head(path)
@@ -230,22 +259,30 @@ def read_caches(
 
 
 def _entries(states: Sequence[CacheState | None]) -> list[CacheState | None]:
-    """The states, and behind them the checkpoint of each."""
-    return [*states, *(None if state is None else state.checkpoint for state in states)]
+    """All states, then the checkpoint of each state."""
+    checkpoints = []
+    for state in states:
+        checkpoint = None
+        if state is not None:
+            checkpoint = state.checkpoint
+        checkpoints.append(checkpoint)
+    return [*states, *checkpoints]
 
 
 def _outline(num_cached: Any, num_tokens: int, pictures: Any) -> CacheState | None:
     """A state without its bytes. Raises ValueError if it claims more tokens than there are.
 
     Args:
-        pictures: The numbers of their spans.
+        pictures: The numbers of the pictures' spans.
     """
     if num_cached is None:
         return None
-    if not 0 < int(num_cached) <= num_tokens:
+    count = int(num_cached)
+    if not 0 < count <= num_tokens:
         raise ValueError("it claims more tokens than it has")
-    spans = checked_spans(pictures, int(num_cached))
-    return CacheState(int(num_cached), np.empty(0, dtype=np.uint8), None, spans)
+    spans = checked_spans(pictures, count)
+    no_bytes = np.empty(0, dtype=np.uint8)
+    return CacheState(count, no_bytes, None, spans)
 
 
 def _chunks(

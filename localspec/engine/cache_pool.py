@@ -1,10 +1,10 @@
-"""Texts that wait, with the caches of each.
+"""Texts that wait, each with its caches.
 
-Each lane has one text at a time, and where the models' contexts hold several sequences, there
-are as many lanes: a conversation that comes back finds its own text where it left it. Where
-all lanes are taken, the text that has waited longest there is copied out, as long as the
-memory that was granted suffices; what has to leave that may go to disk. A new text begins with
-a copy of the one that it shares most with.
+Each lane has one text at a time. The models' contexts hold several sequences, one for each
+lane, so a conversation that returns finds its text where it left it. If all lanes are taken,
+the text that has waited longest is copied out, as far as the granted memory suffices. Copies
+that have to leave the memory may go to disk. A new text begins with a copy of the text with
+which it shares the longest beginning.
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from localspec.streaming.cancellation import CancelCheck, never
 
 logger = logging.getLogger(__name__)
 
-# Of a text that lies in another lane. Without that it would have been copied in any case, for
-# the sake of any common beginning.
+# A text in another lane is copied only if more than 1/128 of it is a common beginning. Without
+# this bound any common beginning would copy it.
 _COPIED_BESIDE = 128
-_FEW = 32  # tokens that are read rather than an answer be apart from those at work
+# Tokens: a lane next to those at work is preferred to one with up to that many more cached.
+_FEW = 32
 
 
 class CachePool:
@@ -37,8 +38,8 @@ class CachePool:
     An owner is any object; its text goes when the object does.
 
     Args:
-        room: Bounds of all copies together: memory, where 0 keeps none, and the disk to which
-            go texts that leave the memory.
+        room: Bounds of all copies together: of the memory, where 0 keeps none, and of the disk
+            for texts that leave the memory.
     """
 
     def __init__(self, lanes: Sequence[Lane], room: CacheRoom) -> None:
@@ -52,100 +53,139 @@ class CachePool:
     @property
     def num_bytes(self) -> int:
         """Memory that the copies take. From any thread."""
-        # References come by one call of C: an iteration fails where another thread changes it.
-        owners = [reference() for reference in self._kept.keyrefs()]
-        copies = [self._kept.get(owner) for owner in owners if owner is not None]
-        return sum(kept.num_bytes for kept in copies if kept is not None)
+        num_bytes = 0
+        # The references come by one call of C: iterating over the dictionary itself fails where
+        # another thread changes it.
+        for reference in self._kept.keyrefs():
+            owner = reference()
+            if owner is None:
+                continue
+            kept = self._kept.get(owner)
+            if kept is not None:
+                num_bytes += kept.num_bytes
+        return num_bytes
 
     def lane_for(self, owner: object | None, tokens: Sequence[int], scope: Scope) -> Lane:
-        """The free lane with the owner's text, or the one whose text can best be spared.
+        """The free lane with the owner's text, or else the free lane that is cheapest to lose.
 
-        Prefers an unowned lane whose text is a prefix of `tokens`, then an empty one; among
-        these the nearest to those at work, since decodes of neighbours are joined, even where
-        it has a few tokens less than another.
+        Prefers an unowned lane whose text is a prefix of `tokens`, then an empty one. Among
+        these it takes the nearest to the lanes at work, since decodes of neighbours are joined,
+        even where that lane has a few tokens less than another.
         """
-        at_work = [number for number, lane in enumerate(self._lanes) if not lane.is_free]
+        free = [lane for lane in self._lanes if lane.is_free]
+        at_work = []
+        for number, lane in enumerate(self._lanes):
+            if not lane.is_free:
+                at_work.append(number)
+        tokens_per_rank = 1
+        if at_work:
+            tokens_per_rank = _FEW
 
         def rank(lane: Lane) -> tuple[bool, bool, int, int, int]:
             owned_by = lane.owner()
-            is_own = owner is not None and owned_by is owner
-            is_taken = owned_by is not None
-            num_there = 0 if is_taken else lane.common_with(tokens, scope)
+            if owned_by is not None:
+                is_other = owned_by is not owner
+                return is_other, True, 0, 0, lane.last_used
+            num_worth = lane.common_with(tokens, scope) // tokens_per_rank
             own = self._lanes.index(lane)
-            apart = min((abs(number - own) for number in at_work), default=0)
-            distance = 0 if is_taken else apart
-            num_worth = num_there // (_FEW if at_work else 1)
-            return not is_own, is_taken, -num_worth, distance, lane.last_used
+            distances = [abs(number - own) for number in at_work]
+            return True, False, -num_worth, min(distances, default=0), lane.last_used
 
-        return min((lane for lane in self._lanes if lane.is_free), key=rank)
+        return min(free, key=rank)
 
     def switch_to(
         self, lane: Lane, owner: object | None, tokens: Sequence[int], scope: Scope
     ) -> None:
-        """Give a lane the owner's text, and keep that of the one before. None: nobody's.
+        """Switch a lane to the owner's text, and keep the previous owner's text.
 
         Args:
-            tokens: What comes next, of which another text may have more, also one in another
-                lane: then the lane gets a copy of that. Without one of the owner's own the text
-                there stays, since it may begin alike.
-            scope: The scope of what comes next; texts of others are left alone.
+            lane: The lane, which is free.
+            owner: The owner of the next text; None if nobody owns it.
+            tokens: The next text. Where another text has a longer part of it cached, also one
+                in another lane, the lane gets a copy of that. If the owner has no text, the
+                lane's text stays: it may begin alike.
+            scope: The scope of the next text; texts of other scopes are not used.
         """
         lane.last_used = next(self._uses)
-        previous = lane.owner()
         own = None
-        if owner is not previous:
-            if previous is not None:
-                copied = self._park(lane)
-                if copied is not None:
-                    self._kept[previous] = copied
-            lane.owner = nobody if owner is None else weakref.ref(owner)
-            own = None if owner is None else self._kept.pop(owner, None)
+        if owner is not lane.owner():
+            self._keep_text(lane)
+            own = self._own_text(lane, owner)
         if own is not None and own.scope != scope:  # the owner asks under other scales
             self._save(own)
             own = None
-        num_there = lane.common_with(tokens, scope) if own is None else self._reach(own, tokens)
+        num_there = lane.common_with(tokens, scope)
+        if own is not None:
+            num_there = self._reach(own, tokens)
         others = [other for other in self._lanes if other is not lane]
         better = self._better_than(num_there, tokens, others, scope)
         if better is not None:
             own = better
             num_there = self._reach(better, tokens)
-        stored = None
         if self._store is not None:
             stored = self._store.best(tokens, num_there, scope.scales)
-        own = own if stored is None else stored
+            if stored is not None:
+                own = stored
         lane.enter(scope)
         if own is not None:
             lane.restore(own)
 
+    def _keep_text(self, lane: Lane) -> None:
+        """Keep a copy of the lane's text for its owner, if it has one."""
+        owner = lane.owner()
+        if owner is None:
+            return
+        copied = self._park(lane)
+        if copied is not None:
+            self._kept[owner] = copied
+
+    def _own_text(self, lane: Lane, owner: object | None) -> PooledCache | None:
+        """Make `owner` the lane's owner. Returns the copy that was kept for it, if any."""
+        if owner is None:
+            lane.owner = nobody
+            return None
+        lane.owner = weakref.ref(owner)
+        return self._kept.pop(owner, None)
+
     def _better_than(
         self, num_there: int, tokens: Sequence[int], others: Sequence[Lane], scope: Scope
     ) -> PooledCache | None:
-        """A copy of the text that spares most decodes, if it spares more than it costs."""
+        """A copy of the text that spares most decodes, if it spares more than it costs.
+
+        Args:
+            num_there: How many of `tokens` need no decode without it.
+            tokens: The next text.
+            others: Lanes whose texts may be copied.
+            scope: The scope of the next text.
+        """
         best: object | None = None
-        most = num_there
-        for owner, kept in [each for each in self._kept.items() if each[1].scope == scope]:
-            num_common = self._reach(kept, tokens)
-            if num_common - num_there > max(
-                most - num_there, len(kept.tokens) // COPIED_PER_DECODED
-            ):
+        most_spared = 0
+        for owner, kept in list(self._kept.items()):
+            if kept.scope != scope:
+                continue
+            num_spared = self._reach(kept, tokens) - num_there
+            copying = len(kept.tokens) // COPIED_PER_DECODED
+            if num_spared > max(most_spared, copying):
                 best = owner
-                most = num_common
-        for lane in [each for each in others if each.scope == scope]:
-            target = lane.models.target
-            held = lane.decoder.tokens
-            num_common = target.cache.reach(target.cache.outline(), common_length(held, tokens))
-            if num_common - num_there > max(most - num_there, len(held) // _COPIED_BESIDE):
+                most_spared = num_spared
+        for lane in others:
+            if lane.scope != scope:
+                continue
+            cache = lane.models.target.cache
+            there = lane.decoder.tokens
+            num_common = common_length(there, tokens)
+            num_spared = cache.reach(cache.outline(), num_common) - num_there
+            copying = len(there) // _COPIED_BESIDE
+            if num_spared > max(most_spared, copying):
                 best = lane
-                most = num_common
+                most_spared = num_spared
         if best is None:
             return None
         if isinstance(best, Lane):
-            copied = best.copied() if best.is_free else best.beginning(tokens)
-            if copied is not None and best.is_free and best.models.head is not None:
-                copied = copied._replace(head=best.models.head.copied())
-            return copied
-        # Used, so the last to leave; and the states are only read.
-        used = self._kept[best] = self._kept.pop(best)
+            return _copy_for(tokens, best)
+        # It was used, so it leaves last. The states are only read.
+        used = self._kept.pop(best)
+        self._kept[best] = used
         return used._replace(tokens=used.tokens[:])
 
     def _reach(self, kept: PooledCache, tokens: Sequence[int]) -> int:
@@ -183,7 +223,11 @@ class CachePool:
         self._kept[owner] = kept
 
     def make_room(self, num_bytes: int) -> None:
-        """Let older copies leave for one of that size. Raises CacheError if it is too large."""
+        """Let older copies leave for a new one. Raises CacheError if that is too large.
+
+        Args:
+            num_bytes: The size of the new copy.
+        """
         self._check_size(num_bytes)
         for owner, kept in list(self._kept.items()):
             if self.num_bytes + num_bytes <= self.budget_bytes:
@@ -192,27 +236,28 @@ class CachePool:
             self._save(kept)
 
     def save_all(self, is_cancelled: CancelCheck = never) -> None:
-        """Save all texts to disk that are worth it, the latest first, until it is cancelled."""
+        """Write all texts that are worth it to disk, the latest first, until cancelled."""
+        latest_first = sorted(self._lanes, key=lambda lane: -lane.last_used)
         with contextlib.suppress(Interrupted):
-            for lane in sorted(self._lanes, key=lambda lane: -lane.last_used):
+            for lane in latest_first:
                 self._save_lane(lane, is_cancelled)
             for kept in reversed(list(self._kept.values())):
                 self._save(kept, is_cancelled)
 
     def _save_lane(self, lane: Lane, is_cancelled: CancelCheck = never) -> None:
-        """As `_save`, with the text of a lane."""
-        outline = lane.models.target.cache.outline()
-        size = sum(lane.sizes())
+        """Write a lane's text to disk if it is worth it. Raises as `_save`."""
         store = self._store
-        if store is None or not store.has_room_for(size):
+        if store is None or not store.has_room_for(sum(lane.sizes())):
             return
-        if store.wants(lane.decoder.tokens, outline, lane.scope.scales):
-            copied = lane.copied()
-            if copied is not None:
-                self._save(copied, is_cancelled)
+        outline = lane.models.target.cache.outline()
+        if not store.wants(lane.decoder.tokens, outline, lane.scope.scales):
+            return
+        copied = lane.copied()
+        if copied is not None:
+            self._save(copied, is_cancelled)
 
     def _save(self, text: PooledCache, is_cancelled: CancelCheck = never) -> None:
-        """Save a text to disk if it is worth it. Raises Interrupted once it is cancelled."""
+        """Write a text to disk if it is worth it. Raises Interrupted once it is cancelled."""
 
         def check() -> None:
             if is_cancelled():
@@ -233,7 +278,10 @@ class CachePool:
             )
 
     def _park(self, lane: Lane) -> PooledCache | None:
-        """Copy a lane's text to memory; older copies make room. None without a text or room."""
+        """A copy of the lane's text; None if there is nothing, or no room for it.
+
+        Older copies leave for it.
+        """
         num_bytes = sum(lane.sizes())
         if num_bytes > self.budget_bytes:
             self._save_lane(lane)
@@ -243,13 +291,23 @@ class CachePool:
         return lane.copied()
 
 
+def _copy_for(tokens: Sequence[int], lane: Lane) -> PooledCache | None:
+    """A copy of another lane's text; of its common beginning with `tokens` during an answer."""
+    if not lane.is_free:
+        return lane.beginning(tokens)
+    copied = lane.copied()
+    head = lane.models.head
+    if copied is None or head is None:
+        return copied
+    return copied._replace(head=head.copied())
+
+
 def _store_of(models: Models, disk: CacheDisk) -> CacheStore | None:
-    if disk.num_bytes:
-        target = models.target
-        try:
-            return CacheStore(
-                disk, models.identities, target.cache.reach, target.context_length
-            )
-        except CacheError as error:
-            logger.warning("conversations are not kept on disk: %s", error)
-    return None
+    if disk.num_bytes == 0:
+        return None
+    target = models.target
+    try:
+        return CacheStore(disk, models.identities, target.cache.reach, target.context_length)
+    except CacheError as error:
+        logger.warning("conversations are not kept on disk: %s", error)
+        return None

@@ -1,8 +1,8 @@
 """The caches of conversations in a folder, found again by what a prompt begins with.
 
-A file holds one text. It is written whole or not at all, never changed, and named by what is
-in it, so that several processes can use the folder. What a file begins with is read without
-its states. They lie in the user's cache directory, which this user alone may read.
+A file holds one text. It is written whole or not at all, never changed, and named by a hash of
+its content, so that several processes can use the folder. The first line of a file is read
+without its states. The files lie in the user's cache directory, which this user alone may read.
 """
 
 from __future__ import annotations
@@ -42,19 +42,18 @@ COPIED_PER_DECODED = 32
 _ENDING = ".caches"
 _NAME = re.compile(rf"\.?[0-9a-f]{{32}}{_ENDING}(\.[0-9a-f]+{UNFINISHED})?")
 _LEAST_TOKENS = 128  # fewer are decoded about as soon as a file is found and read
-_TOKEN_BYTES = 16  # of a file, besides the states
-_LEFT_S = 600.0  # a file that is being written changes more often than that
+_TOKEN_BYTES = 16  # that a token takes in a file, besides the states
+_LEFT_S = 600.0  # seconds; a file that is being written changes more often than that
 
 
 class CacheStore:
     """The texts of one owner for models of these identities, the target's first.
 
-    Raises what `identities` does.
-
-    A fault of the disk is a line in the log: the text is decoded again.
+    A fault of the disk is a line in the log: the text is decoded again. Raises what
+    `identities` raises.
 
     Args:
-        disk: What all files of the folder may take together.
+        disk: What all files of the folder may take together, and whose texts they are.
         identities: The identities of the models, where the target's adapters have these scales.
         reach: The target's `Cache.reach`.
         most_tokens: The most tokens that its context holds.
@@ -68,15 +67,16 @@ class CacheStore:
         most_tokens: int,
     ) -> None:
         self._most_bytes = disk.num_bytes
-        # The owner may be known by a secret.
-        self._owner = hashlib.sha256(disk.owner.encode()).hexdigest() if disk.owner else ""
+        self._owner = ""
+        if disk.owner:  # hashed, since it may be a secret
+            self._owner = hashlib.sha256(disk.owner.encode()).hexdigest()
         self._identities_under = identities
         self._content = _content(identities(()))
         self._reach_of = reach
         self._most_tokens = most_tokens
-        # What each file says of itself, by its name and what changes with its content.
+        # The first line of each file, by its name, inode and size.
         self._heads: dict[tuple[str, int, int], CacheHead | None] = {}
-        self._is_told = False  # that the disk does not take it
+        self._has_warned = False  # of a fault of the disk
 
     def best(
         self, tokens: Sequence[int], num_there: int, scales: Sequence[float] = ()
@@ -84,82 +84,94 @@ class CacheStore:
         """The text that spares most decodes of `tokens`, if it spares more than reading costs.
 
         Args:
-            num_there: How many of them need no decode without it.
+            tokens: The tokens of the next text.
+            num_there: How many of them need no decode without the folder.
             scales: The scales of the adapters.
         """
         identities = self._identities_under(scales)
         while len(tokens) - num_there > _LEAST_TOKENS:
-            found = None
+            best: tuple[Path, CacheHead] | None = None
             most = _LEAST_TOKENS
             for path, head in self._own(identities):
                 num_spared = self._reach(head, tokens) - num_there
                 if num_spared > max(most, head.num_cached // COPIED_PER_DECODED):
-                    found = (path, head)
+                    best = (path, head)
                     most = num_spared
-            if found is None or sum(found[1].sizes) > _spare_memory():
+            if best is None:
                 return None
-            if (kept := self._read_text(*found, identities)) is not None:
+            path, head = best
+            if sum(head.sizes) > _spare_memory():
+                return None
+            kept = self._read_text(path, head, identities)
+            if kept is not None:
                 return kept
         return None
 
     def wants(
         self, tokens: Sequence[int], outline: CacheState, scales: Sequence[float] = ()
     ) -> bool:
-        """Whether a text is worth a file: no other has most of it.
+        """Whether a text is worth a file: no other file has most of it.
 
         Args:
-            outline: The target's outline.
-            scales: The scales of its adapters.
+            tokens: The text.
+            outline: The outline of the target's state.
+            scales: The scales of the target's adapters.
         """
         num_cached = outline.num_cached
         if num_cached <= _LEAST_TOKENS:
             return False
         text = tokens[:num_cached]
-        there = 0
-        for path, head in self._own(self._identities_under(scales)):
-            num_tokens = self._reach_of(_target(head), common_length(head.outline.tokens, text))
-            there = max(there, num_tokens)
-            if num_cached - num_tokens <= num_cached // COPIED_PER_DECODED:
+        identities = self._identities_under(scales)
+        fewest_lacking = num_cached
+        for path, head in self._own(identities):
+            num_common = common_length(head.outline.tokens, text)
+            num_lacking = num_cached - self._reach_of(_target(head), num_common)
+            fewest_lacking = min(fewest_lacking, num_lacking)
+            if num_lacking <= num_cached // COPIED_PER_DECODED:
                 _touch(path)
-        return num_cached - there > num_cached // COPIED_PER_DECODED
+        return fewest_lacking > num_cached // COPIED_PER_DECODED
 
     def has_room_for(self, num_bytes: int) -> bool:
         """Whether a text of that size may be copied, and written."""
         return num_bytes <= min(self._most_bytes, _spare_memory())
 
     def keep(self, kept: PooledCache, check: Callable[[], None] = lambda: None) -> None:
-        """Write a text, in place of those that it continues; the oldest leave for it.
+        """Write a text, which replaces the texts that it continues; the oldest leave for it.
 
         Args:
+            kept: The text and its states.
             check: Called every few megabytes; what it raises ends the work, and leaves no file.
         """
         try:
             folder = kept_folder()
             make_private_folder(folder)
-            folder.chmod(0o700)  # also where an earlier version has made it
+            folder.chmod(0o700)  # an earlier version may have made it
             num_bytes = kept.num_bytes + _TOKEN_BYTES * len(kept.tokens)
-            if num_bytes > min(self._most_bytes, shutil.disk_usage(folder).free // 2):
-                return  # never the last of what the disk has
+            half_of_free = shutil.disk_usage(folder).free // 2
+            if num_bytes > min(self._most_bytes, half_of_free):
+                return
             identities = self._identities_under(kept.scope.scales)
             path = folder / self._name(kept, identities)
-            # A power cut may leave anything: what is read is checked.
+            # A power cut may leave a damaged file: each file is checked when it is read.
             write_caches(path, kept, identities, owner=self._owner, check=check, durable=False)
+            cached = _cached(kept)
             for other, head in self._own(identities):
                 num_cached = head.num_cached
-                beginning = _cached(kept)[:num_cached]
-                if other != path and beginning == head.outline.tokens[:num_cached]:
+                is_beginning = head.outline.tokens[:num_cached] == cached[:num_cached]
+                if other != path and is_beginning:
                     other.unlink(missing_ok=True)
             self._make_room(path)
         except OSError as error:
-            if not self._is_told:
+            if not self._has_warned:
                 logger.warning("conversations are not kept on disk: %s", error)
-            self._is_told = True
+            self._has_warned = True
 
     def _reach(self, head: CacheHead, tokens: Sequence[int]) -> int:
         """How many of a prompt's tokens need no decode with that file."""
-        # The last one is decoded in any case: an answer's first token comes from its row.
-        common = min(common_length(head.outline.tokens, tokens), len(tokens) - 1)
-        return self._reach_of(_target(head), common)
+        num_common = common_length(head.outline.tokens, tokens)
+        # The last token is always decoded: an answer's first token comes from its row.
+        num_common = min(num_common, len(tokens) - 1)
+        return self._reach_of(_target(head), num_common)
 
     def _own(self, identities: Sequence[str]) -> Iterator[tuple[Path, CacheHead]]:
         """The files that models of these identities and this owner can use."""
@@ -167,9 +179,11 @@ class CacheStore:
         self._heads = {}
         for path in kept_files():
             with contextlib.suppress(FileNotFoundError):  # another process has removed it
-                found = path.stat()
-                key = path.name, found.st_ino, found.st_size
-                head = known[key] if key in known else self._head(path)
+                status = path.stat()
+                key = (path.name, status.st_ino, status.st_size)
+                if key not in known:
+                    known[key] = self._head(path)
+                head = known[key]
                 self._heads[key] = head
                 if head is not None and head.identities[0] == identities[0]:
                     yield path, head
@@ -181,12 +195,13 @@ class CacheStore:
         except FileNotFoundError:
             raise
         except OSError:
-            return None  # it may be sound
+            return None  # the file itself may be sound
         except DAMAGES as error:
             _remove(path, error)
             return None
-        is_own = head is not None and head.owner == self._owner
-        if head is None or not is_own or _content(head.identities) != self._content:
+        if head is None or head.owner != self._owner:
+            return None
+        if _content(head.identities) != self._content:
             return None
         if 0 < head.num_cached <= self._most_tokens:
             return head
@@ -195,15 +210,16 @@ class CacheStore:
     def _read_text(
         self, path: Path, head: CacheHead, identities: Sequence[str]
     ) -> PooledCache | None:
-        """The text, with the states of those of its models that are these."""
+        """The text with the states of the models of these identities; None if damaged."""
         places = {identity: number for number, identity in enumerate(head.identities)}
+        # None where the draft was opened with other settings.
+        numbers = [places.get(identity) for identity in identities]
         try:
-            # A draft's may be of other settings.
-            kept = read_states(path, head, [places.get(each) for each in identities])
+            kept = read_states(path, head, numbers)
         except (MemoryError, *DAMAGES) as error:
-            self._heads = {
-                key: None if value is head else value for key, value in self._heads.items()
-            }
+            for key, value in self._heads.items():
+                if value is head:
+                    self._heads[key] = None
             if not isinstance(error, MemoryError | OSError):
                 _remove(path, error)
             return None
@@ -215,24 +231,27 @@ class CacheStore:
         return hashlib.sha256(content.encode()).hexdigest()[:32] + _ENDING
 
     def _make_room(self, newest: Path) -> None:
-        """Remove the files that were of use longest ago, until the rest may stay."""
-        sizes = {}
+        """Remove the least recently used files until the folder is within its bound.
+
+        Args:
+            newest: The file that stays.
+        """
+        others: list[tuple[float, int, Path]] = []  # modification time, bytes, file
+        num_bytes = newest.stat().st_size
         for path in _all_files():
             with contextlib.suppress(OSError):
-                found = path.stat()
-                if path.suffix == UNFINISHED and time.time() - found.st_mtime > _LEFT_S:
+                status = path.stat()
+                if path.suffix == UNFINISHED and time.time() - status.st_mtime > _LEFT_S:
                     path.unlink()  # a process was killed while it wrote
                 elif path != newest:
-                    sizes[path] = found.st_mtime, found.st_size
-        left = (
-            self._most_bytes - newest.stat().st_size - sum(size for _, size in sizes.values())
-        )
-        for path in sorted(sizes, key=lambda path: sizes[path]):
-            if left >= 0:
+                    num_bytes += status.st_size
+                    others.append((status.st_mtime, status.st_size, path))
+        for _, size, path in sorted(others):
+            if num_bytes <= self._most_bytes:
                 return
             if path.suffix != UNFINISHED:
                 path.unlink(missing_ok=True)
-                left += sizes[path][1]
+                num_bytes -= size
 
 
 def kept_folder() -> Path:
@@ -246,7 +265,7 @@ def kept_files() -> list[Path]:
 
 
 def kept_sizes() -> dict[Path, int]:
-    """The files and their bytes, with what a kill has left."""
+    """The files and their bytes, also unfinished files that a kill has left."""
     return file_sizes(_all_files())
 
 
@@ -260,7 +279,7 @@ def file_sizes(paths: Iterable[Path]) -> dict[Path, int]:
 
 
 def wipe_kept() -> int:
-    """Remove all files, also those that a kill has left; the bytes freed. Raises OSError."""
+    """Remove all files, also unfinished ones. Returns the bytes freed. Raises OSError."""
     sizes = kept_sizes()
     for path in sizes:
         path.unlink(missing_ok=True)
@@ -268,16 +287,17 @@ def wipe_kept() -> int:
 
 
 def _all_files() -> list[Path]:
-    """Our files, finished or being written."""
+    """Our files, finished or being written, sorted by name."""
     folder = kept_folder()
     try:
-        return [folder / name for name in sorted(os.listdir(folder)) if _NAME.fullmatch(name)]
+        names = sorted(os.listdir(folder))
     except OSError:
         return []
+    return [folder / name for name in names if _NAME.fullmatch(name)]
 
 
 def _content(identities: Sequence[str]) -> str:
-    """What the target's file holds, of all that its identity says."""
+    """The part of the target's identity that says what its file holds."""
     return identities[0].partition(" · ")[0]
 
 
@@ -288,7 +308,7 @@ def _target(head: CacheHead) -> CacheState:
 
 
 def _cached(kept: PooledCache) -> list[int]:
-    """The part of a text that the target's state is of."""
+    """The part of a text that the target's state covers."""
     assert kept.states[0] is not None
     return kept.tokens[: kept.states[0].num_cached]
 

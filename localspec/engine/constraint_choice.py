@@ -1,4 +1,4 @@
-"""An answer's options → its constraint; what all constraints of a model share is made once."""
+"""An answer's options → its constraint. All constraints of a model share what depends on it."""
 
 from __future__ import annotations
 
@@ -23,25 +23,34 @@ if TYPE_CHECKING:
     from localspec.tools.grammar import Calls
     from localspec.vocabulary import WholeVocabulary
 
-_MAX_CROSSINGS = 8  # that are kept: triggers come from requests
+_MAX_CROSSINGS = 8  # kept at once: triggers come from requests
 
 
 class Constrainer:
-    """Makes the constraints of a target's answers; what they share when it is needed."""
+    """Makes the constraint of each answer; keeps what depends on the vocabulary alone."""
 
     def __init__(self, vocabulary: WholeVocabulary, num_logits: int) -> None:
         self._spelling = Spelling(vocabulary, num_logits)
-        # Of each family's marks, and of triggers.
-        self._crossing = lru_cache(_MAX_CROSSINGS)(self._spelling.crossing)
+        # The crossings of each family's marks, and of triggers.
+        remember = lru_cache(_MAX_CROSSINGS)
+        self._crossing = remember(self._spelling.crossing)
 
     def constraint(
         self, options: AnswerOptions, prompt: Prompt, is_cancelled: CancelCheck = never
     ) -> Constraint | None:
-        """The constraint of the answer to a prompt, if any: behind thoughts and trigger.
+        """The constraint of the answer to a prompt, if any.
 
-        Where the prompt has the beginning of the answer, behind that. A mask that takes long
-        raises Interrupted once `is_cancelled` says so. Raises ConstraintError for what cannot
-        be kept to, or a beginning that does not fit.
+        It applies after the thoughts and the trigger. Where the prompt has the beginning of the
+        answer, that is committed already.
+
+        Args:
+            options: What the answer was asked with.
+            prompt: Its prompt.
+            is_cancelled: A mask that takes long raises Interrupted once this returns True.
+
+        Raises:
+            ConstraintError: If the constraint cannot be kept to, or the beginning of the answer
+                does not fit it.
         """
         spec, triggers = _requested_spec(options, prompt)
         if spec is None:
@@ -53,7 +62,9 @@ class Constrainer:
         if triggers:
             texts = tuple(text.encode().decode("latin-1") for text in triggers)
             start = Start(None, frozenset(), may_end=True)
-            boundary = HeadTrigger(prompt.thoughts, texts) if has_frame else Trigger(texts)
+            boundary: Boundary = Trigger(texts)
+            if has_frame:
+                boundary = HeadTrigger(prompt.thoughts, texts)
             constraint = self._after_boundary(constraint, boundary, texts, start, is_cancelled)
         if not has_frame:
             constraint = self._after_thoughts(
@@ -80,14 +91,13 @@ class Constrainer:
         *,
         may_end: bool,
     ) -> Constraint:
-        # Thoughts that nobody asked for begin with a token of their own, or not at all.
+        # Where the prompt opens no thoughts, they begin with a token of their own.
         openings = self._spelling.single(thoughts.openings)
         if thoughts.opened is None and not openings:
             return inner
-        # Some end their thoughts with one mark, and begin to speak with another.
-        between = self._spelling.blanks | self._spelling.single(
-            thoughts.marks(Following.SPEECH)
-        )
+        # Some models end their thoughts with one mark, and begin to speak with another.
+        speech = self._spelling.single(thoughts.marks(Following.SPEECH))
+        between = self._spelling.blanks | speech
         start = Start(openings or None, between, may_end)
         boundary = ThoughtsEnd(thoughts)
         return self._after_boundary(inner, boundary, thoughts.marks(), start, is_cancelled)
@@ -105,7 +115,7 @@ class Constrainer:
 
 
 def _are_json(calls: Calls) -> bool:
-    """Whether all that their grammar is of is JSON, but for the marks around it."""
+    """Whether the calls are JSON, apart from the marks around them."""
     form = calls.form
     use = calls.use
     is_free = form.is_bare and not use.must and use.answer_schema is None
@@ -115,16 +125,16 @@ def _are_json(calls: Calls) -> bool:
 def _requested_spec(
     options: AnswerOptions, prompt: Prompt
 ) -> tuple[ConstraintSpec | None, Sequence[str]]:
-    """The constraint that is asked for, and the texts behind which it starts."""
+    """The constraint that is asked for, and the texts after which it starts."""
     spec = spec_of(options)
-    grammar = None if prompt.calls is None else prompt.calls.grammar
-    if grammar is None:
+    if prompt.calls is None or prompt.calls.grammar is None:
         return spec, options.triggers
+    grammar = prompt.calls.grammar
     if spec is not None and spec.kind != "json_schema":
         raise OptionError(
             "an answer that may call tools cannot also be constrained by a grammar, regex or "
             "choices",
             "Leave one of them out; a JSON schema can be combined with tools.",
         )
-    # What fits the schema is one of the answers of the grammar of calls.
+    # The grammar of calls has answers that fit the schema among its own.
     return calls_spec(grammar.lark), grammar.triggers

@@ -1,4 +1,4 @@
-"""What decodes cost side by side, and whose turn that makes it."""
+"""What decodes cost side by side, and whether a prompt or the texts that write are next."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from localspec.llama.joint_costs import ChunkTimes, RowTimes
 if TYPE_CHECKING:
     from localspec.llama.handle import Handle
 
-# Seconds of reading with one step of others between two pieces of a prompt; later they have as
-# much time as the pieces. A short prompt is read while others write, not after them.
+# For the first seconds of a prompt, other texts have one step between two of its pieces. After
+# that they get as much time as the pieces. So a short prompt does not wait for long answers.
 _HURRY_S = 5.0
 
 
@@ -32,9 +32,9 @@ class DecodeTimes:
         self._times: weakref.WeakKeyDictionary[Handle, ContextTimes] = (
             weakref.WeakKeyDictionary()
         )
-        self._owed_s = 0.0  # seconds of steps that are due for the last piece of a prompt
+        self._owed_s = 0.0  # seconds of steps owed to texts that write, for the last piece
         self._read_in: Handle | None = None  # the context in which that piece was read
-        self._is_short = True  # the prompt: then one step there is enough
+        self._is_short = True  # whether the prompt is: then one step in that context is enough
 
     def of(self, handle: Handle) -> ContextTimes:
         """The times of a context."""

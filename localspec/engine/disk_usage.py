@@ -26,20 +26,20 @@ class DiskUsage:
     """Files that could be freed, each with its bytes."""
 
     files: Mapping[Path, int]
-    """Models that localspec fetched and no other preset uses, and what was received of them."""
+    """Models that localspec fetched and no other preset uses, also partly received ones."""
 
     caches: Mapping[Path, int]
-    """Those kept of conversations."""
+    """Kept caches of conversations."""
 
     costs: Mapping[Path, int]
-    """What decodes cost here, learned while it ran. The last two are found by the content of
-    the models, so while their files are here, and count for no preset where another one has
-    the same models."""
+    """What decodes cost on this machine, learned while the models ran. Caches and costs are
+    found by the content of the models, so only while the model files are here. Where another
+    preset has the same models, they count for neither."""
 
     @property
     def num_bytes(self) -> int:
-        """All together."""
-        return sum(map(sum, (each.values() for each in (self.files, self.caches, self.costs))))
+        """The bytes of all files together."""
+        return sum(sum(files.values()) for files in (self.files, self.caches, self.costs))
 
 
 def disk_usage(preset: str | Preset) -> DiskUsage:
@@ -50,27 +50,49 @@ def disk_usage(preset: str | Preset) -> DiskUsage:
     preset = as_preset(preset)
     cache = HubCache()
     removal = located.removal_of(preset)
-    owned = removal.owned.items()
-    files = {path: size for file, size in owned if (path := cache.owned(file))}
+    files = {}
+    for file, size in removal.owned.items():
+        path = cache.owned(file)
+        if path is not None:
+            files[path] = size
     contents = _contents(preset)
     if not contents:
         return DiskUsage(files=files, caches={}, costs={})
-    return DiskUsage(
-        files=files,
-        caches=file_sizes(p for p in kept_files() if _are_of(identities_in(p), contents)),
-        costs=file_sizes(
-            path
-            for path, identity, _ in kept_profiles()
-            if _are_of(identity[:-1] if is_of_exactness(identity) else identity, contents)
-        ),
-    )
+    caches = file_sizes(_caches_of(contents))
+    costs = file_sizes(_profiles_of(contents))
+    return DiskUsage(files=files, caches=caches, costs=costs)
+
+
+def _caches_of(contents: Sequence[str]) -> list[Path]:
+    """The files of caches of these models."""
+    return [path for path in kept_files() if _are_of(identities_in(path), contents)]
+
+
+def _profiles_of(contents: Sequence[str]) -> list[Path]:
+    """The profiles of these models."""
+    paths = []
+    for path, identity, _ in kept_profiles():
+        models = identity
+        if is_of_exactness(identity):
+            models = identity[:-1]
+        if _are_of(models, contents):
+            paths.append(path)
+    return paths
 
 
 def free_disk(preset: str | Preset, *uses: DiskUse) -> int:
-    """Delete what is kept for a preset as "files", "caches" or "costs"; the bytes freed.
+    """Delete what is kept for a preset. Returns the bytes freed.
 
-    A running engine keeps what it has read, and writes its costs when it is closed. Raises
-    OptionError for another use, UnknownPresetError as `disk_usage`, OSError.
+    A running engine keeps what it has read, and writes its costs when it is closed.
+
+    Args:
+        preset: The preset, or its name.
+        uses: What to delete: "files", "caches", "costs".
+
+    Raises:
+        OptionError: For another use.
+        UnknownPresetError: For an unknown name.
+        OSError: If a file cannot be deleted.
     """
     for use in uses:
         if use not in get_args(DiskUse):
@@ -80,14 +102,19 @@ def free_disk(preset: str | Preset, *uses: DiskUse) -> int:
             )
     preset = as_preset(preset)
     kept = disk_usage(preset)
-    doomed = {
-        **(kept.caches if "caches" in uses else {}),
-        **(kept.costs if "costs" in uses else {}),
-    }
+    doomed: dict[Path, int] = {}
+    if "caches" in uses:
+        doomed.update(kept.caches)
+    if "costs" in uses:
+        doomed.update(kept.costs)
     for path in doomed:
         path.unlink(missing_ok=True)
-    owned = located.removal_of(preset).owned if "files" in uses else ()
-    return sum(map(HubCache().remove, owned)) + sum(doomed.values())
+    num_bytes = sum(doomed.values())
+    if "files" in uses:
+        cache = HubCache()
+        for file in located.removal_of(preset).owned:
+            num_bytes += cache.remove(file)
+    return num_bytes
 
 
 def _contents(preset: Preset) -> list[str]:

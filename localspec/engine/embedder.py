@@ -1,4 +1,4 @@
-"""Texts → vectors, with a model that is trained for it; and documents by how well they fit."""
+"""Texts → vectors, with a model trained for it; scores of how well documents fit a query."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _MOST_IDS = 1 << 24  # in a text; more than any context holds
 
 
 class Embedded(NamedTuple):
-    """What an embedder has made of texts."""
+    """An embedder's result for some texts."""
 
     values: np.ndarray[Any, np.dtype[np.float32]]
     """A vector for each text, (texts, width) float32; or a score for each, (texts,)."""
@@ -67,8 +67,8 @@ class Embedder:
 
         Args:
             texts: One text or several, each a str or a list of token ids.
-            dimensions: The length of a vector, of which the rest is cut off, for models that
-                are trained for that.
+            dimensions: The length of a vector; the remaining numbers are cut off. For models
+                that are trained for that.
             truncate: Cut off the end of a text that does not fit.
         """
         import numpy as np
@@ -77,13 +77,19 @@ class Embedder:
             raise OptionError(f"{self.name} is a reranker", "Ask it for scores: rank().")
         if dimensions is not None and not 1 <= dimensions <= self.width:
             raise OptionError(f"dimensions is {dimensions}", f"Choose 1 to {self.width}.")
-        given = [texts] if isinstance(texts, str) else at_most(_MOST_TEXTS, texts, "texts")
+        if isinstance(texts, str):
+            texts = [texts]
+        texts = at_most(_MOST_TEXTS, texts, "texts")
         with self._in_use:
-            read = [self._fitting(self._tokens(each), truncate=truncate) for each in given]
+            read = []
+            for text in texts:
+                tokens = self._tokens(text)
+                read.append(self._fitting(tokens, truncate=truncate))
             vectors = self._model.pooled(read)[:, :dimensions]
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         lengths[lengths == 0] = 1
-        return Embedded((vectors / lengths).astype(np.float32), sum(map(len, read)))
+        units = (vectors / lengths).astype(np.float32)
+        return Embedded(units, _num_tokens(read))
 
     def rank(self, query: str, documents: Sequence[str], *, truncate: bool = False) -> Embedded:
         """Scores of how well each document fits the query: the higher, the better.
@@ -93,11 +99,12 @@ class Embedder:
         if not self.ranks:
             raise OptionError(f"{self.name} is not a reranker", "Choose a reranker.")
         with self._in_use:
-            given = at_most(_MOST_TEXTS, documents, "documents")
-            pairs = [self._model.tokens_of_pair(query, each) for each in given]
-            read = [self._fitting(each, truncate=truncate) for each in pairs]
+            read = []
+            for document in at_most(_MOST_TEXTS, documents, "documents"):
+                pair = self._model.tokens_of_pair(query, document)
+                read.append(self._fitting(pair, truncate=truncate))
             scores = self._model.pooled(read)[:, 0]
-        return Embedded(scores, sum(map(len, read)))
+        return Embedded(scores, _num_tokens(read))
 
     def _tokens(self, text: str | Sequence[int]) -> list[int]:
         if isinstance(text, str):
@@ -122,7 +129,7 @@ class Embedder:
         )
 
     def close(self) -> None:
-        """Free the model, once nobody uses it. Idempotent."""
+        """Free the model, once nothing uses it. Idempotent."""
         with self._in_use:
             self._model.close()
 
@@ -131,6 +138,11 @@ class Embedder:
 
     def __exit__(self, *_error: object) -> None:
         self.close()
+
+
+def _num_tokens(texts: Sequence[Sequence[int]]) -> int:
+    """Tokens of all texts together."""
+    return sum(len(tokens) for tokens in texts)
 
 
 def load_embedder(

@@ -1,4 +1,4 @@
-"""Owns the models: answers, cancels, closes."""
+"""The engine: it owns the models, answers, cancels and closes."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class _Work:
     """The tokens of the prediction, for the lookup to propose from."""
 
     parts: list[PicturePart]
-    """The pictures of the prompt, which are at hand as long as they are kept here."""
+    """The prompt's pictures. They stay in memory as long as this list has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class _Running:
     run: AnswerRun
 
     text: AnsweredText | None
-    """The answered text that it continues, even another client's."""
+    """The answered text that it continues; None where a conversation owns the text."""
 
 
 class Engine(BaseEngine):
@@ -98,12 +98,12 @@ class Engine(BaseEngine):
     or waits with queue=True.
 
     Args:
-        models: target, draft and head.
-        drafting: who may draft, and how much.
-        sampling: of answers that say nothing of it.
-        description: the pair, for people.
-        room: for the caches of conversations that wait.
-        memory: whether earlier texts propose.
+        models: Target, draft and head.
+        drafting: What may draft, and how much.
+        sampling: The default of answers.
+        description: The pair, for people.
+        room: Bounds for the caches of conversations that wait.
+        memory: Whether earlier texts propose.
     """
 
     @explained('localspec.load("demo") makes an engine.')
@@ -117,10 +117,12 @@ class Engine(BaseEngine):
         *,
         memory: bool,
     ) -> None:
-        adapters = [Adapter(str(one.path), one.scale) for one in models.target.adapters]
+        adapters = []
+        for adapter in models.target.adapters:
+            adapters.append(Adapter(str(adapter.path), adapter.scale))
         super().__init__(sampling, models.num_sequences, adapters)
         self.description = description
-        self.device = ""  # until it is known
+        self.device = ""  # set by `load`
         self.drafting = drafting
         self._target = target = models.target
         self.context_length = target.context_length
@@ -132,21 +134,24 @@ class Engine(BaseEngine):
         self._resolver = Resolver(target.vocabulary)
         self._constrainer = Constrainer(target.vocabulary, target.vocab_size)
         self._lanes, self.shared_vocabulary = open_lanes(models, drafting)
-        self._decoder = self._lanes[0].decoder  # of work that no answer may run beside
-        has_lookup = any(isinstance(each, Lookup) for each in self._decoder.proposers)
+        self._decoder = self._lanes[0].decoder  # for work during which no answer may run
+        has_lookup = any(isinstance(proposer, Lookup) for proposer in self._decoder.proposers)
         self._memory = TextMemory() if memory and has_lookup else None
         for lane in self._lanes:
             lane.memory = self._memory
         self._cache_pool = CachePool(self._lanes, room)
-        computed_apart(lambda: measure_fast(self._decoder, self._resolver.chain(sampling, 1)))
+        chain = self._resolver.chain(sampling, 1)
+        computed_apart(functools.partial(measure_fast, self._decoder, chain))
         self._save_profile()
         self._prompt_work = PromptWork()
-        vision = target.vision
+        vision: Vision | None = None
+        if target.vision is not None:
+            vision = WatchedVision(target.vision, self._prompt_work)
         self._workshop = PromptWorkshop(
             target.vocabulary,
             target.chat_template,
             target.tool_template,
-            None if vision is None else WatchedVision(vision, self._prompt_work),
+            vision,
             target.context_length,
             target.trained_context_length,
         )
@@ -173,10 +178,12 @@ class Engine(BaseEngine):
 
     @property
     def _reading_progress(self) -> tuple[int, int]:
-        at_work = [lane.decoder for lane in self._lanes if not lane.is_free]
-        decoders = at_work or [self._decoder]
+        decoders = [lane.decoder for lane in self._lanes if not lane.is_free]
+        if not decoders:
+            decoders = [self._decoder]
         num_cached = sum(decoder.target.num_cached for decoder in decoders)
-        return num_cached, sum(len(decoder.tokens) for decoder in decoders)
+        num_tokens = sum(len(decoder.tokens) for decoder in decoders)
+        return num_cached, num_tokens
 
     @property
     def _draft_policy(self) -> DraftPolicy:
@@ -187,14 +194,16 @@ class Engine(BaseEngine):
     def _draft_policy(self, draft_policy: DraftPolicy) -> None:
         is_own = draft_policy is self._lanes[0].own_policy
         for lane in self._lanes:
-            lane.decoder.draft_policy = lane.own_policy if is_own else draft_policy
+            lane.decoder.draft_policy = draft_policy
+            if is_own:
+                lane.decoder.draft_policy = lane.own_policy
 
     def exclusively(self, function: Callable[[SpeculativeDecoder], Found]) -> Found:
-        """A function's result for the loop below the answers, its text empty.
+        """The function's result for the bare loop, whose text is empty.
 
-        For checks and measurements: without the memory, and while no answer may run. It is
-        called in the thread that computes; Ctrl-C here ends its decode, as `cancel` does.
-        Raises BusyError while an answer is produced, and what the function raises.
+        For checks and measurements: no answer runs meanwhile, and no earlier text proposes. The
+        function is called in the thread that computes; Ctrl-C here ends its decode, as `cancel`
+        does. Raises BusyError while an answer is produced, and what the function raises.
         """
 
         ended = Cancellation()
@@ -232,7 +241,7 @@ class Engine(BaseEngine):
         self._prompts.put(functools.partial(self._make, record))
 
     def _make(self, record: AnswerRecord) -> None:
-        """Make prompt and grammar, and have the answer begin. In the thread of prompts."""
+        """Make prompt and grammar, then begin the answer. In the thread of prompts."""
         if record.state is not State.ADMITTED:
             return
         try:
@@ -261,7 +270,7 @@ class Engine(BaseEngine):
         return _Work(record, facts, request, self._reference(prompt, record.options), parts)
 
     def _start_producing(self, work: _Work) -> None:
-        """Give the answer a lane, and start it. In the worker."""
+        """Begin an answer. In the worker."""
         record = work.record
         if record.state is not State.ADMITTED:
             return
@@ -272,7 +281,7 @@ class Engine(BaseEngine):
             record.outbox.put(error)
 
     def _take_lane(self, work: _Work) -> None:
-        """Have an answer produced in the lane whose text is nearest."""
+        """Produce an answer in the lane whose text is nearest."""
         record = work.record
         made = work.facts.made
         tokens = made.prompt.tokens
@@ -309,7 +318,7 @@ class Engine(BaseEngine):
             work.parts.clear()
 
     def _read_on(self, record: AnswerRecord) -> None:
-        if record.num_put - record.num_taken == MOST_AHEAD - 1:  # it may be paused
+        if record.num_put - record.num_taken == MOST_AHEAD - 1:  # the answer may be paused
             self._look_again()
 
     def _look_again(self) -> None:
@@ -331,8 +340,8 @@ class Engine(BaseEngine):
             record.advance(State.ENDING)
         self._schedule.remove(record)
         running = self._running.pop(record, None)
+        ending = None
         try:
-            ending = None
             if running is not None:
                 ending = running.run.ending(record.num_read, record.num_taken)
             record.conclude(ending)
@@ -356,15 +365,15 @@ class Engine(BaseEngine):
         constraint = self._constrainer.constraint(
             options, prompt, lambda: cancellation.is_requested
         )
-        seed = fresh_seed() if options.seed is None else options.seed
+        seed = options.seed
+        if seed is None:
+            seed = fresh_seed()
+        randomness = Randomness(seed, record.turn, prompt.num_said)
+        rule = make_rule(plan.rule, randomness)
         num_before = num_tokens - prompt.num_said
-        return Request(
-            self._resolver.chain(plan.sampling, num_before, constraint, prompt.num_said),
-            make_rule(plan.rule, Randomness(seed, record.turn, prompt.num_said)),
-            min(room, options.max_tokens or room),
-            self.vocabulary.is_end,
-            plan.kinds,
-        )
+        chain = self._resolver.chain(plan.sampling, num_before, constraint, prompt.num_said)
+        max_tokens = min(room, options.max_tokens or room)
+        return Request(chain, rule, max_tokens, self.vocabulary.is_end, plan.kinds)
 
     def _room_after(self, num_tokens: int) -> int:
         """How many tokens an answer may have after a prompt of `num_tokens`: at least one.
@@ -387,17 +396,16 @@ class Engine(BaseEngine):
 
     def _reference(self, prompt: Prompt, options: AnswerOptions) -> list[int]:
         """The tokens of the prediction, for the lookup to propose from; none without one."""
-        given = options.prediction
-        if given is None:
+        if options.prediction is None:
             return []
-        prediction = self._tokens_of(given)
-        # After the end of the prompt, so that the lookup finds its beginning.
-        if prediction:
-            return [*prompt.tokens[-LONGEST_MATCH:], *prediction]
-        return []
+        prediction = self._tokens_of(options.prediction)
+        if not prediction:
+            return []
+        # The prompt's end goes before it, so that the lookup finds the prediction's beginning.
+        return [*prompt.tokens[-LONGEST_MATCH:], *prediction]
 
     def _tokens_of(self, text: str | Sequence[int]) -> list[int]:
-        """The ids of a text, or those given. Raises OptionError for unknown ones."""
+        """The ids of a text, or the ids themselves. Raises OptionError for unknown ids."""
         if isinstance(text, str):
             return self.tokenize(text)
         return known_ids(text, self.vocabulary)
@@ -409,9 +417,11 @@ class Engine(BaseEngine):
 
     def _save_caches_of(self, owner: object, path: Path) -> bool:
         def save() -> bool:
-            if (kept := self._cache_pool.text_of(owner)) is not None:
-                write_caches(path, kept, self._models.identities(kept.scope.scales))
-            return kept is not None
+            kept = self._cache_pool.text_of(owner)
+            if kept is None:
+                return False
+            write_caches(path, kept, self._models.identities(kept.scope.scales))
+            return True
 
         return self._alone(save)
 
@@ -420,9 +430,10 @@ class Engine(BaseEngine):
             scope = self._own_scope
             identities = self._models.identities(scope.scales)
             kept = read_caches(path, identities, self._cache_pool.make_room)
-            if kept is not None:
-                self._cache_pool.put(owner, kept._replace(scope=scope))
-            return kept is not None
+            if kept is None:
+                return False
+            self._cache_pool.put(owner, kept._replace(scope=scope))
+            return True
 
         return self._alone(load)
 
@@ -486,32 +497,45 @@ class Engine(BaseEngine):
             self._read_ahead(made.prompt.tokens, owner, before)
 
     def _read_ahead(self, whole: list[int], owner: object, num_asked: int) -> None:
-        """Read a text in idle time, unless more is asked for than was then."""
+        """Read a text in idle time, unless more is asked for than at that time.
+
+        Args:
+            whole: The tokens.
+            owner: The conversation.
+            num_asked: The worker's `num_asked` at that time.
+        """
 
         def work() -> None:
             tokens, _parts = self._models.readable(whole)
-            if tokens:
-                scope = self._own_scope
-                lane = self._cache_pool.lane_for(owner, whole, scope)
-                self._cache_pool.switch_to(lane, owner, whole, scope)
+            if not tokens:
+                return
+            scope = self._own_scope
+            lane = self._cache_pool.lane_for(owner, whole, scope)
+            self._cache_pool.switch_to(lane, owner, whole, scope)
+            if lane.common_with(whole, scope) <= len(tokens):  # else more is cached already
                 chain = self._resolver.chain(self.sampling, len(tokens))
-                if lane.common_with(whole, scope) <= len(tokens):  # else more is cached
-                    prepare(lane.decoder, tokens, chain)
-                self._save_profile(lane)
+                prepare(lane.decoder, tokens, chain)
+            self._save_profile(lane)
 
         self._while_idle(work, num_asked)
 
     def _keep_on_disk(self) -> None:
         """Write the caches of conversations that the disk lacks, until an answer begins."""
-        self._while_idle(
-            lambda: self._cache_pool.save_all(lambda: self._target.is_interrupted),
-            self._worker.num_asked,
-        )
+
+        def is_cancelled() -> bool:
+            return self._target.is_interrupted
+
+        work = functools.partial(self._cache_pool.save_all, is_cancelled)
+        self._while_idle(work, self._worker.num_asked)
 
     def _while_idle(self, function: Callable[[], None], num_asked: int) -> None:
-        """Call a function in the worker while no answer runs, if none does already.
+        """Call a function in the worker while no answer runs.
 
-        Whatever is asked, once so much was, ends what it does, as `cancel` does.
+        Every later request ends its work, as `cancel` does.
+
+        Args:
+            function: Does the work.
+            num_asked: The worker's `num_asked` from which on a request is a later one.
         """
 
         def begins() -> bool:
@@ -528,7 +552,7 @@ class Engine(BaseEngine):
             lane.interrupt()
 
     def _end_idle_work(self) -> None:
-        """End it now, and what has been asked for and not begun."""
+        """End the idle work now, also idle work that has not begun."""
         self._worker.note_asked()
         self._interrupt()
 
@@ -540,13 +564,13 @@ class Engine(BaseEngine):
 
     def _close(self) -> None:
         def free() -> None:
-            with contextlib.suppress(EngineError, MemoryError):  # of one that is closed
+            with contextlib.suppress(EngineError, MemoryError):  # an application closed a model
                 self._begin_lanes()
                 self._cache_pool.save_all()
             self._free()
 
         if not self._own_process.is_this():
-            self._free()  # no thread is there to do it
+            self._free()  # a fork has no worker that could do it
         elif not self._is_closed:
             self._worker.call(free)
             self._is_closed = True
@@ -557,7 +581,8 @@ class Engine(BaseEngine):
         self._models.close()
 
     def _save_profile(self, lane: Lane | None = None) -> None:
-        lane = lane or self._lanes[0]
+        if lane is None:
+            lane = self._lanes[0]
         learned = lane.learned()
         if lane.profile is not None and learned is not None:
             lane.profile.save(learned)
@@ -570,7 +595,7 @@ class Engine(BaseEngine):
 
     @property
     def _own_scope(self) -> Scope:
-        """The scope of texts that say nothing of adapters."""
+        """The scope of texts under the default scales of the adapters."""
         return Scope(scales=self.adapter_scales)
 
     def _begin_lanes(self) -> None:
@@ -590,7 +615,7 @@ def _scope_of(record: AnswerRecord) -> Scope:
 
 
 def _stop(prompts: InboxThread, worker: Worker) -> None:
-    """End both threads. Nobody waits for a prompt in the making, which may take long."""
+    """End both threads, without waiting for a prompt in the making, which may take long."""
     prompts.end()
     worker.stop()
 

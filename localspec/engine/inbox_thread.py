@@ -20,29 +20,29 @@ logger = logging.getLogger(__name__)
 class InboxThread:
     """A daemon thread with an inbox. It starts with the first work.
 
-    While there is nothing to do it keeps nothing of what it did.
+    An idle thread keeps no reference to its last work.
 
     Args:
-        name: of the thread.
+        name: The thread's name.
     """
 
     def __init__(self, name: str) -> None:
         self._name = name
         self._inbox: Inbox = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._last_thread: threading.Thread | None = None  # also one that is to end
-        self._starting = threading.RLock()  # a signal handler may come to it within itself
+        self._last_thread: threading.Thread | None = None  # also one that has to end
+        self._starting = threading.RLock()  # a signal handler may take it a second time
 
     # In any thread
 
     @property
     def is_this_thread(self) -> bool:
-        """Whether this thread is the one, as where a collector of garbage runs in it."""
+        """Whether the caller runs in this thread, as a finalizer may."""
         return threading.current_thread() is self._last_thread
 
     def put(self, work: Callable[[], object]) -> None:
-        """Have something done. What it raises is logged."""
-        with self._starting:  # nothing would be done after the wish to end
+        """Have the thread do some work. What the work raises is logged."""
+        with self._starting:  # an inbox that was asked to end would never do the work
             if self._thread is None:
                 self._inbox = SimpleQueue()
                 self._thread = self._last_thread = threading.Thread(
@@ -55,7 +55,7 @@ class InboxThread:
             self._inbox.put(work)
 
     def call(self, function: Callable[[], Result]) -> Result:
-        """The function's result, or what it raises, called in the thread."""
+        """Call a function in the thread; returns its result, or raises its error."""
         if self.is_this_thread:
             return function()
         results: SimpleQueue[Future[Result]] = SimpleQueue()
@@ -67,13 +67,13 @@ class InboxThread:
             except BaseException as error:
                 outcome.set_exception(error)
             results.put(outcome)
-            del outcome  # an error has this frame
+            del outcome  # an error's traceback has this frame: this breaks the cycle
 
         self.put(work)
         return take_from(results).result()
 
     def end(self) -> threading.Thread | None:
-        """Have the thread end, once what it was given is done. More to do starts another."""
+        """Have the thread end after the work in its inbox. Later work starts another thread."""
         with self._starting:
             thread = self._thread
             self._thread = None
@@ -82,7 +82,7 @@ class InboxThread:
             return thread
 
     def stop(self) -> None:
-        """Have the thread end, and wait for that."""
+        """Have the thread end, and wait until it has."""
         thread = self.end()
         if thread is not None and thread is not threading.current_thread():
             thread.join()
@@ -90,14 +90,14 @@ class InboxThread:
     # In the thread
 
     def _may_step(self) -> bool:
-        """Whether there is more to do while the inbox is empty."""
+        """Whether there is work for `_step` while the inbox is empty."""
         return False
 
     def _step(self) -> None:
-        """Do some of it."""
+        """Do a part of the work that is not in the inbox."""
 
     def _run(self, inbox: Inbox, before: threading.Thread | None) -> None:
-        if before is not None:  # it may still work
+        if before is not None:  # the thread before may still work
             before.join()
         while True:
             try:
@@ -111,4 +111,4 @@ class InboxThread:
                 work()
             except BaseException:
                 logger.exception("a request to an engine failed")
-            del work  # while it waits for more, it keeps nothing of the last
+            del work  # an idle thread keeps no reference to it

@@ -1,7 +1,8 @@
-"""Lanes: as many answers run at once as the models' contexts hold texts side by side."""
+"""Lanes: one for each text that the models' contexts hold side by side. Each runs an answer."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
@@ -15,6 +16,7 @@ from localspec.engine.proposer_choice import (
 )
 from localspec.errors import CacheError
 from localspec.exactness import Exactness
+from localspec.llama.cache_state import CacheState
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import Profile
 from localspec.speculative.lookup import Lookup, TextMemory
@@ -42,11 +44,11 @@ class Lane:
     """A text's sequence in each context, and the loop over them, where one answer runs.
 
     Args:
-        models: views of the models at this sequence.
-        decoder: the loop over them.
-        clock: the time of the text here.
-        drafting: who may draft, and how much.
-        profile: where what the policies learn is kept; None where nothing is.
+        models: Views of the models at this sequence.
+        decoder: The loop over them.
+        clock: Measures the time of the lane's text.
+        drafting: What may draft, and how much.
+        profile: Keeps what the policies learn; None where nothing is kept.
     """
 
     def __init__(
@@ -64,13 +66,13 @@ class Lane:
         self._num_threads = models.target.num_threads  # which the policy may change
 
         self.profile = profile
-        """Where what the policies learn is kept."""
+        """Keeps what the policies learn; None where nothing is kept."""
 
         self.record: AnswerRecord | None = None
         """The answer that runs here; None while the lane is free."""
 
         self.run: AnswerRun | None = None
-        """The same, once it has begun with its text."""
+        """The run of that answer, once it has begun with its text."""
 
         self.decode: Decode | None = None
         """The decode that the answer wants."""
@@ -82,22 +84,25 @@ class Lane:
         """Seconds that the prompt has taken so far."""
 
         self.owner: Callable[[], object | None] = nobody
-        """Gives the text's owner; None once that is gone, and of nobody's text."""
+        """Gives the text's owner; None once that is gone, or if nobody owns the text."""
 
         self.scope = Scope(scales=models.target.scales)
-        """Of the text."""
+        """The text's scope."""
 
         self.last_used = 0
-        """When the text was used last, in the cache pool's numbers."""
+        """When the text was last used: a number that the cache pool counts up."""
 
         self.memory: TextMemory | None = None
         """Earlier texts, if they are remembered."""
 
         self.own_policy = decoder.draft_policy
         self._producing: Producing | None = None  # the answer, until it has ended
-        self._usual_policy: DraftPolicy | None = None  # while an answer has another
-        self._lookups = [each for each in decoder.proposers if isinstance(each, Lookup)]
-        self._num_shared = 0  # decodes, when the last work began
+        self._usual_policy: DraftPolicy | None = None  # set while an answer has its own policy
+        self._lookups: list[Lookup] = []
+        for proposer in decoder.proposers:
+            if isinstance(proposer, Lookup):
+                self._lookups.append(proposer)
+        self._num_shared = 0  # the clock's `num_shared` when the last work began
 
     @property
     def is_free(self) -> bool:
@@ -120,12 +125,12 @@ class Lane:
         return self.clock.waited_s
 
     def take(self, record: AnswerRecord, producing: Producing) -> None:
-        """Begin with an answer."""
+        """Give the lane an answer to run."""
         self.record = record
         self._producing = producing
 
     def resume(self) -> tuple[Producing, AnswerRecord]:
-        """Note that the answer is run on. Returns what produces it, and its record."""
+        """Note that the answer runs again. Returns what produces it, and its record."""
         assert self._producing is not None
         assert self.record is not None
         self.is_paused = False
@@ -138,7 +143,7 @@ class Lane:
         self.clock.want(num_decodes)
 
     def free(self) -> None:
-        """Have no answer any more; what produced it is closed."""
+        """Release the answer, and close what produced it."""
         producing = self._producing
         self._producing = None
         self.record = None
@@ -148,10 +153,10 @@ class Lane:
             producing.close()
 
     def enter(self, scope: Scope) -> None:
-        """Have texts of that scope from now on."""
+        """Hold texts of that scope from now on; the text of another scope goes."""
         if scope == self.scope:
             return
-        self.decoder.truncate(0)  # before: whatever comes between, no text has two scopes
+        self.decoder.truncate(0)  # first, so that an exception leaves no text with two scopes
         self.scope = scope
         target = self.models.target
         if scope.scales != target.scales:
@@ -159,7 +164,7 @@ class Lane:
             self._choose_policy()
 
     def _choose_policy(self) -> None:
-        """Have the draft policy of these scales: drafts fare otherwise under others."""
+        """Choose the draft policy for these scales: they change how drafts fare."""
         is_own = self.decoder.draft_policy is self.own_policy
         learning = choose_draft_policy(
             self.models, self._drafting, self.decoder.proposers, self._num_threads
@@ -182,7 +187,13 @@ class Lane:
         policy: FixedDraftPolicy | None,
         reference: Sequence[int],
     ) -> None:
-        """Set what is of one answer: on_batch, policy and prediction."""
+        """Set what an answer has of its own.
+
+        Args:
+            on_batch: Called with the number of the prompt's decoded tokens.
+            policy: Its draft policy; None for the lane's.
+            reference: The tokens of its prediction, for the lookup.
+        """
         self.models.target.on_batch = on_batch
         if policy is not None:
             self._usual_policy = self.decoder.draft_policy
@@ -192,7 +203,7 @@ class Lane:
             lookup.refer_to(reference)
 
     def use_no_memory(self) -> None:
-        """Remember nothing, and propose nothing that was remembered."""
+        """Remember no text, and propose nothing from remembered texts."""
         for lookup in self._lookups:
             lookup.memory = None
 
@@ -207,9 +218,9 @@ class Lane:
             lookup.memory = self.memory
 
     def learned(self) -> dict[str, Any] | None:
-        """The policies' findings, to be saved; None where they learn nothing.
+        """What the policies have learned, to be saved; None where they learn nothing.
 
-        Beside other answers they learn nothing: decodes then cost time for these, too.
+        While other answers run they learn nothing: a decode's time is then not its own.
         """
         policy = self.decoder.draft_policy
         has_shared = self._num_shared < self.clock.num_shared
@@ -227,31 +238,41 @@ class Lane:
 
     def common_with(self, tokens: Sequence[int], scope: Scope) -> int:
         """How many of `tokens`, in that scope, are cached here."""
-        common = common_length(self.decoder.tokens, tokens) if scope == self.scope else 0
+        if scope != self.scope:
+            return 0
+        common = common_length(self.decoder.tokens, tokens)
         return min(common, self.decoder.target.num_cached)
 
     def sizes(self) -> list[int]:
         """Bytes of each saved model's state; 0 if there is nothing to keep."""
-        # Drafts that have not read all of the text, and would be believed to have. A head's
-        # context knows where it begins.
-        partial: list[object] = [
-            proposer.model
-            for proposer in self.decoder.proposers
-            if isinstance(proposer, DraftModel)
-            and proposer.kind is ProposerKind.DRAFT
-            and proposer.begins_at > 0
-        ]
-        return [
-            0 if model in partial else model.cache.state_bytes() for model in self.models.saved
-        ]
+        sizes = []
+        for model in self.models.saved:
+            size = 0
+            if not self._is_partial(model):
+                size = model.cache.state_bytes()
+            sizes.append(size)
+        return sizes
+
+    def _is_partial(self, model: object) -> bool:
+        """Whether a draft model has read the text only from a later token on.
+
+        Its state would be taken for one of the whole text. A head's context knows where it
+        begins.
+        """
+        for proposer in self.decoder.proposers:
+            if isinstance(proposer, DraftModel) and proposer.model is model:
+                return proposer.kind is ProposerKind.DRAFT and proposer.begins_at > 0
+        return False
 
     def copied(self) -> PooledCache | None:
         """The text and states; None if nothing is cached, or copying fails."""
+        states: list[CacheState | None] = []
         try:
-            states = [
-                model.cache.save_state() if size else None
-                for model, size in zip(self.models.saved, self.sizes(), strict=True)
-            ]
+            for model, size in zip(self.models.saved, self.sizes(), strict=True):
+                state = None
+                if size:
+                    state = model.cache.save_state()
+                states.append(state)
         except CacheError:
             return None  # then the text is decoded again when it comes back
         if not any(states):
@@ -259,44 +280,47 @@ class Lane:
         return PooledCache(self.decoder.tokens[:], states, scope=self.scope)
 
     def beginning(self, tokens: Sequence[int]) -> PooledCache | None:
-        """A copy of what the text here begins alike, of target and head.
+        """A copy of the text's common beginning with `tokens`, of target and head.
 
-        Its answer may be in the midst of a step, and tokens that were drafted be cached.
+        Safe during a step: tokens that were drafted and cached are not part of the copied text.
         """
         try:
             state = self.models.target.cache.save_state()
         except CacheError:
             return None
-        head = None if self.models.head is None else self.models.head.copied()
+        head = None
+        if self.models.head is not None:
+            head = self.models.head.copied()
         common = common_length(self.decoder.tokens, tokens)
         others = [None] * (len(self.models.saved) - 1)
         return PooledCache(list(tokens[:common]), [state, *others], head, self.scope)
 
     def restore(self, kept: PooledCache) -> None:
-        """Have that text from now on."""
+        """Load a copied text and its caches into this lane."""
         self.decoder.truncate(0)
-        # Now, since whatever happens below, each cache holds a prefix of it.
+        # Set first: even if an exception ends this, each cache holds a prefix of the text.
         self.decoder.tokens = kept.tokens
         for model, state in zip(self.models.saved, kept.states, strict=True):
             if state is not None:
-                try:
+                # After an error the cache is empty: what it lacks is decoded.
+                with contextlib.suppress(CacheError):
                     model.restore_state(state)
-                except CacheError:
-                    continue  # its cache is empty, and decodes what it lacks
-        if self.decoder.target.num_cached > len(kept.tokens):
+        target = self.decoder.target
+        if target.num_cached > len(kept.tokens):
             self.decoder.truncate(len(kept.tokens))
-        if kept.head is not None and self.models.head is not None:
-            self.models.head.take_over(kept.head, self.decoder.target.num_cached)
+        head = self.models.head
+        if kept.head is not None and head is not None:
+            head.take_over(kept.head, target.num_cached)
 
 
 def nobody() -> None:
-    """The owner of a text that is nobody's."""
+    """The owner of a text that nobody owns."""
 
 
 def open_lanes(
     models: Models, drafting: Drafting
 ) -> tuple[list[Lane], SharedVocabulary | None]:
-    """A lane for each text that all contexts hold; the vocabulary that target and draft share.
+    """A lane for each text that all contexts hold, and what target's and draft's tokens share.
 
     Raises PairError if their tokenizers differ.
     """
@@ -305,7 +329,9 @@ def open_lanes(
         shared = shared_vocabulary(models.target.vocabulary, models.draft.vocabulary)
     lanes: list[Lane] = []
     for number in range(models.num_sequences):
-        own = models if number == 0 else models.sibling(number)
+        own = models
+        if number > 0:
+            own = models.sibling(number)
         clock = LaneClock()
         proposers, off = choose_proposers(own, drafting, shared)
         learning, threads = choose_policies(own, drafting, proposers, clock.was_alone)

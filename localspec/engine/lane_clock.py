@@ -1,4 +1,4 @@
-"""The time of one text, beside others that have the machine meanwhile."""
+"""The time that one text takes, without the time that other texts take in between."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ class LaneClock:
         self.num_shared = 0
         """Decodes that were joint, or waited for others."""
 
-        self._num_seen = 0  # of these, when `was_alone` was asked last
+        self._num_seen = 0  # `num_shared` at the last call of `was_alone`
         self._wanted_s = 0.0  # when the decode was wanted
         self._num_before = 0  # decodes of all lanes at that time
-        self._charged_s = 0.0  # of its time since then
-        self._num_charged = 0  # decodes for it since then
+        self._charged_s = 0.0  # seconds charged to this lane since then
+        self._num_charged = 0  # decodes charged to this lane since then
 
     def now(self) -> float:
         """Seconds, monotonic."""
         return time.perf_counter() - self.waited_s
 
     def was_alone(self) -> bool:
-        """Whether the lane had the machine to itself since this was asked last."""
-        seen = self._num_seen
+        """Whether the lane had the machine to itself since the last call."""
+        num_seen = self._num_seen
         self._num_seen = self.num_shared
-        return seen == self.num_shared
+        return num_seen == self.num_shared
 
     def want(self, num_decodes: int) -> None:
         """Note that a decode is wanted. num_decodes: of all lanes so far."""

@@ -40,7 +40,7 @@ from localspec.exactness import Exactness
 from localspec.gguf_file.adapter import USUAL_SCALE
 from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.check import check_model_file
-from localspec.gguf_file.file_content import FileContent
+from localspec.gguf_file.file_content import FileContent, FileStates
 from localspec.gguf_file.head_facts import head_facts
 from localspec.gguf_file.projector_facts import cells_at_once
 from localspec.keywords import known_keywords
@@ -84,7 +84,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_NUM_TRIED = 16  # tokens that an adopted model decodes
+_NUM_TRIED = 16  # tokens that an adopted model decodes, to identify it
 
 
 @known_keywords
@@ -113,42 +113,44 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     progress: Callable[[float], None] | None = None,
     force: bool = False,
 ) -> Engine:
-    """An engine for a preset, or for a target of your own and perhaps what drafts for it.
+    """An engine for a preset, or for a target of your own and perhaps a model that drafts for
+    it.
 
     Raises PresetError, ModelFileError, MemoryLimitError, PairError, OptionError or RpcError.
 
     Args:
-        preset: What commands take as MODEL: a preset, its name, an alias, or a target as below;
-            beside a draft or a head its target.
-        target, draft: Paths of GGUF files (the first part), names as `hf:owner/repo/file.gguf`
-            and `owner/repo:QUANT` that were downloaded, or `llama_cpp.Llama` objects, which
-            `Engine.close` gives back. With neither it is the demo pair.
-        head: A trained head, named likewise; else that in the target's file, if any.
-        mmproj: The projector with which the target sees (else mmproj*.gguf beside it; "none":
-            none).
-        draft_tokens: Tokens proposed per step; None: as many as pay.
+        preset: The MODEL of the commands: a preset, its name, an alias, or a target as below.
+            With a draft or a head it gives the target alone.
+        target, draft: Paths of GGUF files (the first part), names of downloaded files as
+            `hf:owner/repo/file.gguf` and `owner/repo:QUANT`, or `llama_cpp.Llama` objects,
+            which `Engine.close` gives back. With neither it is the demo pair.
+        head: A trained head, named likewise; by default the head in the target's file, if any.
+        mmproj: The projector with which the target sees; by default mmproj*.gguf in the
+            target's folder. "none" opens none.
+        draft_tokens: Tokens proposed per step; None for the number that pays.
         proposer: "draft", "head", "lookup", "auto" or "none".
-        context_length: Tokens (the preset's, or the model's own up to 8192).
-        num_gpu_layers: What fits.
-        device: "cpu", or a GPU by llama.cpp's name, as "Vulkan0"; else what reads and writes
-            fastest, as measured at the first load.
-        rpc: "host:port" of llama.cpp's RPC servers with layers of the target; one that fails
-            ends the process; a head in the target's file is then used only if proposer="head".
-        adapters: LoRA adapters of the target, each a file or an `Adapter` with its scale (the
-            preset's); draft and head keep their own weights.
+        context_length: Tokens; by default the preset's, or the model's own up to 8192.
+        num_gpu_layers: By default as many as fit.
+        device: "cpu", or a GPU by llama.cpp's name, as "Vulkan0"; by default the fastest, as
+            measured at the first load.
+        rpc: "host:port" of llama.cpp's RPC servers with layers of the target. If one of them
+            fails, the process ends. A head in the target's file is then used only with
+            proposer="head".
+        adapters: LoRA adapters of the target, each a file or an `Adapter` with its scale; by
+            default the preset's. Draft and head keep their own weights.
         exact: The same text to the bit with any draft.
         target_options, draft_options: Other settings of each.
         kept_bytes, cache_disk: Bytes for the caches of conversations that wait, in memory and
             on disk.
         parallel: Answers at once.
         memory: Earlier texts draft what repeats.
-        progress: Called with the loaded share; raise to cancel.
-        force: Load what seems too large.
+        progress: Called with the loaded share, 0 … 1; raise to cancel.
+        force: Load models that seem too large.
     """
     others = OtherPrograms()  # watched from here on: a small model is open in no time
     _check_kept(kept_bytes, memory=memory)
     drafting = Drafting(draft_tokens, proposer)
-    found, chosen = named_sources(
+    located, chosen = named_sources(
         preset, {"target": target, "draft": draft, "head": head, "mmproj": mmproj}
     )
     if chosen is not None and context_length is None:
@@ -162,9 +164,9 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     of_target = replace(both, rpc=common_servers(rpc, chosen), exact=exact)
     target_options = _with_common(target_options, of_target)
     draft_options = _with_common(draft_options, both)
-    projector = found.pop("mmproj", None)
+    projector = located.pop("mmproj", None)
     assert projector is None or isinstance(projector, Path)
-    sources = chosen_sources(found, drafting, target_options, draft_options)
+    sources = chosen_sources(located, drafting, target_options, draft_options)
     sources[0] = with_adapters(sources[0], adapters, chosen)
     sources = reporting(sources, progress)
     check_parallel(parallel)
@@ -176,18 +178,19 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
                     check_fit(ranked.plans[0])
                 models, plan = _open_fitting(sources, sight, ranked, stack)
                 break
-            except (MemoryLimitError, ProjectorError) as error:  # others are the models'
+            except (MemoryLimitError, ProjectorError) as error:
                 if sight is None or sight.is_named:
                     raise
                 warn_unused(sight.projector.path, error)
         _note_free_cores(models.target, others)
-        reserved_bytes = 0 if plan is None else plan.reserved_bytes
-        room = CacheRoom(kept_bytes - reserved_bytes, CacheDisk.of(cache_disk))
         sampling = SamplingParams() if chosen is None else chosen.sampling
-        description = _description(models) if chosen is None else chosen.description
-        description += _adapters_in_words(sources[0])
+        description = _description(models, chosen) + _adapters_in_words(sources[0])
         measured = None if ranked is None else ranked.measured
-        device = "" if plan is None else device_in_words(plan, measured)
+        device = ""
+        if plan is not None:
+            device = device_in_words(plan, measured)
+            kept_bytes -= plan.reserved_bytes
+        room = CacheRoom(kept_bytes, CacheDisk.of(cache_disk))
         description += models.target.gpus
         if measured is not None:
             logger.info("%s", device)
@@ -213,17 +216,19 @@ def _adapters_in_words(target: Source) -> str:
     names = [adapter.title for adapter in target.adapters]
     if not names:
         return ""
-    kind = "adapter" if len(names) == 1 else "adapters"
+    kind = "adapter"
+    if len(names) > 1:
+        kind = "adapters"
     return f", with the {kind} {' and '.join(names)} on the target"
 
 
 def _unused_gpu(target: Source) -> str:
-    """A GPU where no layer of the target lies, and why, in words; also to the log.
+    """A GPU that has no layer of the target, and why, in words; also to the log.
 
     Args:
-        target: The target as it was asked for.
+        target: The target, with the settings that the user asked for.
     """
-    if target.header is None:  # where an application's own model lies is not known
+    if target.header is None:  # nobody knows where an application's own model lies
         return ""
     from localspec.llama.library import devices  # loads libllama
 
@@ -231,15 +236,14 @@ def _unused_gpu(target: Source) -> str:
     words = unused_gpu(usable_gpus(devices()), num_layers)
     if num_layers != 0:
         words = driver_fault(devices()) or words
-    if words:
-        logger.info("%s", words)
-    if words:
-        return f" ({words})"
-    return ""
+    if not words:
+        return ""
+    logger.info("%s", words)
+    return f" ({words})"
 
 
 def _check_kept(kept_bytes: int, *, memory: bool) -> None:
-    """Raise OptionError for others than these."""
+    """Raise OptionError for invalid values."""
     if not is_whole(kept_bytes, 0):
         raise OptionError(f"kept_bytes is {kept_bytes!r}", "Choose 0 (none) or more.")
     if not isinstance(memory, bool):
@@ -249,21 +253,17 @@ def _check_kept(kept_bytes: int, *, memory: bool) -> None:
 def _plans(
     sources: list[Source], sight: Sight | None, parallel: int, kept_bytes: int
 ) -> Ranked | None:
-    """How the files may be opened, by their devices; None without a file.
+    """The plans of opening the files on each device, the best first; None without a file.
 
-    One answer at a time where an application has loaded a model itself. Raises what `plan_here`
-    raises, and OptionError for a device that does not exist.
+    One answer at a time where an application has loaded a model itself.
+
+    Raises what `plan_here` raises, and OptionError for a device that does not exist.
     """
-    files = [
-        Planned(
-            source.header,
-            source.options,
-            source.role,
-            tuple(adapter.header for adapter in source.adapters),
-        )
-        for source in sources
-        if source.header is not None
-    ]
+    files = []
+    for source in sources:
+        if source.header is not None:
+            adapters = tuple(adapter.header for adapter in source.adapters)
+            files.append(Planned(source.header, source.options, source.role, adapters))
     if not files:
         return None
     if len(files) < len(sources):
@@ -276,7 +276,7 @@ def _plans(
     if sight is not None:
         files[0] = files[0].changed(num_picture_cells=cells_at_once(sight.projector))
         files.append(Planned(sight.projector, role="mmproj"))
-    if sources[0].header is None:  # where its layers are is known to the application alone
+    if sources[0].header is None:  # only the application knows where its layers are
         return Ranked([plan_here(files, parallel, kept_bytes)])
     make_plan = partial(plan_here, parallel=parallel, kept_bytes=kept_bytes)
     return ranked_plans(files, make_plan, measure=True)
@@ -291,11 +291,14 @@ def _open_fitting(
     """Open the models by the best plan, or by the next one where memory runs out.
 
     Args:
-        stack: Gets what closes them.
+        sources: The models.
+        sight: The target's projector, if any.
+        ranked: The plans; None without a file.
+        stack: Closes the models.
 
     Raises:
-        MemoryLimitError: Where the user chose the layers, or no plan helps, and what
-            `_open_models` raises.
+        MemoryLimitError: If the memory does not suffice, and the user chose the layers or no
+            plan helps. Also raises what `_open_models` raises.
     """
     if ranked is None:
         return _open_models(sources, sight, stack), None
@@ -307,11 +310,12 @@ def _open_fitting(
                 fault,
                 fitting.memory.gpu_layers_in_words,
             )
-        options = iter(fitting.models)
-        planned = [
-            source if source.header is None else source._replace(options=next(options).options)
-            for source in sources
-        ]
+        planned_files = iter(fitting.models)
+        planned = []
+        for source in sources:
+            if source.header is not None:
+                source = source._replace(options=next(planned_files).options)
+            planned.append(source)
         with contextlib.ExitStack() as attempt:
             try:
                 models = _open_models(planned, sight, attempt)
@@ -319,8 +323,9 @@ def _open_fitting(
                 fault = error
                 continue
             stack.push(attempt.pop_all())
-            all_known = all(source.header is not None for source in sources)
-            return models._replace(memory=fitting.memory if all_known else None), fitting
+            if all(source.header is not None for source in sources):
+                models = models._replace(memory=fitting.memory)
+            return models, fitting
     assert fault is not None
     raise fault
 
@@ -328,10 +333,10 @@ def _open_fitting(
 def _open_models(
     sources: list[Source], sight: Sight | None, stack: contextlib.ExitStack
 ) -> Models:
-    """Open the target, what drafts for it, and its projector. stack: gets what closes them.
+    """Open the target, the models that draft for it, and its projector. stack: closes them.
 
-    Raises ProjectorError for a projector that nobody named, MemoryLimitError, ModelFileError,
-    and OptionError.
+    Raises ProjectorError for a projector that the user did not name, MemoryLimitError,
+    ModelFileError, and OptionError.
     """
     target = _open(sources[0], stack)
     draft = None
@@ -359,23 +364,23 @@ def _open_models(
 
 
 def _with_common(own: LlamaOptions | None, common: LlamaOptions) -> LlamaOptions:
-    """A model's own options, and what was asked for both where they say nothing."""
+    """A model's own options; where they say nothing, the options for both models."""
     if own is None:
         return common
     if not isinstance(own, LlamaOptions):
         raise OptionError(f"a model's options are {own!r}", "Give a LlamaOptions.")
-    left = {}
     names = ["context_length", "num_threads", "rpc", "exact"]
     if own.num_gpu_layers is None and own.device is None:
         names += ["num_gpu_layers", "device"]
+    added = {}
     for name in names:
         if getattr(own, name) in (None, ()):
-            left[name] = getattr(common, name)
-    return replace(own, **left)
+            added[name] = getattr(common, name)
+    return replace(own, **added)
 
 
 def _open(source: Source, stack: contextlib.ExitStack) -> LlamaModel:
-    # Here, because it loads libllama: a wrong argument is found sooner without.
+    # Imported late, since it loads libllama: wrong arguments are found sooner without it.
     from localspec.llama.library import llama_cpp
     from localspec.llama.model import LlamaModel
 
@@ -387,39 +392,47 @@ def _open(source: Source, stack: contextlib.ExitStack) -> LlamaModel:
         stack.callback(adopted.close)
         adopted.content = _content_of_adopted(adopted, source.llama.model_path)
         return adopted
-    # Again, since libllama takes for granted what was checked.
+    # Check again: the file may have changed, and libllama trusts it.
     header = check_model_file(source.header.path)
     context = target_context_length(header, options.context_length)
     content = FileContent(header)
-    of_adapters = [FileContent(adapter.header) for adapter in source.adapters]
+    adapter_contents = [FileContent(adapter.header) for adapter in source.adapters]
     options = suited(options, header, context)
     prepare_kernels(options, header)
     model = LlamaModel.open(header.path, options, source.report, source.adapters)
     stack.callback(model.close)
     note_used(header.path)
-    # Now that the system has the file at hand.
+    # Read now, while the system has the file in memory.
     model.content = content.digest()
-    model.know_adapters(of_adapters)
-    model.mapped = {} if options.use_mmap is False else content.states
+    model.know_adapters(adapter_contents)
+    model.mapped = _mapped(content, options)
     gpus = usable_gpus(list_devices(llama_cpp))
-    is_left_to_us = source.options.num_threads is None
-    model.may_change_threads = is_left_to_us and not is_on_gpus(header, options, gpus)
+    has_own_threads = source.options.num_threads is not None
+    model.may_change_threads = not has_own_threads and not is_on_gpus(header, options, gpus)
     placement = place_layers(header, options, gpus, (1,) * len(gpus))
     counts = placement.gpu_layers()
     used = [gpu for gpu, count in zip(gpus, counts, strict=True) if count]
     if used:
-        of_all = f"{sum(counts)} of {len(placement.layers)} layers"
-        model.gpus = f" ({of_all} on {', '.join(gpu.name for gpu in used)})"
+        layers = f"{sum(counts)} of {len(placement.layers)} layers"
+        names = ", ".join(gpu.name for gpu in used)
+        model.gpus = f" ({layers} on {names})"
     if options.exact:
         gpu_models = [gpu.description for gpu in used]
         model.keep_to(_find_exactness(model, options, gpu_models))
     return model
 
 
-def prepare_kernels(options: LlamaOptions, header: Header) -> None:
-    """Choose kernels that are chosen once in a process, before the model is opened.
+def _mapped(content: FileContent, options: LlamaOptions) -> FileStates:
+    """The states of the files that stay mapped; none where the weights are copied."""
+    if options.use_mmap is False:
+        return {}
+    return content.states
 
-    Raises OptionError if exact decodes are asked for, and it is too late for that.
+
+def prepare_kernels(options: LlamaOptions, header: Header) -> None:
+    """Choose the kernels before the model is opened; a process can choose only once.
+
+    Raises OptionError if exact decodes are asked for, and other kernels are in use already.
     """
     if not (options.exact and tiled_kernels.are_tiled(header)):
         tiled_kernels.allow()
@@ -438,10 +451,12 @@ def _find_exactness(
     """Find the class of exact decodes: in the profile, or by a probe of 0.1 to 30 s.
 
     Args:
-        options: It was opened with.
+        model: The model.
+        options: The options with which it was opened.
+        gpu_models: Descriptions of the GPUs that have layers of it.
 
     Raises:
-        OptionError: If there is none.
+        OptionError: If no decode is exact.
     """
     profile = None
     # The probe has all of the adapters, whatever their scales.
@@ -450,28 +465,30 @@ def _find_exactness(
         snapshots = options.num_snapshots or 0
         count = options.num_sequences
         profile = Profile([identity, exactness_setting(snapshots, count, gpu_models)])
-        if (known := Exactness.saved(profile.load())) is not None:
-            return known
+        saved = Exactness.saved(profile.load())
+        if saved is not None:
+            return saved
     try:
         from localspec.llama.exact_probe import probe_exactness  # loads libllama
 
-        found: Exactness = computed_apart(lambda: probe_exactness(model.handle, options))
+        probe = partial(probe_exactness, model.handle, options)
+        exactness: Exactness = computed_apart(probe)
     except DecodeError as error:
-        found = Exactness(reason=str(error))
-    logger.info("exact decodes of %s: %s", model.name, found)
-    if not found.holds:
+        exactness = Exactness(reason=str(error))
+    logger.info("exact decodes of %s: %s", model.name, exactness)
+    if not exactness.holds:
         raise OptionError(
-            f"{model.name} cannot be exact here: {found.reason}",
+            f"{model.name} cannot be exact here: {exactness.reason}",
             "Leave exact out: texts are then equal except at near ties. Files of the types "
             "Q8_0, Q4_0 and Q4_K_M were exact where they were measured (docs/lossless.md).",
         )
     if profile is not None:
-        profile.save(asdict(found))
-    return found
+        profile.save(asdict(exactness))
+    return exactness
 
 
 def _as_draft(source: Source, target_context: int) -> Source:
-    """With the target's context, or less where the draft was trained for less."""
+    """A draft with the target's context, or less where it was trained for less."""
     if source.header is None:
         return source
     header = source.header
@@ -491,7 +508,9 @@ def _open_head(
     header = check_model_file(source.header.path)
     facts = head_facts(header)
     assert facts is not None
-    own_path = header.path if source.role == "head" else None
+    own_path = None
+    if source.role == "head":
+        own_path = header.path
     options = replace(source.options, max_outputs=REPLAY_TOKENS, num_snapshots=0)
     options = suited(options, header, target.context_length)
     content = FileContent(header)
@@ -500,13 +519,19 @@ def _open_head(
         head = MedusaHeads(header, target)
     else:
         head = open_head(target, own_path, options, facts, source.report)
-        head.mapped = {} if options.use_mmap is False else content.states
+        head.mapped = _mapped(content, options)
     stack.callback(head.close)
-    head.content = target.content if own_path is None else content.digest()
+    if own_path is None:
+        head.content = target.content
+    else:
+        head.content = content.digest()
     return head
 
 
-def _description(models: Models) -> str:
+def _description(models: Models, chosen: Preset | None) -> str:
+    """The pair, for people: a preset's own description, or the names of the models."""
+    if chosen is not None:
+        return chosen.description
     target, draft, head, _ = models
     helpers = []
     if draft is not None:
@@ -524,9 +549,10 @@ def _content_of_adopted(model: LlamaModel, path: str) -> str | None:
     """A hash of the file at `path` and of the logits of an application's `model`.
 
     Adapters, control vectors and other settings of the application change the content of a
-    cache, as does a file that was replaced since, and libllama reports none of that: so the
-    logits after tokens from all over the vocabulary count as well. The cache is emptied. None,
-    and a reason in the log, as from `FileContent.digest`.
+    cache, as does a file that was replaced since then. libllama reports none of them, so the
+    hash includes the logits after tokens from all over the vocabulary. The cache is emptied.
+
+    None, with a reason in the log, as from `FileContent.digest`.
     """
     try:
         in_file = FileContent(check_model_file(Path(path))).digest()
@@ -537,6 +563,7 @@ def _content_of_adopted(model: LlamaModel, path: str) -> str | None:
         return None
     count = min(_NUM_TRIED, model.vocab_size, model.context_length)
     tokens = [model.vocab_size * index // count for index in range(count)]
-    row = computed_apart(lambda: model.decode(tokens, 1))
+    row = computed_apart(partial(model.decode, tokens, 1))
     model.truncate(0)
-    return f"{in_file} {hashlib.blake2b(row.tobytes(), digest_size=16).hexdigest()}"
+    of_logits = hashlib.blake2b(row.tobytes(), digest_size=16).hexdigest()
+    return f"{in_file} {of_logits}"

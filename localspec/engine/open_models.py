@@ -1,4 +1,4 @@
-"""The models that an engine owns, what they take, and what caches may take."""
+"""The models that an engine owns, their memory, and the limits of caches."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ class Models(NamedTuple):
     draft: LlamaModel | None
     head: LlamaHead | MedusaHeads | None
     memory: PairMemory | None = None
-    """What they take, if all were opened from files."""
+    """The memory that they take, if all were opened from files."""
 
     @property
     def saved(self) -> list[LlamaModel]:
-        """Models whose caches are kept while texts wait; a head soon reads its cache again."""
+        """Models whose caches are kept while texts wait; a head soon fills its cache again."""
         if self.draft is None:
             return [self.target]
         return [self.target, self.draft]
 
     @property
     def all(self) -> list[LlamaModel | LlamaHead | MedusaHeads]:
-        """In the order in which they are opened."""
+        """All models, in the order in which they are opened."""
         heads = [] if self.head is None else [self.head]
         return [*self.saved, *heads]
 
     def show(self, prompt: Prompt) -> list[PicturePart]:
-        """Have the pictures of a prompt at hand, as long as what is returned is kept.
+        """Load the pictures of a prompt. They stay loaded as long as the returned parts live.
 
-        Raises OptionError where the target does not see, or the prompt lacks one.
+        Raises OptionError if the target does not see, or the prompt lacks a picture.
         """
         vision = self.target.vision
         tokens = prompt.tokens
@@ -67,19 +67,19 @@ class Models(NamedTuple):
         return parts
 
     def readable(self, tokens: list[int]) -> tuple[list[int], list[PicturePart]]:
-        """The beginning of a text whose pictures are at hand, as long as the parts are kept."""
+        """The beginning of a text whose pictures are loaded, as long as the parts live."""
         if self.target.vision is None:
             return tokens, []
         count, parts = self.target.vision.readable(tokens)
         return tokens[:count], parts
 
     def require_unwritten(self) -> None:
-        """Raise ModelFileError if a file that is mapped was written to."""
+        """Raise ModelFileError if a mapped file was written to."""
         for model in self.all:
             require_unwritten(model.mapped)
 
     def close(self) -> None:
-        """Free them all. Idempotent."""
+        """Free all models. Idempotent."""
         if self.target.vision is not None:
             self.target.vision.close()
         for model in reversed(self.all):  # a head before its target
@@ -87,25 +87,29 @@ class Models(NamedTuple):
 
     def sibling(self, number: int) -> Models:
         """Views of these models at another sequence, for another text."""
-        target, draft, head, memory = self
-        target = target.sibling(number)
-        return Models(
-            target,
-            None if draft is None else draft.sibling(number),
-            None if head is None else head.sibling(number, target),
-            memory,
-        )
+        target = self.target.sibling(number)
+        draft = None
+        if self.draft is not None:
+            draft = self.draft.sibling(number)
+        head = None
+        if self.head is not None:
+            head = self.head.sibling(number, target)
+        return Models(target, draft, head, self.memory)
 
     def identities(self, scales: Sequence[float] = ()) -> list[str]:
-        """Identities of the saved models. Raises CacheError if a model has none any more.
+        """Identities of the saved models.
 
         Args:
-            scales: Those of the target's adapters.
+            scales: The scales of the target's adapters.
+
+        Raises:
+            CacheError: If the file of a model was removed or changed.
         """
         identities = []
         count = self.num_sequences
-        # libllama's states say how many sequences their context has.
-        sequences = f" · {count} sequences" if count > 1 else ""
+        sequences = ""
+        if count > 1:  # libllama's states depend on it
+            sequences = f" · {count} sequences"
         for model in self.saved:
             identity = model.identity
             if model is self.target:
@@ -130,27 +134,31 @@ class EngineMemory:
     """Memory of an open engine, in bytes."""
 
     models: PairMemory | None
-    """Weights, caches and buffers of target, draft and head for the whole context, as their
-    files' headers say; None where an application's own `Llama` is among them."""
+    """Weights, caches and buffers of target, draft and head for the whole context, estimated
+    from their files' headers; None if an application's own `Llama` is among them."""
 
     kept_bytes: int
-    """Main memory that the caches of conversations that wait take, which `free_kept` frees."""
+    """Main memory of the caches of conversations that wait, which `free_kept` frees."""
 
     most_kept_bytes: int
-    """What they may take."""
+    """The most that these caches may take."""
 
 
 class CacheDisk(NamedTuple):
-    """Limit of an engine's caches on disk: num_bytes, 0 for none."""
+    """Limit of an engine's caches on disk."""
 
     num_bytes: int
+    """The limit; 0 keeps none."""
+
     owner: str = ""
-    """Whose texts they are; those of others are never used."""
+    """The owner of the texts; texts of other owners are never used."""
 
     @classmethod
     def of(cls, value: int | CacheDisk) -> CacheDisk:
         """Check the argument of `load`. Raises OptionError for anything but 0 or more."""
-        disk = value if isinstance(value, CacheDisk) else cls(value)
+        disk = value
+        if not isinstance(disk, CacheDisk):
+            disk = cls(disk)
         if not (is_whole(disk.num_bytes, 0) and isinstance(disk.owner, str)):
             raise OptionError(f"cache_disk is {value!r}", "Give bytes: 0 (none) or more.")
         return disk

@@ -1,7 +1,7 @@
 """Work for the next answer that is done in advance, while a person types.
 
-Whatever ends it, as `Interrupted` does when the question comes, the loop's invariant holds: the
-caches have a prefix of the text.
+`Interrupted` ends it when the question comes. However it ends, the loop's invariant holds: each
+cache has a prefix of the text.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from localspec.speculative.model_api import Model, result_of
 from localspec.speculative.policy_api import FixedDraftPolicy, UpTo
 from localspec.speculative.proposers import DraftModel
 
-_CHUNK = 128  # tokens that are decoded at once: what an interruption can lose
-_FOLLOWING = 32  # tokens that a draft lags behind at most while it is being asked
-_FAST_S = 0.01  # of a decode, which is timed when the model is loaded
-_MOST_SIZES = 3  # that are timed in one pause
-_NUM_DRAFTS = 4  # that are timed, the first of which reads
-_DRAFT_TOKENS = 4  # in each of them
-_MOST_READ = 512  # tokens that a draft reads for no other reason than to be timed or judged
-_MOST_JUDGED = 64  # of its tokens, in one pause
-_ENOUGH_JUDGED = 256  # at any time, to know how its tokens fare
+_CHUNK = 128  # tokens decoded at once: the most that an interruption can lose
+_FOLLOWING = 32  # a draft that is in use lags fewer tokens than this
+_FAST_S = 0.01  # seconds of a decode of a fast model, whose costs are measured at once
+_MOST_SIZES = 3  # sizes of steps that are timed in one pause
+_NUM_DRAFTS = 4  # drafts that are timed; the first one also reads the missing tokens
+_DRAFT_TOKENS = 4  # tokens of such a draft
+_MOST_READ = 512  # tokens that a draft reads only to be timed or judged
+_MOST_JUDGED = 64  # tokens of a draft that are judged in one pause
+_ENOUGH_JUDGED = 256  # judged tokens that show how a draft's tokens fare
 
 
 def prepare(decoder: SpeculativeDecoder, tokens: list[int], chain: SamplerChain) -> None:
@@ -33,7 +33,9 @@ def prepare(decoder: SpeculativeDecoder, tokens: list[int], chain: SamplerChain)
     Raises Interrupted.
 
     Args:
-        chain: Those of a usual answer, whose time belongs to a step's.
+        decoder: The loop.
+        tokens: The text.
+        chain: The sampler of a usual answer, whose time is part of a step's.
     """
     policy = decoder.draft_policy
     if isinstance(policy, AdaptiveDraftPolicy):
@@ -45,7 +47,7 @@ def prepare(decoder: SpeculativeDecoder, tokens: list[int], chain: SamplerChain)
 
 
 def _find_costs(decoder: SpeculativeDecoder, chain: SamplerChain) -> None:
-    """Measure a part of what the policy does not know yet."""
+    """Measure some of the costs that the policy does not know yet."""
     policy = decoder.draft_policy
     if isinstance(policy, AdaptiveDraftPolicy):
         _measure_costs(decoder, policy.costs, chain)
@@ -56,9 +58,10 @@ def _find_costs(decoder: SpeculativeDecoder, chain: SamplerChain) -> None:
 
 
 def measure_fast(decoder: SpeculativeDecoder, chain: SamplerChain) -> None:
-    """Find out the costs of fast models when they are loaded, while the text is empty.
+    """Measure the costs of fast models when they are loaded, while the text is empty.
 
-    So the first answers begin with them, and repeat their steps. Slow models would take long.
+    So the first answers know the costs, and take the same steps each time. With slow models
+    this would take long.
     """
     policy = decoder.draft_policy
     is_known = isinstance(policy, AdaptiveDraftPolicy) and not policy.costs.sizes_to_time()
@@ -87,10 +90,10 @@ def time_decodes(
 
 
 def _judge_drafts(decoder: SpeculativeDecoder, policy: AdaptiveDraftPolicy) -> None:
-    """Ask a draft that was paused what it would have proposed in the answer.
+    """Replay what a draft that was paused would have proposed in the answer.
 
-    So the next one begins with that knowledge, and need not pay for it. Later, when enough of
-    a draft's tokens were judged, nothing is done any more.
+    So the next answer knows how the draft fares, without time of its own. Once enough of a
+    draft's tokens were judged, this does nothing.
     """
     tokens = decoder.tokens
     for proposer, prospect in zip(decoder.proposers, policy.prospects, strict=False):
@@ -108,30 +111,31 @@ def _judge_drafts(decoder: SpeculativeDecoder, policy: AdaptiveDraftPolicy) -> N
 
 
 def _read_ahead(decoder: SpeculativeDecoder, tokens: list[int]) -> None:
-    """Make `tokens` the text, and decode what is missing.
+    """Make `tokens` the text, and decode the part that is not cached.
 
-    A draft that has kept up reads it, too; one that is paused costs no time, idle or not.
+    A draft that has kept up reads the text, too. One that is paused does not: it costs no time,
+    even idle time.
     """
-    following = [
-        draft
-        for draft in decoder.proposers
-        if isinstance(draft, DraftModel)
-        and 0 <= len(decoder.tokens) - draft.begins_at - draft.model.num_cached < _FOLLOWING
-    ]
+    following = []
+    for draft in decoder.proposers:
+        if isinstance(draft, DraftModel):
+            lag = len(decoder.tokens) - draft.begins_at - draft.model.num_cached
+            if 0 <= lag < _FOLLOWING:
+                following.append(draft)
     if decoder.tokens != tokens:
         decoder.start(tokens)
     _prefill(decoder.target, tokens)
     for draft in following:
         has_cache = draft.model.num_cached > 0
-        # A head that lacks too much of it goes on further behind.
+        # A head that lacks too many of the tokens begins again at a later one.
         if has_cache and draft.state(tokens).max_tokens > 0:
             _prefill(draft.model, tokens[draft.begins_at :])
 
 
 def _measure_costs(decoder: SpeculativeDecoder, costs: Costs, chain: SamplerChain) -> None:
-    """Time steps of sizes that were not timed yet after the text, which is cached, and drafts.
+    """Time a few steps and drafts whose costs are not known yet, after the cached text.
 
-    A few of them: when all is known nothing is done any more.
+    Once all costs are known, this does nothing.
     """
     if not (decoder.proposers and decoder.target.max_rollback):
         return
@@ -146,7 +150,12 @@ def _measure_costs(decoder: SpeculativeDecoder, costs: Costs, chain: SamplerChai
 
 
 def _prefill(model: Model, tokens: list[int]) -> None:
-    """Decode what the cache lacks of `tokens`, the text from its first token on."""
+    """Decode the tokens that the cache lacks.
+
+    Args:
+        model: The model.
+        tokens: The text, from the cache's first token on.
+    """
     begin = model.num_cached
     while begin < len(tokens):
         end = end_of_part(tokens, begin + _CHUNK)
@@ -155,9 +164,10 @@ def _prefill(model: Model, tokens: list[int]) -> None:
 
 
 def _measure_steps(decoder: SpeculativeDecoder, costs: Costs, chain: SamplerChain) -> None:
-    """Target-only steps beside some of another size, since the ratio counts; sampler included.
+    """Time steps of new sizes next to target-only steps, since their ratio counts.
 
-    Each size comes several times in a row: the first time shows what a change of size costs.
+    The sampler's time is included. Each size comes several times in a row: the first time shows
+    what a change of size costs.
     """
     target = decoder.target
     tokens = decoder.tokens
@@ -168,7 +178,7 @@ def _measure_steps(decoder: SpeculativeDecoder, costs: Costs, chain: SamplerChai
     for size in sizes:
         seconds = []
         for num_tokens in (1, 1, size, size, size, size, 1):
-            # Words of the text itself: where experts share the work, it matters which.
+            # Tokens of the text: in a mixture of experts the time depends on the tokens.
             batch = (words[-num_tokens:] * num_tokens)[:num_tokens]
             started = decoder.clock()
             logits = target.decode(batch, num_tokens)
@@ -176,14 +186,14 @@ def _measure_steps(decoder: SpeculativeDecoder, costs: Costs, chain: SamplerChai
             seconds.append(decoder.clock() - started)
             target.truncate(len(tokens))
             if target.num_cached < len(tokens):
-                return  # emptied: another batch would be decoded in the text's place
+                return  # the cache was emptied: the next batch would take the text's place
         costs.compare(size, seconds[1], seconds[3:6], seconds[6])
 
 
 def _time_drafts(
     decoder: SpeculativeDecoder, draft: DraftModel, costs: Costs, chain: SamplerChain
 ) -> None:
-    """Some drafts, of which the first one reads and the others only draft."""
+    """Time a few drafts; the first also reads the missing tokens."""
     if draft.model.max_rollback == 0:
         return  # it would have to read all of the text again
     tokens = decoder.tokens

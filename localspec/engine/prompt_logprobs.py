@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 def prompt_logprobs(
     engine: Engine, tokens: Sequence[int], num_top: int, *, watch: Watch
 ) -> list[TokenLogprobs]:
-    """The log-probability of each token but the first, which stands behind nothing.
+    """The log-probability of each token but the first, which has no token before it.
 
-    The contexts have rows for as many tokens as a step may hold, so the prompt is decoded in
-    pieces of that size, and no cache is used.
+    A decode returns at most as many rows as a step has tokens, so the prompt is decoded in
+    pieces of that size. No cache is used.
 
     Args:
-        engine: It must produce no answer meanwhile.
+        engine: An engine that produces no answer meanwhile.
         tokens: The prompt.
         num_top: How many of the best tokens to list at each position.
         watch: Its cancellation ends this within one decode.
@@ -39,16 +39,17 @@ def prompt_logprobs(
         return vocabulary.piece(token) or vocabulary.text(token).encode()
 
     def work(loop: SpeculativeDecoder) -> list[TokenLogprobs]:
-        found: list[TokenLogprobs] = []
+        logprobs: list[TokenLogprobs] = []
         size = loop.target.max_outputs
         before = tokens[:-1]
+        after = tokens[1:]
         with watch.cancellation.obeyed(engine.cancel):
             for begin in range(0, len(before), size):
-                part = before[begin : begin + size]
-                rows = loop.target.decode(part, len(part))
-                behind = tokens[begin + 1 : begin + 1 + len(part)]
-                for row, token in zip(rows, behind, strict=True):
-                    found.append(token_logprobs(token, row, None, num_top, bytes_of))
-        return found
+                piece = before[begin : begin + size]
+                next_tokens = after[begin : begin + size]
+                rows = loop.target.decode(piece, len(piece))
+                for row, token in zip(rows, next_tokens, strict=True):
+                    logprobs.append(token_logprobs(token, row, None, num_top, bytes_of))
+        return logprobs
 
     return engine.exclusively(work)

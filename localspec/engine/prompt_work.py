@@ -1,4 +1,4 @@
-"""Signs of life from the thread that makes prompts, for who bounds its time from outside."""
+"""Signs of life from the thread that makes prompts, for a process that bounds its time."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from localspec.streaming.record import AnswerRecord
 
 
 class PromptWork:
-    """Says when a prompt begins to be made, at each stage, and when its making has ended."""
+    """Reports when the making of a prompt begins, each of its stages, and when it has ended."""
 
     def __init__(self) -> None:
         self.on_work: Callable[[AnswerRecord | None, bool], object] | None = None
-        """Called with the answer, None for a prompt alone, and whether its making has ended."""
+        """Called with the answer, None for a prompt alone, and whether the making has ended."""
 
         self._record: AnswerRecord | None = None
 
     @contextlib.contextmanager
     def making(self, record: AnswerRecord | None) -> Iterator[None]:
-        """A block in which a prompt is made."""
+        """Context: a prompt is made in the block."""
         self._record = record
         self.progress()
         try:
@@ -30,7 +30,7 @@ class PromptWork:
             self._record = None
 
     def progress(self) -> None:
-        """Say that a stage is done: the time for the next one begins."""
+        """Report that a stage is done: the time for the next one begins."""
         self._say(is_done=False)
 
     def _say(self, *, is_done: bool) -> None:
@@ -39,11 +39,11 @@ class PromptWork:
 
 
 class WatchedVision:
-    """A `Vision` each of whose pictures is a stage of the making of a prompt.
+    """A `Vision` that reports each picture as a stage of the making of a prompt.
 
     Args:
-        vision: reads the pictures.
-        work: hears of it.
+        vision: Reads the pictures.
+        work: Reports the stages.
     """
 
     def __init__(self, vision: Vision, work: PromptWork) -> None:

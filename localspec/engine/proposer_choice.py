@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from localspec.llama.medusa import MedusaHeads
     from localspec.llama.model import LlamaModel
 
-_LARGEST_TRIED_BYTES = 100_000_000  # of weights; a larger model keeps all cores busy
+_LARGEST_TRIED_BYTES = 100_000_000  # weights; a larger model keeps all cores busy
 _NUM_THREAD_ROUNDS = 5
 _THREADS_MARGIN = 0.9  # more threads must take less than this share of the time of fewer
 
@@ -61,8 +61,11 @@ def choose_proposers(
         proposers.append(ConstraintProposer(is_end))
     if drafting.may_use(ProposerKind.LOOKUP):
         proposers.append(Lookup(is_end))
-    without = DraftOff.NO_HEAD if drafting.proposer == "head" else DraftOff.NO_DRAFT
-    return proposers, None if proposers else without
+    if proposers:
+        return proposers, None
+    if drafting.proposer == "head":
+        return proposers, DraftOff.NO_HEAD
+    return proposers, DraftOff.NO_DRAFT
 
 
 def _head_proposer(head: LlamaHead | MedusaHeads, is_end: Callable[[int], bool]) -> Proposer:
@@ -85,8 +88,9 @@ def answer_policy(
         return None, None
     if drafting.is_off:
         return FixedDraftPolicy(0), None
-    count = drafting.draft_tokens
-    policy = None if count is None else FixedDraftPolicy(count)
+    policy = None
+    if drafting.draft_tokens is not None:
+        policy = FixedDraftPolicy(drafting.draft_tokens)
     if drafting.proposer == "auto":
         return policy, None
     kind = ProposerKind(drafting.proposer)
@@ -100,15 +104,15 @@ def answer_policy(
 
 
 class Learning(NamedTuple):
-    """A draft policy, and where what it learns is kept."""
+    """A draft policy, with what was learned before."""
 
     policy: DraftPolicy
 
     profile: Profile | None
-    """None if drafting is fixed or a model has no identity."""
+    """Keeps what the policy learns; None if drafting is fixed or a model has no identity."""
 
     threads: Mapping[str, Any]
-    """What was learned of threads, as `ThreadPolicy.restore` takes it."""
+    """What was learned of threads: see `ThreadPolicy.restore`."""
 
 
 def choose_policies(
@@ -134,19 +138,16 @@ def choose_draft_policy(
     """The draft policy of the models, under the scales that the target's adapters have.
 
     Args:
-        models: at the lane's sequence.
-        drafting: who may draft, and how much.
-        proposers: of the lane.
-        num_threads: that the target had when it was opened.
+        models: The models, at the lane's sequence.
+        drafting: What may draft, and how much.
+        proposers: The lane's proposers.
+        num_threads: Threads that the target had when it was opened.
     """
-    fixed = 0 if drafting.is_off else drafting.draft_tokens
-    if fixed is not None:
-        return Learning(FixedDraftPolicy(fixed), None, {})
-    # The least cost of a drafted token in target-only steps: a decode mostly reads weights.
-    shares = {each.kind: 0.0 for each in proposers}
-    for kind, model in (ProposerKind.DRAFT, models.draft), (ProposerKind.HEAD, models.head):
-        if kind in shares and model is not None:
-            shares[kind] = model.num_weight_bytes / models.target.num_weight_bytes
+    if drafting.is_off:
+        return Learning(FixedDraftPolicy(0), None, {})
+    if drafting.draft_tokens is not None:
+        return Learning(FixedDraftPolicy(drafting.draft_tokens), None, {})
+    shares = _weight_shares(models, proposers)
     policy = AdaptiveDraftPolicy(shares, num_threads)
     identities = [model.identity for model in models.all]
     known = [identity for identity in identities if identity is not None]
@@ -170,18 +171,35 @@ def choose_draft_policy(
     return Learning(policy, profile, kept.get("threads", {}))
 
 
+def _weight_shares(models: Models, proposers: Sequence[Proposer]) -> dict[ProposerKind, float]:
+    """The size of each proposer's weights as a share of the target's.
+
+    A decode mostly reads weights, so this is the least that a drafted token can cost, as a
+    share of a target-only step.
+    """
+    shares = {proposer.kind: 0.0 for proposer in proposers}
+    target_bytes = models.target.num_weight_bytes
+    if models.draft is not None and ProposerKind.DRAFT in shares:
+        shares[ProposerKind.DRAFT] = models.draft.num_weight_bytes / target_bytes
+    if models.head is not None and ProposerKind.HEAD in shares:
+        shares[ProposerKind.HEAD] = models.head.num_weight_bytes / target_bytes
+    return shares
+
+
 def choose_threads(model: LlamaModel) -> None:
     """Set a small model's threads to the fewest that are about the fastest.
 
     Threads that share a few milliseconds of work mostly wait for each other: a model of a
     few million parameters can be twice as fast on one core as on two.
 
-    Decodes a token five times per number of threads. The KV cache must be empty, and stays so.
+    Decodes a token five times for each number of threads. The KV cache must be empty before,
+    and is empty after.
     """
     if model.num_weight_bytes > _LARGEST_TRIED_BYTES or model.context_length < 2:
         return
     most = model.num_threads
-    counts = [count for count in (1, 2, 4, 8, 16, 32) if count < most] + [most]
+    counts = [count for count in (1, 2, 4, 8, 16, 32) if count < most]
+    counts.append(most)
     best_s = dict.fromkeys(counts, float("inf"))
     for _ in range(_NUM_THREAD_ROUNDS):
         for count in counts:
@@ -206,7 +224,9 @@ def _thread_policy(models: Models, was_alone: Callable[[], bool]) -> ThreadPolic
     if target.gpus:
         return ThreadPolicy(target.num_threads)
     most = target.most_threads
-    most_of_draft = 0 if draft is None else draft.num_threads
+    most_of_draft = 0
+    if draft is not None:
+        most_of_draft = draft.num_threads
 
     def set_num_threads(count: int) -> None:
         target.num_threads = count
@@ -215,7 +235,9 @@ def _thread_policy(models: Models, was_alone: Callable[[], bool]) -> ThreadPolic
         if head is not None:
             head.num_threads = count
 
-    counts = counts_to_try(most) if target.may_change_threads else [most]
+    counts = [most]
+    if target.may_change_threads:
+        counts = counts_to_try(most)
     look_again = target.others.num_free_cores
     return AdaptiveThreads(
         counts, target.num_free_cores, look_again, set_num_threads, was_alone

@@ -22,17 +22,17 @@ class Schedule:
     Prompts are read in pieces, between which the other texts write.
 
     Args:
-        num_lanes: how many answers run at once.
+        num_lanes: How many answers may run at once.
     """
 
     def __init__(self, num_lanes: int) -> None:
         self._has_several = num_lanes > 1
-        self._at_work: list[Lane] = []  # the one that waits longest is first
+        self._at_work: list[Lane] = []  # the lane that has waited longest is first
         self._num_decodes = 0
         self._times = DecodeTimes()
 
     def start(self, lane: Lane, record: AnswerRecord, producing: Producing) -> None:
-        """Have an answer produced in a free lane."""
+        """Start producing an answer in a free lane."""
         lane.take(record, producing)
         self._at_work.append(lane)
         self._produce(lane, None, None)
@@ -55,7 +55,8 @@ class Schedule:
         """Make one decode: a step of texts that write, or a piece of a prompt."""
         try:
             self._step()
-        except BaseException as error:  # a fault here: the first answer gets it
+        except BaseException as error:
+            # A fault in the schedule: the first answer that wants a decode gets it.
             lane = next(lane for lane in self._at_work if lane.decode is not None)
             self._produce(lane, None, error)
 
@@ -76,35 +77,50 @@ class Schedule:
         except BaseException as raised:
             self._at_work.remove(lane)
             lane.free()
-            # A new StopIteration, which keeps nothing of what produced the answer.
-            is_end = isinstance(raised, StopIteration)
-            record.outbox.put(StopIteration() if is_end else raised)
+            if isinstance(raised, StopIteration):
+                # A new one: its traceback does not keep alive what produced the answer.
+                record.outbox.put(StopIteration())
+            else:
+                record.outbox.put(raised)
         else:
             lane.want(item, self._num_decodes)
         finally:
-            del error  # which has this frame
+            del error  # its traceback has this frame
 
     def _step(self) -> None:
-        wanted = [(lane, lane.decode) for lane in self._at_work if lane.decode is not None]
-        prompts = [each for each in wanted if _is_of_prompt(each[1])]
-        steps = [each for each in wanted if not _is_of_prompt(each[1])]
+        prompts: list[tuple[Lane, Decode]] = []
+        steps: list[tuple[Lane, Decode]] = []
+        for lane in self._at_work:
+            decode = lane.decode
+            if decode is None:
+                continue
+            if _is_of_prompt(decode):
+                prompts.append((lane, decode))
+            else:
+                steps.append((lane, decode))
         if prompts and (not steps or self._times.may_read):
-            self._prefill_chunk(*prompts[0], is_alone=not steps)
+            lane, decode = prompts[0]
+            self._prefill_chunk(lane, decode, is_alone=not steps)
             return
-        # Drafts go before the target, where the texts meet again.
-        decodes = [decode for _, decode in steps]
-        first = min(decodes, key=lambda d: (_model(d).num_weight_bytes, len(d.tokens)))
+        # Drafts go before the target, so that the texts' target decodes can be joined.
+        first = min((decode for _, decode in steps), key=_weight)
         handle = _model(first).handle
-        self._decode_steps([each for each in steps if _model(each[1]).handle is handle])
+        same_context = []
+        for lane, decode in steps:
+            if _model(decode).handle is handle:
+                same_context.append((lane, decode))
+        self._decode_steps(same_context)
 
     def _decode_steps(self, wanted: Sequence[tuple[Lane, Decode]]) -> None:
         """Compute the first of these decodes of one context, with all that can join it."""
         # These load libllama.
         from localspec.llama.joint_decode import JointPart, decode_parts, joinable
 
-        handle = _model(wanted[0][1]).handle
+        parts = []
+        for _, decode in wanted:
+            parts.append(JointPart(_model(decode), *decode[1:]))
+        handle = parts[0].model.handle
         times = self._times.of(handle)
-        parts = [JointPart(_model(decode), *decode[1:]) for _, decode in wanted]
         started_s = time.perf_counter()
         chosen, num_rows = joinable(parts, times.rows)
         decode_parts(chosen)
@@ -115,16 +131,17 @@ class Schedule:
         self._times.wrote(handle, took_s)
         self._num_decodes += 1
         for (lane, _), part in zip(wanted, parts, strict=True):
-            if part in chosen:
-                lane.reading_s = 0.0
-                lane.clock.charge(took_s / len(chosen))
-                error = part.error
-                part.error = None  # whose frames have the part
-                self._deliver(lane, part.rows, error, is_joint=len(chosen) > 1)
-                del error
+            if part not in chosen:
+                continue
+            lane.reading_s = 0.0
+            lane.clock.charge(took_s / len(chosen))
+            error = part.error
+            part.error = None  # its traceback's frames have the part
+            self._deliver(lane, part.rows, error, is_joint=len(chosen) > 1)
+            del error
 
     def _prefill_chunk(self, lane: Lane, decode: Decode, *, is_alone: bool) -> None:
-        """Decode a chunk of a prompt; all of it where no smaller chunk can be made."""
+        """Decode a chunk of a prompt; the whole decode where no smaller chunk is possible."""
         model = _model(decode)
         tokens = decode.tokens
         num_logits = decode.num_logits
@@ -154,17 +171,19 @@ class Schedule:
         else:
             self._move_to_end(lane)
             lane.decode = decode._replace(tokens=tokens[size:])
-        del error  # which has this frame
+        del error  # its traceback has this frame
 
     def _chunk_size(self, decode: Decode, wanted: int) -> int:
-        """Tokens of the next chunk of a prompt. wanted: the size while others write."""
+        """Tokens of the next chunk of a prompt. wanted: its size if other texts may write."""
         from localspec.llama.model import LlamaModel  # loads libllama
 
         model = _model(decode)
         num_tokens = len(decode.tokens)
-        if not isinstance(model, LlamaModel):  # a head, which reads in one
+        if not isinstance(model, LlamaModel):  # a head, which reads all at once
             return num_tokens
-        most = min(wanted, model.batch_size) if self._has_several else model.batch_size
+        most = model.batch_size
+        if self._has_several:
+            most = min(wanted, most)
         return end_of_part(decode.tokens, min(most, num_tokens))
 
     def _deliver(
@@ -175,23 +194,28 @@ class Schedule:
         *,
         is_joint: bool,
     ) -> None:
-        """Give a lane the rows of its decode, or its error, and run it on."""
+        """Give a lane the rows of its decode, or its error, and continue its answer."""
         lane.clock.done(self._num_decodes, is_joint=is_joint)
         self._move_to_end(lane)
         self._produce(lane, rows, error)
-        del error  # whose frames were called by this one
+        del error  # its traceback has frames that this one called
 
     def _move_to_end(self, lane: Lane) -> None:
-        """Move a lane to the end of the round."""
+        """Move a lane to the end of the round-robin."""
         self._at_work.remove(lane)
         self._at_work.append(lane)
 
 
 def _model(decode: Decode) -> Any:
-    """The model of a decode: libllama's here, or a head."""
+    """The model of a decode: a `LlamaModel` here, or a head."""
     return decode.model
 
 
+def _weight(decode: Decode) -> tuple[int, int]:
+    """Orders decodes: first those of the smaller model, then those of fewer tokens."""
+    return _model(decode).num_weight_bytes, len(decode.tokens)
+
+
 def _is_of_prompt(decode: Decode) -> bool:
-    """Whether it is part of a prompt, of which a piece is decoded at a time."""
+    """Whether a decode is part of a prompt, which is decoded in pieces."""
     return len(decode.tokens) > LONGEST_STEP or has_cells(decode.tokens)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypedDict, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, get_args
 
 from localspec.engine.open_models import CacheDisk
 from localspec.errors import OptionError, PairError
@@ -23,6 +23,7 @@ from localspec.presets.local_models import size_warning
 from localspec.presets.located import adapter_files, locate, locate_model
 from localspec.presets.model_names import resolve_pair
 from localspec.presets.presets import (
+    Adapter,
     AnyAdapter,
     Preset,
     Role,
@@ -47,7 +48,7 @@ logger = logging.getLogger(__name__)
 
 
 class LoadKeywords(TypedDict, total=False):
-    """Arguments of `load` by keyword, as far as another process can be told them."""
+    """Arguments of `load` by keyword that can be sent to another process."""
 
     target: str | os.PathLike[str] | None
     draft: str | os.PathLike[str] | None
@@ -79,41 +80,46 @@ def _unheard(_share: float) -> None:
 
 
 class Source(NamedTuple):
-    """A model to be opened: of a file with this header, or an application's `Llama`."""
+    """A model to be opened: from a file, or an application's `Llama`."""
 
     role: Role
+
     header: Header | None
+    """The file's header; None for a `Llama`."""
+
     llama: Llama | None
     options: LlamaOptions
 
     report: Callable[[float], None] = _unheard
-    """Called with its loaded share."""
+    """Called with its loaded share, 0 … 1."""
 
     adapters: tuple[AdapterFile, ...] = ()
-    """Those of a target."""
+    """A target's LoRA adapters."""
 
 
 def named_sources(
     model: ModelSource | Preset | None, named: dict[Role, ModelSource | None]
 ) -> tuple[dict[Role, Located], Preset | None]:
-    """A path or a `Llama` for each role that is there, and the preset that names them, if any.
+    """A path or a `Llama` for each role that is filled, and the preset that names them, if any.
 
-    Raises what naming a model does: PresetError, OptionError.
+    Raises PresetError or OptionError for a name that cannot be resolved.
     """
     chosen, names = resolve_pair(model, named)
-    found: dict[Role, Located] = {}
+    located: dict[Role, Located] = {}
     if chosen is not None:
-        found.update(locate(chosen))
+        located.update(locate(chosen))
     for role, name in names.items():
-        is_file = isinstance(name, str | os.PathLike)
-        found[role] = locate_model(name, role) if is_file else _loaded(name, role)
-    draft = found.get("draft")
-    if draft is found["target"] and not isinstance(draft, Path):
+        if isinstance(name, str | os.PathLike):
+            located[role] = locate_model(name, role)
+        else:
+            located[role] = _loaded(name, role)
+    draft = located.get("draft")
+    if draft is located["target"] and not isinstance(draft, Path):
         raise OptionError(
             "target and draft are the same Llama object, which holds one text",
             "Create a second one for the draft, or name a file for it.",
         )
-    return found, chosen
+    return located, chosen
 
 
 def with_adapters(
@@ -123,9 +129,11 @@ def with_adapters(
 
     Raises OptionError for adapters of a `Llama`, or too many; and as `adapter_files`.
     """
-    wanted = () if chosen is None else chosen.adapters
+    wanted: tuple[Adapter, ...] = ()
     if adapters is not None:
         wanted = checked_adapters(adapters)
+    elif chosen is not None:
+        wanted = chosen.adapters
     if not wanted:
         return target
     if target.header is None:
@@ -140,25 +148,27 @@ def servers_used(
     model: str | os.PathLike[str] | Preset | None, arguments: LoadKeywords
 ) -> tuple[str, ...]:
     """Addresses of the RPC servers that `load` would use. Raises OptionError, PresetError."""
-    chosen, _ = resolve_pair(model, {role: arguments.get(role) for role in get_args(Role)})
-    found = list(common_servers(arguments.get("rpc"), chosen))
+    named: dict[Role, Any] = {role: arguments.get(role) for role in get_args(Role)}
+    chosen, _ = resolve_pair(model, named)
+    addresses = list(common_servers(arguments.get("rpc"), chosen))
     for options in (arguments.get("target_options"), arguments.get("draft_options")):
-        found += () if options is None else options.rpc
-    return tuple(dict.fromkeys(found))
+        if options is not None:
+            addresses += options.rpc
+    return tuple(dict.fromkeys(addresses))
 
 
 def _loaded(source: object, role: Role) -> Llama:
     """The model that an application has loaded. Raises OptionError for anything else."""
     from localspec.llama.library import Llama
 
-    is_file = role in ("head", "mmproj")
-    if not isinstance(source, Llama) or is_file:
-        raise OptionError(
-            f"the {role} is {source!r}, neither a path nor a name"
-            f"{'' if is_file else ' nor a llama_cpp.Llama'}",
-            "Give the path of a GGUF file, or a name as hf:owner/repo/file.gguf.",
-        )
-    return source
+    must_be_file = role in ("head", "mmproj")
+    if isinstance(source, Llama) and not must_be_file:
+        return source
+    fault = f"the {role} is {source!r}, neither a path nor a name"
+    if not must_be_file:
+        fault += " nor a llama_cpp.Llama"
+    hint = "Give the path of a GGUF file, or a name as hf:owner/repo/file.gguf."
+    raise OptionError(fault, hint)
 
 
 def chosen_sources(
@@ -169,8 +179,9 @@ def chosen_sources(
 ) -> list[Source]:
     """The models to open, in this order: the target, a draft, a head's own file.
 
-    Without a projector. A head's file that is given as a draft is taken for what it is.
-    Raises PairError for a head that does not fit the target, ModelFileError.
+    A head's file that is given as a draft becomes the head. A projector is not among them.
+
+    Raises PairError for a head that does not fit the target, and ModelFileError.
     """
     if drafting.is_off:
         found = {"target": found["target"]}
@@ -196,7 +207,7 @@ def chosen_sources(
     can_have_head = drafting.may_use(ProposerKind.HEAD) and _can_compute_head(head or target)
     if head is not None and can_have_head:
         _check_head(target, head)
-    # Inside the target's file it would be where the target's last layers are.
+    # A head inside the target's file would lie where the target's last layers are.
     is_remote = bool(target.options.rpc) and drafting.proposer != "head"
     if head or not can_have_head or (is_remote and target.options.with_head is None):
         target = target._replace(options=replace(target.options, with_head=False))
@@ -246,12 +257,16 @@ def _can_compute_head(source: Source) -> bool:
     """Whether libllama has the functions that the head in a file needs, if there is one."""
     from localspec.llama.quirks.nextn import missing_functions  # loads libllama
 
-    facts = None if source.header is None else head_facts(source.header)
+    if source.header is None:
+        return True
+    facts = head_facts(source.header)
     if facts is None or facts.graph is HeadGraph.OUTPUT:
         return True
-    if missing := missing_functions(reads_layers=bool(facts.layers_read)):
-        logger.warning("heads are off: this libllama lacks %s", ", ".join(missing))
-    return not missing
+    missing = missing_functions(reads_layers=bool(facts.layers_read))
+    if not missing:
+        return True
+    logger.warning("heads are off: this libllama lacks %s", ", ".join(missing))
+    return False
 
 
 def _for_head(target_options: LlamaOptions) -> LlamaOptions:
@@ -266,32 +281,38 @@ def _for_head(target_options: LlamaOptions) -> LlamaOptions:
 
 
 def _for_target(options: LlamaOptions, drafting: Drafting) -> LlamaOptions:
-    """The options with what the loop asks of a target."""
+    """The options with the rows and snapshots that the loop needs of a target."""
     snapshots = options.num_snapshots
     if snapshots is None:
-        snapshots = 0 if drafting.is_off else drafting.draft_tokens
+        snapshots = drafting.draft_tokens
+        if drafting.is_off:
+            snapshots = 0
     return replace(options, max_outputs=MAX_DRAFT_TOKENS + 1, num_snapshots=snapshots)
 
 
 def reporting(sources: list[Source], progress: Callable[[float], None] | None) -> list[Source]:
-    """The sources with reports that tell `progress` together 0 … 1, by the sizes of the files.
+    """The sources, each with a report to `progress` of the loaded share of all files' bytes.
 
-    Raises OptionError for what cannot be called.
+    Raises OptionError if `progress` cannot be called.
     """
     if progress is None:
         return sources
     if not callable(progress):
         raise OptionError(f"progress is {progress!r}", "Give a function of the loaded share.")
-    sizes = [
-        0 if source.header is None else os.path.getsize(source.header.path)
-        for source in sources
-    ]
+    sizes = []
+    for source in sources:
+        size = 0
+        if source.header is not None:
+            size = os.path.getsize(source.header.path)
+        sizes.append(size)
     total = sum(sizes) or 1
 
     def report(before: int, size: int, share: float) -> None:
         progress((before + share * size) / total)
 
-    return [
-        source._replace(report=partial(report, sum(sizes[:index]), sizes[index]))
-        for index, source in enumerate(sources)
-    ]
+    reported = []
+    before = 0
+    for source, size in zip(sources, sizes, strict=True):
+        reported.append(source._replace(report=partial(report, before, size)))
+        before += size
+    return reported

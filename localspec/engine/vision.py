@@ -1,4 +1,4 @@
-"""A projector opened for an engine's target, with which it reads pictures."""
+"""Finds and opens the projector with which an engine's target reads pictures."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 
 class ProjectorError(Exception):
-    """A projector that was only found cannot be opened beside the models, which could."""
+    """A projector that was found, but not asked for, cannot be opened; the models could."""
 
 
 class Sight(NamedTuple):
@@ -43,38 +43,40 @@ class Sight(NamedTuple):
     projector: Header
 
     is_named: bool
-    """Whether it was asked for, not just found."""
+    """Whether the user asked for it; else it was found next to the target."""
 
 
 def sees(model: str | os.PathLike[str] | Preset | None, arguments: LoadKeywords) -> bool:
-    """Whether `load` would open a target with a projector. Raises what naming a model does."""
+    """Whether `load` would open a target with a projector. Raises as `named_sources`."""
     named: dict[Role, Any] = {role: arguments.get(role) for role in get_args(Role)}
-    found, _ = named_sources(model, named)
-    target = found["target"]
-    projector = found.get("mmproj")
+    sources, _ = named_sources(model, named)
+    target = sources["target"]
+    projector = sources.get("mmproj")
     assert isinstance(target, Path)  # no command has a `Llama`
     assert projector is None or isinstance(projector, Path)
-    ways = ways_to_see(arguments.get("mmproj"), projector, check_model_file(target))
-    return ways[0] is not None
+    header = check_model_file(target)
+    first = ways_to_see(arguments.get("mmproj"), projector, header)[0]
+    return first is not None
 
 
 def ways_to_see(
     named: str | os.PathLike[str] | None, path: Path | None, target: Header | None
 ) -> list[Sight | None]:
-    """The projectors to open a target with, in this order; None is none of them.
+    """The projectors to try in this order; None stands for a target without one.
 
-    A projector that was only found does not keep the models from loading.
+    If a projector was found, but not asked for, a fault of it does not stop the models from
+    loading.
 
     Args:
-        named: the projector that was asked for.
-        path: its file, or else the preset's; if there is neither, one in the target's folder
+        named: The projector that the user asked for.
+        path: Its file, or else the preset's. With neither, a file in the target's folder
             counts.
-        target: the header of the target; None for a `Llama`.
+        target: The header of the target; None for a `Llama`.
 
     Raises:
-        ModelFileError: the projector that was asked for is another file.
-        PairError: it is another model's.
-        OptionError: the target is a `Llama`.
+        ModelFileError: The projector that the user asked for is another kind of file.
+        PairError: It belongs to another model.
+        OptionError: The target is a `Llama`.
     """
     if named == NO_PROJECTOR:
         return [None]
@@ -110,7 +112,7 @@ def _checked(path: Path, target: Header | None) -> Header:
 
 
 def warn_unused(path: Path, fault: Exception) -> None:
-    """Say why the models are loaded without a projector that was found."""
+    """Log why the models are loaded without a projector that was found."""
     logger.warning(
         '%s is not used: %s. mmproj="none" leaves it out without this warning.',
         path.name,
@@ -119,19 +121,22 @@ def warn_unused(path: Path, fault: Exception) -> None:
 
 
 def has_room_on_gpu(header: Header, gpus: Sequence[Device]) -> bool:
-    """Whether the first GPU, which libmtmd takes, has as much free memory as a projector needs.
+    """Whether the first GPU, which libmtmd takes, has enough free memory for a projector.
 
-    libmtmd ends the process where it has not; without a GPU it takes the processor by itself.
+    libmtmd ends the process if it has not. True without a GPU: libmtmd then takes the
+    processor.
 
     Args:
-        gpus: The GPUs as they are once the models are loaded.
+        header: The projector's header.
+        gpus: The GPUs, after the models were loaded.
     """
+    if not gpus:
+        return True
+    gpu = gpus[0]
+    if gpu.total_bytes == 0:  # the driver does not say
+        return True
     needed = projector_memory(header, 0)
-    return all(
-        gpu.total_bytes == 0  # not stated
-        or gpu.free_bytes > needed.weights_bytes + needed.compute_bytes
-        for gpu in gpus[:1]
-    )
+    return gpu.free_bytes > needed.weights_bytes + needed.compute_bytes
 
 
 def open_projector(
@@ -141,26 +146,28 @@ def open_projector(
     draft: LlamaModel | None,
     stack: contextlib.ExitStack,
 ) -> None:
-    """Let the target read pictures, and a draft pass over them. options: of the target.
+    """Let the target read pictures, and a draft pass over them.
 
     Raises ModelFileError.
 
     Args:
-        stack: Gets what closes the projector, which is closed before the models are.
+        header: The projector's header.
+        options: The target's options.
+        target: Reads the pictures.
+        draft: Passes over them.
+        stack: Closes the projector, before the models are closed.
     """
     from localspec.llama.projector import Projector  # loads libllama
 
-    # Again, since libmtmd takes for granted what was checked.
+    # Check again: the file may have changed, and libmtmd trusts it.
     header = checked_projector(header.path)
     content = FileContent(header)
+    use_gpu = options.num_gpu_layers != 0 and has_room_on_gpu(header, free_memory().gpus)
     projector = Projector(
-        header.path,
-        target.handle,
-        num_threads=target.num_threads,
-        use_gpu=options.num_gpu_layers != 0 and has_room_on_gpu(header, free_memory().gpus),
+        header.path, target.handle, num_threads=target.num_threads, use_gpu=use_gpu
     )
     stack.callback(projector.close)
-    # Now that the system has the file at hand.
+    # Read now, while the system has the file in memory.
     projector.content = content.digest() or os.urandom(16).hex()
     target.vision = projector
     if draft is not None:

@@ -14,13 +14,13 @@ Found = TypeVar("Found")
 
 
 class Worker(InboxThread):
-    """Computes: what is put into its inbox, and between that the schedule's next decode.
+    """Does the work in its inbox and, while that is empty, the schedule's next decode.
 
-    Idle work is done while no answer runs or waits, and makes way for whatever is asked.
+    Idle work is done while no answer runs or waits, and ends at the next request.
 
     Args:
-        schedule: the lanes at work.
-        line: the answers that run or wait.
+        schedule: The lanes at work.
+        line: The answers that run or wait.
     """
 
     def __init__(self, schedule: Schedule, line: Line) -> None:
@@ -33,7 +33,7 @@ class Worker(InboxThread):
         """Answers and wishes to end that were asked for. Idle work ends when it changes."""
 
     def note_asked(self) -> None:
-        """Have idle work make way, since something is asked for."""
+        """Note a request, and end idle work."""
         with self._starting:
             self.num_asked += 1
             if self._make_way is not None:
@@ -46,7 +46,7 @@ class Worker(InboxThread):
                 self._make_way()
 
     def when_idle(self, function: Callable[[], Found]) -> Found:
-        """The function's result, called while no answer runs. Raises BusyError if one does."""
+        """Call a function while no answer runs; returns its result. BusyError if one runs."""
 
         def work() -> Found:
             if self._line.num_there:
@@ -62,12 +62,12 @@ class Worker(InboxThread):
         make_way: Callable[[], None],
         is_wanted: Callable[[], bool],
     ) -> None:
-        """Call a function while nothing is asked, unless there is idle work already.
+        """Call a function while there is no request, unless idle work runs already.
 
         Args:
-            function: does the work.
-            make_way: ends it soon, from any thread.
-            is_wanted: whether to begin, asked in the thread.
+            function: Does the work.
+            make_way: Ends the work soon, from any thread.
+            is_wanted: Whether to begin; called in the worker's thread.
         """
 
         def work() -> None:
@@ -76,7 +76,7 @@ class Worker(InboxThread):
                 if not self._line.num_there and is_wanted() and self._inbox.empty():
                     function()
             finally:
-                with self._starting:  # after it nobody makes way
+                with self._starting:  # no later request ends the work
                     self._make_way = None
 
         if self._make_way is None:
@@ -85,7 +85,7 @@ class Worker(InboxThread):
             except BaseException:
                 with self._starting:
                     if self._make_way is make_way:
-                        make_way()  # Ctrl-C has ended the waiting, and not the work
+                        make_way()  # Ctrl-C has ended the waiting, but not the work
                 raise
 
     def _may_step(self) -> bool:
