@@ -3,17 +3,17 @@
 Some parts of a text are predictable and others are not. A regime is a rate at which draft
 tokens are accepted. The present regime is hidden and changes now and then; it is tracked by
 Bayes' rule over a grid of rates (a hidden Markov model, whose state is redrawn from a slowly
-learned prior with a fixed hazard). So a fully accepted draft counts as "at least so many", a
+learned prior with a fixed hazard). So a fully accepted draft counts as "at least n tokens", a
 regime that was not seen for a while becomes uncertain again, and the value of a long draft is
-the mean over all rates that are possible.
+the mean over all possible rates.
 
 The proposer's own confidence shifts the log-odds of a token by an amount that is learned for
 each bin of confidence. Weighted by how often the bins occur, the shifts average 0, so the rate
 of a regime is that of a token whose confidence is not known yet.
 
-A lookup counts itself how findings of each kind fare, and is taken at its word. A regime says
-how this text differs from that, for each source: whether the prompt is being copied now says
-nothing of matches in another conversation.
+A lookup counts how its matches of each kind fare, so its confidence is taken as it is. A regime
+says how the present text differs from that, for each source: whether the prompt is being copied
+now says nothing about matches in another conversation.
 """
 
 from __future__ import annotations
@@ -32,32 +32,33 @@ Weights = NDArray[np.float64]
 # The regimes: rates at which draft tokens are accepted, closer together near 1, where small
 # differences decide how long a draft pays
 RATES = np.array([0.01, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.86, 0.9, 0.93, 0.955, 0.98])
-# Tokens that a regime lasts on average: over so many a bet has to pay, and so many verdicts
-# replace a first guess. Its inverse is the chance of another regime at each token
+# Tokens that a regime lasts on average. A bet has to pay within that number of tokens, and that
+# number of verdicts replaces a first guess
 REGIME_TOKENS = 64
-_HAZARD = 1 / REGIME_TOKENS
-# The first priors of the regimes. People choose good drafts for a target; what a constraint
-# forces has to come in one spelling or another
+_HAZARD = 1 / REGIME_TOKENS  # the chance of another regime at each token
+# The first priors of the regimes. People choose good drafts for a target; a token that a
+# constraint forces has to come in one spelling or another
 _PRIORS: dict[ProposerKind, Weights] = {
     ProposerKind.DRAFT: 0.5 + RATES,
     ProposerKind.HEAD: 0.5 + RATES,
     ProposerKind.FORCED: RATES**40,
 }
-# Those of a lookup, about as they were in code, edits, explanations and arithmetic: an answer
-# copies its prompt or does not, repeats itself as often as counted, and other texts less often
+# The first priors of a lookup, about as measured in code, edits, explanations and arithmetic:
+# an answer copies its prompt or does not, repeats itself as often as the lookup counted, and
+# repeats other texts less often
 _LOOKUP_PRIORS: dict[MatchSource, Weights] = {
     MatchSource.PROMPT: 2.0 * RATES**4 * (1.0 - RATES) + RATES**40,
     MatchSource.ANSWER: RATES**12 * (1.0 - RATES) ** 2,
     MatchSource.OTHER: RATES**5 * (1.0 - RATES) ** 2,
 }
-# Judged tokens that the first prior weighs as much as
+# The weight of the first prior, in judged tokens
 _PRIOR_TOKENS = 6
-# How fast the shift of a bin of confidence follows what is seen, and how often the bins occur
+# How fast the shifts of the bins, and how often the bins occur, follow what is seen
 _SHIFT_RATE = 0.04
 _EDGES = (0.3, 0.5, 0.7, 0.85, 0.95)  # edges of the bins of confidence
 _LOG_ODDS = np.log(RATES) - np.log1p(-RATES)
 _CENTRES = np.convolve([0.0, *_EDGES, 1.0], [0.5, 0.5], "valid")  # of the bins
-# A lookup's confidence is taken at its word in a regime of this rate
+# In a regime of rate 0.85 a lookup's confidence is taken as it is
 _LITERAL_SHIFTS = np.log(_CENTRES / (1.0 - _CENTRES)) - np.log(0.85 / 0.15)
 
 _POWERS = np.arange(1.0 + MAX_DRAFT_TOKENS)
@@ -69,12 +70,18 @@ class Acceptance:
     """The acceptance of one proposer's tokens, learned from verdicts."""
 
     def __init__(self, kind: ProposerKind, source: MatchSource = MatchSource.PROMPT) -> None:
+        num_bins = len(_EDGES) + 1
         self.num_seen = 0
+        """Tokens that were judged."""
         self._is_literal = kind is ProposerKind.LOOKUP
-        prior = _LOOKUP_PRIORS[source] if self._is_literal else _PRIORS[kind]
+        if self._is_literal:
+            prior = _LOOKUP_PRIORS[source]
+            self._shifts = _LITERAL_SHIFTS.copy()
+        else:
+            prior = _PRIORS[kind]
+            self._shifts = np.zeros(num_bins)
         self._prior: Weights = prior / prior.sum()
-        self._shifts = _LITERAL_SHIFTS * self._is_literal
-        self._shares = np.full(len(_EDGES) + 1, 1.0 / (len(_EDGES) + 1))  # of the bins
+        self._shares = np.full(num_bins, 1.0 / num_bins)  # how often the bins occur
         self._weights: Weights = self._prior.copy()
         self._num_passed = 0  # tokens since the weights were updated
         self._chances = _shifted(self._shifts)
@@ -82,7 +89,7 @@ class Acceptance:
     @property
     def weights(self) -> Weights:
         """(regimes,) probabilities of the rates in `RATES` now."""
-        # On demand, since most target-only steps do not need them.
+        # Updated on demand, since most target-only steps do not need them.
         if self._num_passed > 0:
             stays = (1.0 - _HAZARD) ** self._num_passed
             self._weights = stays * self._weights + (1.0 - stays) * self._prior
@@ -98,14 +105,15 @@ class Acceptance:
         """(1 + MAX_DRAFT_TOKENS,) how many of the next 0, 1, 2 … tokens will be accepted.
 
         Args:
-            weights: (regimes,).
-            confidence: The confidence in each of them, None if it is not known yet. That a
-                match grows with each token promises more only where a text is copied: in a
-                regime.
+            weights: (regimes,) probabilities of the rates.
+            confidence: The confidence in each token; None if it is not known yet. It is the
+                same for all of them: a match that grows promises more only in a regime in which
+                a text is copied.
         """
         gains = GAINS
         if confidence is not None:
-            gains = np.cumsum(self.chances(confidence)[:, None] ** _POWERS, axis=1) - 1.0
+            powers = self.chances(confidence)[:, None] ** _POWERS
+            gains = np.cumsum(powers, axis=1) - 1.0
         expected: Weights = weights @ gains
         return expected
 
@@ -113,7 +121,9 @@ class Acceptance:
         """Take one judged token into account.
 
         Args:
-            outcome: 1 if it was accepted, 0 if it was refused, between them the chance of it.
+            confidence: The confidence with which it was proposed.
+            outcome: 1 if it was accepted, 0 if it was refused; between them, its chance to be
+                accepted.
         """
         bin_ = bisect_right(_EDGES, confidence)
         chances = self._chances[bin_]
@@ -124,7 +134,8 @@ class Acceptance:
             self._shifts[bin_] += _SHIFT_RATE * surprise
             self._shifts -= self._shares @ self._shifts
             self._chances = _shifted(self._shifts)
-        weights = self.weights * (outcome * chances + (1.0 - outcome) * (1.0 - chances))
+        likelihoods = outcome * chances + (1.0 - outcome) * (1.0 - chances)
+        weights = self.weights * likelihoods
         self._weights = weights / weights.sum()
         self.num_seen += 1
         rate = max(_HAZARD / 4, 1.0 / (_PRIOR_TOKENS + self.num_seen))
@@ -138,25 +149,30 @@ class Acceptance:
         """The content to save for the next process, in JSON's types."""
         return {
             "num_seen": self.num_seen,
-            "prior": [round(float(weight), 6) for weight in self._prior],
-            "shifts": [round(float(shift), 4) for shift in self._shifts],
-            "shares": [round(float(share), 4) for share in self._shares],
+            "prior": _rounded(self._prior, 6),
+            "shifts": _rounded(self._shifts, 4),
+            "shares": _rounded(self._shares, 4),
         }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
         """Continue from `as_dict`."""
-        prior, shifts, shares = (
-            np.array(kept[name], dtype=np.float64) for name in ("prior", "shifts", "shares")
-        )
+        prior = np.array(kept["prior"], dtype=np.float64)
+        shifts = np.array(kept["shifts"], dtype=np.float64)
+        shares = np.array(kept["shares"], dtype=np.float64)
         self.num_seen = int(kept["num_seen"])
         # Every rate keeps a little weight, so that no regime is ruled out forever.
         spread = 2 * _HAZARD
         self._prior = (1.0 - spread) * prior / prior.sum() + spread / len(RATES)
-        self._shifts = np.clip(shifts, _LOG_ODDS[0], _LOG_ODDS[-1])  # of a damaged profile
+        # A damaged profile may have any number.
+        self._shifts = np.clip(shifts, _LOG_ODDS[0], _LOG_ODDS[-1])
         self._shares = shares / shares.sum()
         self._chances = _shifted(self._shifts)
         self._weights = self._prior.copy()
         self._num_passed = 0
+
+
+def _rounded(values: Weights, num_digits: int) -> list[float]:
+    return [round(float(value), num_digits) for value in values]
 
 
 def _shifted(shifts: Weights) -> Weights:

@@ -2,13 +2,13 @@
 
 It chooses the K with the most expected tokens per second, E[emitted] / (K·c + T(K + 1)), of
 all K including 0 (Leviathan et al., arXiv 2211.17192, theorem 3.8, with a measured T in
-place of a constant one), from `cost` and `acceptance`. While tokens are drafted the same
-question is asked again with what is known by then, as an optimal stopping problem at the
-rate of the best K (Dinkelbach's method).
+place of a constant one), from `cost` and `acceptance`. While tokens are drafted, the choice is
+made again with the confidences known by then, as an optimal stopping problem at the rate of the
+best K (Dinkelbach's method).
 
-A proposer that may pay is tried at once, and pauses longer each time it does not. Within an
-answer all follows from its text and from costs that are fixed when it begins: the same question
-takes the same steps.
+A proposer that may pay is tried at once, and pauses longer each time it does not pay. Within an
+answer, all choices follow from its text and from costs that are fixed when it begins: so the
+same question takes the same steps.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from localspec.speculative.policy_api import (
 
 # A gain has to be larger than this factor
 _MARGIN = 1.02
-# Target-only steps that finding out may cost in the first answer of a pair on a machine; half
-# of it after an answer that spent some, down to the least
+# Target-only steps that trials may cost in the first answer of a pair on a machine. After an
+# answer that spent some of them the grant is halved, down to the least
 _GRANT = 6.0
 _LEAST_GRANT = 1.5
-# Of an answer's tokens: what it may cost where that is more. With the last look, which may cost
-# more than is left, a long answer loses a hundredth
+# Trials in a long answer may cost this share of its tokens, if that is more than the grant.
+# With the last trial, which may exceed the budget, a long answer loses a hundredth
 _SHARE = 0.008
 
 
@@ -51,21 +51,29 @@ class AdaptiveDraftPolicy(DraftPolicy):
     """Maximises the expected tokens per second over all proposers and all K.
 
     One object serves all answers of an engine; what it learned can be saved and restored.
-    draft_shares: for each kind of proposer, a guess of what a draft token costs, as a share of
-    a target-only step; it counts until the cost is measured. num_threads: the number of threads
-    that the models begin with. costs: with the present number, for the length of the text.
+
+    Args:
+        draft_shares: A guess of what a draft token costs, for each kind of proposer, as a share
+            of a target-only step. It counts until the cost is measured.
+        num_threads: The number of threads with which the models begin.
     """
 
     def __init__(self, draft_shares: Mapping[ProposerKind, float], num_threads: int) -> None:
         self._draft_shares = draft_shares
-        self._key = num_threads, 0  # of the present costs: threads, class of lengths
+        self._key = (num_threads, 0)  # of the present costs: threads, class of lengths
+
         self.costs = Costs(draft_shares)
+        """Costs with the present number of threads, for the text's class of lengths."""
+
         self._costs = {self._key: self.costs}
         self._grant = _GRANT  # target-only steps that the next answer may lose
-        self._budget = _GRANT  # that the present one still may
+        self._budget = _GRANT  # target-only steps that the present answer may still lose
         self._num_decoded = 0  # tokens of the present answer
         self._num_other = 0  # steps in a row with another number of threads
+
         self.prospects = [Prospect(index, kind) for index, kind in enumerate(draft_shares)]
+        """The outlook for each proposer."""
+
         self._nearest: Prospect | None = None  # the one closest to paying
         self._last_size = 1  # tokens of the last decode
         self._since_plain = 0  # steps since a target-only one was timed
@@ -74,13 +82,14 @@ class AdaptiveDraftPolicy(DraftPolicy):
         self._idle = math.inf  # target-only steps that padding cost since the last draft
 
     def _use_costs(self, num_threads: int, length: int) -> None:
-        """Take the costs with so many threads, for a class of lengths."""
+        """Switch to the costs with `num_threads` threads, for a class of lengths."""
         self._key = (num_threads, length)
         self._num_other = 0
         if self._key not in self._costs:
-            self._costs[self._key] = Costs(self._draft_shares)
-            self._costs[self._key].restore(self.costs.as_dict())  # a guess
-            self._costs[self._key].prefill_token_s = self.costs.prefill_token_s
+            guessed = Costs(self._draft_shares)
+            guessed.restore(self.costs.as_dict())
+            guessed.prefill_token_s = self.costs.prefill_token_s
+            self._costs[self._key] = guessed
         self.costs = self._costs[self._key]
 
     def reset(self) -> None:
@@ -101,28 +110,25 @@ class AdaptiveDraftPolicy(DraftPolicy):
         return max(self._grant / 2, _LEAST_GRANT)
 
     def renew(self) -> None:
-        """Let the next answers begin with what was learned; for idle time."""
+        """Let the next answers begin with the knowledge of now. It takes idle time."""
         for prospect in self.prospects:
             prospect.renew()
 
     def pause_left(self, proposer: int) -> int:
         prospect = self.prospects[proposer]
-        # A lookup is judged as well while it is paused: that costs nothing.
+        # A lookup is judged while it is paused, too, since judging it costs nothing.
         has_model = prospect.kind in (ProposerKind.DRAFT, ProposerKind.HEAD)
         if has_model:
             return max(prospect.pause_left, 0)
         return 0
 
     def choose(self, context: PolicyContext) -> Decision | Replay:
-        available = [
-            prospect
-            for prospect, state in zip(self.prospects, context.states, strict=True)
-            if not self.pause_left(prospect.index) and prospect.prepare(state, context.room)
-        ]
+        available = self._available(context)
         if not available:
             return Decision(None, draft_off=reason_for_none(context))
-        if fill(context.num_cached) != self._key[1]:
-            self._use_costs(self._key[0], fill(context.num_cached))
+        num_threads, length = self._key
+        if fill(context.num_cached) != length:
+            self._use_costs(num_threads, fill(context.num_cached))
         if self.costs.needs_plain or self._since_plain >= LONGEST_PAUSE:
             return Decision(None, draft_off=DraftOff.MEASURING)
         for prospect in available:
@@ -132,34 +138,53 @@ class AdaptiveDraftPolicy(DraftPolicy):
         for prospect in awake:
             prospect.rank(self.costs, self._last_size)
         awake.sort(key=lambda prospect: -prospect.rate)
-        self._nearest = awake[0] if awake else self._nearest
+        if awake:
+            self._nearest = awake[0]
         for prospect in awake:
             attempt = self._attempt(prospect, context)
             if attempt is not None:
                 return attempt
+        return Decision(None, draft_off=self._reason())
+
+    def _available(self, context: PolicyContext) -> list[Prospect]:
+        """The proposers that can propose a token in this step."""
+        available = []
+        for prospect, state in zip(self.prospects, context.states, strict=True):
+            if self.pause_left(prospect.index):
+                continue
+            if prospect.prepare(state, context.room):
+                available.append(prospect)
+        return available
+
+    def _reason(self) -> DraftOff:
+        """Why no proposer that is awake drafts."""
         nearest = self._nearest
-        would_pay = nearest is not None and nearest.rate * nearest.steps[1] > _MARGIN
-        why = DraftOff.OVER_BUDGET if would_pay else DraftOff.DOES_NOT_PAY
-        return Decision(None, draft_off=why)
+        if nearest is not None and nearest.rate * nearest.steps[1] > _MARGIN:
+            return DraftOff.OVER_BUDGET
+        return DraftOff.DOES_NOT_PAY
 
     def _attempt(self, prospect: Prospect, context: PolicyContext) -> Decision | Replay | None:
-        """Draft with it if that pays, or look whether it may; pause it if neither."""
+        """Draft if that pays, or try whether it may pay. If neither, pause the proposer."""
         state = prospect.state
         plain = float(prospect.steps[1])
         pays = prospect.rate * plain > _MARGIN
         is_sure = state.confidence is not None
         if is_sure and prospect.risk > self._budget:
-            # It may wait, since to see how it would have fared costs nothing.
+            # A lookup can wait: to see how it would have fared costs nothing.
             pays = pays and prospect.gain > prospect.risk
         looks = state.num_unjudged > 1 and not prospect.was_replayed
-        gain = plain - 1.0 / prospect.rate if pays else prospect.gain_if_known()
+        if pays:
+            gain = plain - 1.0 / prospect.rate
+        elif is_sure or not looks or self._budget <= 0.0:
+            gain = 0.0
+        else:
+            gain = prospect.gain_if_known()
         worth = gain * min(REGIME_TOKENS, context.num_remaining)
-        if not pays and (is_sure or not looks or self._budget <= 0.0):
-            worth = 0.0
         length = context.num_cached + 1
         if prospect.may_read(self.costs, length, worth, self._budget, drafts=pays):
             if looks and not state.is_block:
-                # It has to read those tokens anyway, and shows what to expect.
+                # The draft has to read those tokens anyway. A replay of them shows how it
+                # fares.
                 prospect.was_replayed = True
                 return Replay(prospect.index, prospect.reads_from)
             if pays or state.is_block:
@@ -176,8 +201,9 @@ class AdaptiveDraftPolicy(DraftPolicy):
         prospect = self.prospects[proposer]
         num_read = replay_scores.num_read
         self.costs.learn_draft(prospect.kind, num_read, 0, seconds)
-        sources = replay_scores.sources or [prospect.state.source] * len(replay_scores.chances)
-        for (confidence, chance), source in zip(replay_scores.chances, sources, strict=True):
+        chances = replay_scores.chances
+        sources = replay_scores.sources or [prospect.state.source] * len(chances)
+        for (confidence, chance), source in zip(chances, sources, strict=True):
             prospect.see(confidence, chance, 1, source)
         cost = num_read * self.costs.read_token(prospect.kind)
         self._budget -= cost
@@ -197,7 +223,10 @@ class AdaptiveDraftPolicy(DraftPolicy):
         return self._padded[num_tokens]
 
     def _padded_pause(self, limit: int) -> int:
-        """The size of a step without a draft: the last one's, until that cost a change."""
+        """The size of a step without a draft.
+
+        The last step's size, until padding to it has cost as much as a change of size.
+        """
         costs = self.costs
         size = self._last_size
         if size > limit or not costs.is_change_dear or self._since_plain >= LONGEST_PAUSE:
@@ -210,12 +239,14 @@ class AdaptiveDraftPolicy(DraftPolicy):
     def learn(self, record: StepRecord) -> None:
         size = record.num_target_tokens
         scored_s = record.target_time_s + record.sampler_time_s
-        is_other = record.num_threads != self._key[0]
-        self._num_other = self._num_other + 1 if is_other else 0
-        if self._num_other > TRIAL_STEPS or (is_other and self.costs.needs_plain):
-            self._use_costs(record.num_threads, self._key[1])
-        elif not is_other:
+        num_threads, length = self._key
+        if record.num_threads == num_threads:
+            self._num_other = 0
             self._learn_step(record, size, scored_s)
+        else:
+            self._num_other += 1
+            if self._num_other > TRIAL_STEPS or self.costs.needs_plain:
+                self._use_costs(record.num_threads, length)
         if record.proposer is not None:
             self._learn_draft(self.prospects[record.proposer], record)
         self._last_size = size
@@ -240,23 +271,26 @@ class AdaptiveDraftPolicy(DraftPolicy):
             if has_changed and self._last_size <= LARGEST_STEP and costs.plain_s:
                 costs.learn_change(scored_s / costs.plain_s)
             if not (has_changed and costs.is_change_dear):
-                needs_more = costs.learn_plain(scored_s)
-                self._since_plain = LONGEST_PAUSE if needs_more else 0
+                self._since_plain = 0
+                if costs.learn_plain(scored_s):
+                    self._since_plain = LONGEST_PAUSE  # the next step is target-only, too
             return
         self._since_plain += 1
         if costs.plain_s and size <= LARGEST_STEP:
-            change = costs.change_cost if has_changed else 0.0
-            ratio = max(scored_s / costs.plain_s - change, 0.1)
-            if costs.learn_size(size, ratio):
+            ratio = scored_s / costs.plain_s
+            if has_changed:
+                ratio -= costs.change_cost
+            if costs.learn_size(size, max(ratio, 0.1)):
                 self._since_plain = LONGEST_PAUSE
 
     def _learn_draft(self, prospect: Prospect, record: StepRecord) -> None:
-        """Learn from a proposal and its verdict; its gain is reckoned by the fixed costs."""
+        """Learn from a proposal and its verdict. Its gain is computed by the fixed costs."""
         costs = self.costs
-        num_drafted = record.num_draft_tokens
-        # Of two tokens that it lacks, it reads the first one alone.
-        reads_one = costs.is_change_dear and record.num_read == SHORT_READ
-        num_decodes = 1 if prospect.state.is_block else max(num_drafted, 1) + reads_one
+        num_decodes = 1
+        if not prospect.state.is_block:
+            num_decodes = max(record.num_draft_tokens, 1)
+            if costs.is_change_dear and record.num_read == SHORT_READ:
+                num_decodes += 1  # of two tokens that it lacks, it reads the first one alone
         spent = num_decodes * costs.token(prospect.kind)
         if record.num_read > 1:
             spent += record.num_read * costs.read_token(prospect.kind)
@@ -269,10 +303,11 @@ class AdaptiveDraftPolicy(DraftPolicy):
             prospect.fail()
         if self._last_proposer == prospect.index or not costs.is_change_dear:
             costs.learn_draft(prospect.kind, record.num_read, num_decodes, record.draft_time_s)
-        for index, confidence in enumerate(record.confidences[: record.num_accepted + 1]):
-            prospect.see(
-                confidence, float(index < record.num_accepted), 0, prospect.state.source
-            )
+        source = prospect.state.source
+        judged = record.confidences[: record.num_accepted + 1]
+        for index, confidence in enumerate(judged):
+            was_accepted = index < record.num_accepted
+            prospect.see(confidence, float(was_accepted), 0, source)
 
     def estimate(self) -> PolicyEstimate | None:
         """The expectation for the proposer that came closest to paying."""
@@ -283,9 +318,10 @@ class AdaptiveDraftPolicy(DraftPolicy):
         acceptance = prospect.acceptance
         token = self.costs.token(prospect.kind)
         curve = Curve(self.costs.ratios(), token, prospect.state.is_block)
+        expected = acceptance.expected(acceptance.weights, prospect.state.confidence)
         return PolicyEstimate(
             prospect.kind,
-            float(acceptance.expected(acceptance.weights, prospect.state.confidence)[1]),
+            float(expected[1]),
             break_even_acceptance(curve, MAX_DRAFT_TOKENS),
             plain_s,
             token * plain_s,
@@ -294,24 +330,28 @@ class AdaptiveDraftPolicy(DraftPolicy):
 
     def as_dict(self) -> dict[str, Any]:
         """The content to save for the next process, in JSON's types."""
+        costs = {}
+        for (num_threads, length), known in self._costs.items():
+            costs[f"{num_threads} {length}"] = known.as_dict()
+        acceptance = {}
         for prospect in self.prospects:
             prospect.learn_seen()
-        costs = {" ".join(map(str, key)): one.as_dict() for key, one in self._costs.items()}
-        learned = {each.kind.value: each.learned.as_dict() for each in self.prospects}
-        return {"costs": costs, "acceptance": learned, "grant": self._next_grant()}
+            acceptance[prospect.kind.value] = prospect.learned.as_dict()
+        return {"costs": costs, "acceptance": acceptance, "grant": self._next_grant()}
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Continue from `as_dict`. Of no use after an error, as of a damaged file."""
+        """Continue from `as_dict`. After an error, as of a damaged file, discard the policy."""
         self._grant = min(max(float(kept["grant"]), _LEAST_GRANT), _GRANT)
         self._budget = self._grant
         for name, part in kept["costs"].items():
-            num_threads, length = map(int, name.split())
-            costs = self._costs.setdefault((num_threads, length), Costs(self._draft_shares))
+            num_threads, length = name.split()
+            key = (int(num_threads), int(length))
+            costs = self._costs.setdefault(key, Costs(self._draft_shares))
             costs.restore(part)
         self.expect(kept["acceptance"])
 
     def expect(self, acceptance: Mapping[str, Any]) -> None:
-        """Begin with what was learned of proposers' acceptance: a part of `as_dict`."""
+        """Begin with a known acceptance of proposers: the part "acceptance" of `as_dict`."""
         for prospect in self.prospects:
             if prospect.kind.value in acceptance:
                 prospect.learned.restore(acceptance[prospect.kind.value])

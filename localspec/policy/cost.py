@@ -27,18 +27,18 @@ SHORT_READ = 2
 # Sizes that are timed while idle; the only ones that decodes change to where a change is dear
 STEADY_SIZES = (1, 2, 4, 8, 16)
 _TILE = 4  # kernels for several tokens compute a multiple of this many
-_NUM_SAMPLES = 9  # kept for the median; a third of them is enough to fix a cost
+_NUM_SAMPLES = 9  # samples for the median; a third of them is enough to fix a cost
 # Factor by which measurements move a fixed cost between answers; within an answer, its square
 _CHANGED = 1.25
 _STEADY = 2  # expected steps in a row of one size, which share the cost of a change
-_DEAR_CHANGE = 0.1  # a change that costs less is free
-_TOKEN_GUESS = 0.1  # of one more token in a decode, until a prompt was timed
+_DEAR_CHANGE = 0.1  # a change that costs less counts as free
+_TOKEN_GUESS = 0.1  # the cost of one more token in a decode, until a prompt was timed
 
 Row = NDArray[np.float64]
 
 
 class Estimate:
-    """A cost. value: used by decisions; None without a guess or a sample.
+    """A cost that is measured.
 
     The value follows the first samples at once. Later it is fixed during an answer, unless
     measurements are far from it.
@@ -46,6 +46,8 @@ class Estimate:
 
     def __init__(self, guess: float | None = None) -> None:
         self.value = guess
+        """The cost for decisions; None without a guess or a sample."""
+
         self._is_fixed = False
         self._samples: deque[float] = deque(maxlen=_NUM_SAMPLES)
 
@@ -99,7 +101,7 @@ class Costs:
     The unit is a target-only step; names in `_s` are in seconds.
 
     Args:
-        draft_shares: Guesses of what a token of each kind costs.
+        draft_shares: Guesses of what a draft token of each kind of proposer costs.
 
     Attributes:
         plain_s: The cost of a target-only step.
@@ -116,7 +118,7 @@ class Costs:
         self.ledger: dict[str, Estimate] = defaultdict(Estimate, {"change": Estimate(1.0)})
         self._guess_drafts()
         self._plain: deque[float] = deque(maxlen=_NUM_SAMPLES // 2 + 1)
-        self._tables: dict[int, tuple[Row, list[int]]] = {}  # of `steps`
+        self._tables: dict[int, tuple[Row, list[int]]] = {}  # results of `steps`
 
     def _guess_drafts(self) -> None:
         for kind, share in self._shares.items():
@@ -134,7 +136,7 @@ class Costs:
 
     @property
     def needs_plain(self) -> bool:
-        """Whether target-only steps have to be timed before anything else is."""
+        """Whether target-only steps have to be timed before other steps."""
         return self.plain_s is None or len(self._plain) == 1
 
     def settle(self) -> None:
@@ -146,7 +148,8 @@ class Costs:
     def learn_plain(self, seconds: float) -> bool:
         """Learn from a target-only step after another. Returns whether to time more of them."""
         self._plain.append(seconds)
-        self.plain_s = typical_s = _typical(self._plain)
+        typical_s = _typical(self._plain)
+        self.plain_s = typical_s
         return max(seconds, typical_s) >= _CHANGED**2 * min(seconds, typical_s)
 
     def learn_size(self, size: int, ratio: float) -> bool:
@@ -168,23 +171,32 @@ class Costs:
         self._tables.clear()
 
     def compare(self, size: int, plain_s: float, seconds: list[float], back_s: float) -> None:
-        """Learn ratios from decodes while idle, where times can be longer than in an answer.
+        """Learn ratios from decodes in idle time, whose times can be longer than in an answer.
 
         Args:
-            seconds: The seconds of successive decodes of this size, without the first.
+            size: The size of these decodes.
             plain_s: The seconds of a target-only step after another.
+            seconds: The seconds of successive decodes of this size, without the first.
             back_s: The seconds of a target-only step after the last decode.
         """
         if self.plain_s is None:
             self.plain_s = plain_s
-        for each in seconds:
-            self.ledger[str(size)].learn(each / plain_s)
+        estimate = self.ledger[str(size)]
+        for size_s in seconds:
+            estimate.learn(size_s / plain_s)
         self.learn_change(back_s / plain_s)
 
     def learn_draft(
         self, kind: ProposerKind, num_read: int, num_decodes: int, seconds: float
     ) -> None:
-        """Learn from a proposal that first read num_read tokens, then took num_decodes."""
+        """Learn from a proposal.
+
+        Args:
+            kind: The proposer.
+            num_read: Tokens that it read first.
+            num_decodes: Decodes that it took to draft.
+            seconds: The time of all.
+        """
         if not self.plain_s:
             return
         share = seconds / self.plain_s
@@ -214,47 +226,57 @@ class Costs:
 
     def measured_sizes(self) -> dict[int, float]:
         """n → v(n) for the timed sizes n > 1."""
-        known = {int(name): one.value for name, one in self.ledger.items() if name.isdecimal()}
-        return {size: value for size, value in sorted(known.items()) if value is not None}
+        measured = {}
+        for name, estimate in self.ledger.items():
+            if name.isdecimal() and estimate.value is not None:
+                measured[int(name)] = estimate.value
+        return dict(sorted(measured.items()))
 
     def ratios(self) -> list[float]:
         """(LARGEST_STEP + 1,) v(n) for n = 0, 1, 2 …
 
         Interpolated linearly between timed sizes. Up to twice the largest timed size, a guess
-        low enough that larger sizes are tried; infinite beyond.
+        that is low enough for larger sizes to be tried; infinite for still larger ones.
         """
         known = {0: 0.0, 1: 1.0, **self.measured_sizes()}
         largest = max(known)
         sizes = np.arange(LARGEST_STEP + 1)
-        tiles = 2.0 ** np.ceil(np.log2(np.maximum(sizes, 1)))
         ratios = np.interp(sizes, list(known), list(known.values()))
-        ratios += self._prompt_token / 2 * np.where(sizes > largest, tiles - largest, 0)
+        tiles = 2.0 ** np.ceil(np.log2(np.maximum(sizes, 1)))
+        num_guessed = np.where(sizes > largest, tiles - largest, 0)
+        ratios += self._prompt_token / 2 * num_guessed
         ratios[sizes > max(_TILE, 2 * largest)] = np.inf
         return ratios.tolist()
 
     def steps(self, last_size: int) -> tuple[Row, list[int]]:
         """(LARGEST_STEP + 1,) The cost of a step of n tokens, and the size it is padded to.
 
-        The cost of a change from it is shared by the steps expected to keep the new size; from
-        size 1, the change back is added.
+        The cost of a change of size is shared by the steps that are expected to keep the new
+        size. From size 1, the change back is added.
 
         Args:
             last_size: The size of the last decode.
         """
         is_dear = self.is_change_dear
-        key = last_size if is_dear else 1
+        key = 1
+        if is_dear:
+            key = last_size
         if key in self._tables:
             return self._tables[key]
         ratios = self.ratios()
         change = 0.0
         if is_dear:
-            change = self.change_cost / _STEADY * (2 if last_size == 1 else 1)
+            change = self.change_cost / _STEADY
+            if last_size == 1:
+                change *= 2
         steps = np.zeros(LARGEST_STEP + 1)
         padded = [0] * (LARGEST_STEP + 1)
         best = LARGEST_STEP
         best_cost = float("inf")
         for size in range(LARGEST_STEP, 0, -1):
-            cost = ratios[size] + change * (size != last_size)
+            cost = ratios[size]
+            if size != last_size:
+                cost += change
             is_allowed = not is_dear or size in STEADY_SIZES or size == last_size
             # Ties go to the larger size: its tokens fill a kernel's tile at no extra cost.
             if is_allowed and (cost < best_cost or size == 1):
@@ -262,18 +284,25 @@ class Costs:
                 best_cost = cost
             steps[size] = best_cost
             padded[size] = best
-        self._tables[key] = steps, padded
-        return self._tables[key]
+        table = (steps, padded)
+        self._tables[key] = table
+        return table
 
     def sizes_to_time(self) -> list[int]:
-        """Sizes that lack samples."""
-        known = [name for name, estimate in self.ledger.items() if not estimate.num_lacking]
-        return [size for size in STEADY_SIZES[1:] if str(size) not in known]
+        """Sizes above 1 that lack samples."""
+        lacking = []
+        for size in STEADY_SIZES[1:]:
+            estimate = self.ledger.get(str(size))
+            if estimate is None or estimate.num_lacking:
+                lacking.append(size)
+        return lacking
 
     def as_dict(self) -> dict[str, Any]:
         """The content to save for the next process, in JSON's types."""
-        kept = {name: one.value_to_keep() for name, one in self.ledger.items()}
-        return {"plain_s": self.plain_s, **kept}
+        kept: dict[str, Any] = {"plain_s": self.plain_s}
+        for name, estimate in self.ledger.items():
+            kept[name] = estimate.value_to_keep()
+        return kept
 
     def restore(self, kept: Mapping[str, Any]) -> None:
         """Continue from `as_dict`."""
@@ -287,7 +316,9 @@ class Costs:
 
 def _typical(samples: Collection[float]) -> float:
     """The median; of one or two samples the minimum, since disturbances only add time."""
-    return (min if len(samples) < 3 else statistics.median)(samples)
+    if len(samples) < 3:
+        return min(samples)
+    return statistics.median(samples)
 
 
 def fill(num_cached: int) -> int:

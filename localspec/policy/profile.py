@@ -30,8 +30,8 @@ class Profile:
     """The file of one pair in one setting, or of a device's trial.
 
     Args:
-        identity: all that changes what was measured.
-        folder: where it is kept; by default among those of pairs.
+        identity: All that the measurements depend on.
+        folder: Where the file is kept; by default the folder of pairs.
     """
 
     def __init__(self, identity: Sequence[str], folder: Path | None = None) -> None:
@@ -42,13 +42,16 @@ class Profile:
 
     def load(self) -> dict[str, Any] | None:
         """The saved content; None if there is nothing usable."""
-        identity, learned = _content(self.path) or ([], {})
-        if identity == self._identity:
-            return learned
-        return None
+        content = _content(self.path)
+        if content is None:
+            return None
+        identity, learned = content
+        if identity != self._identity:
+            return None
+        return learned
 
     def save(self, learned: dict[str, Any]) -> None:
-        """Save it. The whole file is replaced at once, so that no reader sees a part."""
+        """Save the content. The file is replaced at once, so no reader sees a part of it."""
         if learned == self._saved:
             return
         content = {"version": VERSION, "identity": self._identity, "learned": learned}
@@ -76,19 +79,19 @@ def latest_learned(contents: Sequence[str], words: str = "") -> dict[str, Any] |
     """The content that was saved last for a pair.
 
     Args:
-        contents: Its files' hashes.
+        contents: The hashes of the pair's files.
         words: The adapters of its target, as `adapted` has them.
     """
     for _, identity, learned in kept_profiles():
-        are_its = contents_of(identity) == list(contents)
-        if are_its and is_adapted(identity[0], words):
+        is_of_pair = contents_of(identity) == list(contents)
+        if is_of_pair and is_adapted(identity[0], words):
             return learned
     return None
 
 
 def contents_of(identity: Sequence[str]) -> list[str]:
-    """The hashes of the files that an identity is of."""
-    return [whole.partition(" ·")[0] for whole in identity]
+    """The hashes of the files that an identity names."""
+    return [part.partition(" ·")[0] for part in identity]
 
 
 def kept_profiles(
@@ -97,11 +100,15 @@ def kept_profiles(
     """The usable files, the latest first: path, identity and what was learned.
 
     Args:
-        folder: where they are; by default that of pairs.
+        folder: Where they are; by default the folder of pairs.
     """
-    paths = filter(Path.is_file, (folder or profiles_folder()).glob("*.json"))
-    for path in sorted(paths, key=lambda path: -path.stat().st_mtime):
-        if content := _content(path):
+    if folder is None:
+        folder = profiles_folder()
+    paths = [path for path in folder.glob("*.json") if path.is_file()]
+    paths.sort(key=lambda path: -path.stat().st_mtime)
+    for path in paths:
+        content = _content(path)
+        if content is not None:
             yield path, *content
 
 
@@ -117,11 +124,13 @@ def _content(path: Path) -> tuple[list[str], dict[str, Any]] | None:
     except DAMAGES as error:
         logger.warning("%s is unreadable and will be replaced: %s", path, error)
         return None
-    are_texts = isinstance(identity, list) and all(isinstance(text, str) for text in identity)
-    is_right = version == VERSION and are_texts and identity and isinstance(learned, dict)
-    if is_right:
-        return (identity, learned)
-    return None
+    if version != VERSION or not isinstance(learned, dict):
+        return None
+    if not isinstance(identity, list) or not identity:
+        return None
+    if not all(isinstance(part, str) for part in identity):
+        return None
+    return identity, learned
 
 
 def is_of_exactness(identity: Sequence[str]) -> bool:
@@ -131,8 +140,10 @@ def is_of_exactness(identity: Sequence[str]) -> bool:
 
 def exactness_setting(num_snapshots: int, num_sequences: int, gpus: Sequence[str]) -> str:
     """The second part of an identity whose profile says which decodes are exact."""
-    sequences = f" · {num_sequences} sequences" if num_sequences > 1 else ""
-    return " · ".join([f"{_EXACTNESS} {num_snapshots} snapshots{sequences}", *gpus])
+    setting = f"{_EXACTNESS} {num_snapshots} snapshots"
+    if num_sequences > 1:
+        setting += f" · {num_sequences} sequences"
+    return " · ".join([setting, *gpus])
 
 
 def profiles_folder() -> Path:
@@ -141,5 +152,5 @@ def profiles_folder() -> Path:
 
 
 def trials_folder() -> Path:
-    """The folder of what was measured of devices."""
+    """The folder of measurements of devices."""
     return profiles_folder().parent / "devices"

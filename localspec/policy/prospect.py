@@ -10,68 +10,93 @@ from localspec.policy.acceptance import GAINS, REGIME_TOKENS, Acceptance, Weight
 from localspec.policy.cost import Costs
 from localspec.speculative.policy_api import MatchSource, ProposerKind, ProposerState
 
-# Tokens of a pause after a first trial that did not pay, or where none may; twice as long after
-# each further trial, up to two regimes
+# Tokens for which a proposer is paused after a first trial that did not pay, or where no trial is
+# allowed; twice as long after each further trial, up to two regimes
 FIRST_PAUSE = 12
 LONGEST_PAUSE = 2 * REGIME_TOKENS
-_LOSS = 4.0  # target-only steps that it may lose before it pauses
-_LONG_READ = 32  # tokens that a draft reads at least of a long text
+_LOSS = 4.0  # target-only steps that a proposer may lose before it is paused
+_LONG_READ = 32  # a draft reads at least this number of tokens of a long text
 _NOTHING = ProposerState(max_tokens=0)
 
 
 class Prospect:
     """The knowledge about a proposer, and its possible gain in the next step.
 
-    index: its position among the proposers. acceptance: in this answer; learned: what all
-    answers so far showed, for the next process. pause_left: tokens for which it is not asked.
-    is_look: whether its last draft was only to find out.
-
-    limit: the most tokens it can propose in the next step. rate: tokens per target-only step
-    with its best K ≥ 1, which loses `risk` target-only steps if none is accepted, and gains
-    `gain` on average. reads_from: as in `Decision`.
+    Args:
+        index: The proposer's position among the proposers.
+        kind: Its kind.
     """
 
     def __init__(self, index: int, kind: ProposerKind) -> None:
         self.index = index
         self.kind = kind
+
         self.learned = Acceptance(kind)
-        self._first = copy.deepcopy(self.learned)  # what an answer begins with
+        """The acceptance in all answers so far, for the next process."""
+
+        self._first = copy.deepcopy(self.learned)  # the acceptance when an answer begins
         self._by_source: list[Acceptance] = []  # in this answer
-        self._seen: list[tuple[float, float, int]] = []  # of this answer, not yet learned
+        self._seen: list[
+            tuple[float, float, int]
+        ] = []  # judged tokens that are not yet learned
         self.state = _NOTHING
+
         self.limit = 0
+        """The most tokens that it can propose in the next step."""
+
         self.rate = 0.0
-        self.risk = self.gain = 0.0
+        """Tokens per target-only step with its best K ≥ 1."""
+
+        self.risk = 0.0
+        """Target-only steps that the best K loses if no token is accepted."""
+
+        self.gain = 0.0
+        """Target-only steps that the best K gains on average."""
+
         self.reads_from: int | None = None
-        self.steps: Weights = np.zeros(0)  # see `Costs.steps`
+        """See `Decision`."""
+
+        self.steps: Weights = np.zeros(0)
+        """See `Costs.steps`."""
+
         self.padded: list[int] = []
-        self.drafting: Weights = np.zeros(0)  # the cost to draft 1, 2 … tokens
-        self._spent: Weights = np.zeros(0)
+        """See `Costs.steps`."""
+
+        self.drafting: Weights = np.zeros(0)
+        """The cost to draft 1, 2 … tokens."""
+
+        self._spent: Weights = np.zeros(0)  # the cost of a step with a draft of 1, 2 … tokens
         self.reset()
 
     def reset(self) -> None:
-        """Reset what is of one answer: another begins."""
+        """Reset what belongs to one answer."""
         self.learn_seen()
         if self._first.num_seen < REGIME_TOKENS <= self.learned.num_seen:
             self._first = copy.deepcopy(self.learned)
-        # How kinds of findings fare a lookup counts itself. What remains is the regime of this
-        # text, of which other texts say nothing.
-        self._by_source = [copy.deepcopy(self._first)]
+        # A lookup counts itself how its kinds of matches fare. Only the regime of this text is
+        # learned here, and other texts say nothing about that.
         if self.kind is ProposerKind.LOOKUP:
             self._by_source = [Acceptance(self.kind, source) for source in MatchSource]
+        else:
+            self._by_source = [copy.deepcopy(self._first)]
         self.pause_left = 0
-        self._next_pause = FIRST_PAUSE
-        self._saved = 0.0  # target-only steps, lately
-        self.looks = 0.0  # cost of replays since it paused
-        self.was_replayed = self.is_look = False
+        """Tokens for which the proposer is not asked."""
+        self._next_pause = FIRST_PAUSE  # tokens of the next pause
+        self._saved = 0.0  # target-only steps saved lately
+        self.looks = 0.0
+        """The cost of replays since the last pause, in target-only steps."""
+        self.was_replayed = False
+        """Whether it was replayed before the present step."""
+        self.is_look = False
+        """Whether its last draft was only a trial."""
 
     def renew(self) -> None:
-        """Let answers begin with what was learned so far."""
+        """Let answers begin with the knowledge of now."""
         self.learn_seen()
         self._first = copy.deepcopy(self.learned)
 
     def learn_seen(self) -> None:
-        """Learn for the next process. It takes time, so it is done behind an answer."""
+        """Learn from the answer for the next process. Done between answers: it takes time."""
         for confidence, outcome, num_passed in self._seen:
             self.learned.age(num_passed)
             self.learned.learn(confidence, outcome)
@@ -79,7 +104,7 @@ class Prospect:
 
     @property
     def acceptance(self) -> Acceptance:
-        """In this answer, of tokens from the present source."""
+        """The acceptance in this answer, of tokens from the present source."""
         return self._by_source[self.state.source]
 
     def age(self, num_tokens: int) -> None:
@@ -98,17 +123,25 @@ class Prospect:
             self._seen.append((confidence, outcome, num_passed))
 
     def prepare(self, state: ProposerState, free: int) -> bool:
-        """Begin a step of at most so many draft tokens. Returns whether it can propose any."""
-        self.state, self.limit = state, min(free, state.max_tokens)
+        """Set the next step's state and limit. Returns whether it can propose a token.
+
+        Args:
+            state: The proposer's state.
+            free: The most draft tokens for which the step has room.
+        """
+        self.state = state
+        self.limit = min(free, state.max_tokens)
         self.reads_from = None
         return self.limit > 0
 
     def rank(self, costs: Costs, last_size: int) -> None:
-        """Find the best K, behind a decode of so many tokens."""
+        """Find the best K. last_size: tokens of the last decode."""
         self.steps, self.padded = costs.steps(last_size)
-        token = costs.token(self.kind)
-        num_decodes = np.arange(1.0, self.limit + 1)
-        self.drafting = token * (np.ones(self.limit) if self.state.is_block else num_decodes)
+        if self.state.is_block:
+            num_decodes = np.ones(self.limit)
+        else:
+            num_decodes = np.arange(1.0, self.limit + 1)
+        self.drafting = costs.token(self.kind) * num_decodes
         self._spent = self.steps[2 : self.limit + 2] + self.drafting
         expected = self.acceptance.expected(self.acceptance.weights, self.state.confidence)
         emitted = 1.0 + expected[1 : self.limit + 1]
@@ -120,21 +153,28 @@ class Prospect:
 
     def gain_if_known(self) -> float:
         """Target-only steps per token that it would save if the regime were known."""
-        cost = (self._spent / (1.0 + GAINS[:, 1 : self.limit + 1])).min(axis=1)
-        return float(self.acceptance.weights @ np.maximum(self.steps[1] - cost, 0.0))
+        emitted = 1.0 + GAINS[:, 1 : self.limit + 1]  # (regimes, K)
+        cost = (self._spent / emitted).min(axis=1)  # per token with the best K of each regime
+        saved = np.maximum(self.steps[1] - cost, 0.0)
+        return float(self.acceptance.weights @ saved)
 
     def may_read(
         self, costs: Costs, length: int, worth: float, budget: float, *, drafts: bool
     ) -> bool:
-        """Choose where in the text it begins to read, if it lacks much of it.
+        """Choose where in the text the draft begins to read, if it lacks much of it.
 
-        It reads a little of the end to look whether it pays, as much as half of the budget
-        allows when it drafts, and everything once an eighth does. Returns whether reading is
-        worth its cost.
+        For a trial it reads a little of the end. To draft, it reads as much as half of the
+        budget allows; and the whole text once an eighth of the budget suffices for that.
 
         Args:
-            length: The length of the text.
-            worth: Target-only steps that are to be gained.
+            costs: The present costs.
+            length: The length of the text, in tokens.
+            worth: Target-only steps that reading may gain.
+            budget: Target-only steps that the answer may still lose.
+            drafts: Whether it reads to draft; else for a trial.
+
+        Returns:
+            Whether reading is worth its cost.
         """
         token = costs.read_token(self.kind)
         num_missing = self.state.num_missing
@@ -151,29 +191,34 @@ class Prospect:
         return worth > 0.0 and num_read * token <= worth
 
     def fail(self) -> None:
-        """Pause, since it did not pay: longer each time, and longer if a look took more."""
+        """Pause, since it did not pay: longer each time, and longer after costly replays."""
         self.pause_left = int(self._next_pause * max(self.looks, 1.0))
         self._next_pause = min(2 * self._next_pause, LONGEST_PAUSE)
         self.looks = 0.0
 
     def save(self, gain: float) -> None:
-        """Count what a draft saved; less than 0 if it lost some."""
+        """Count the target-only steps that a draft saved; below 0 those that it lost."""
         self._saved = min(self._saved + gain, REGIME_TOKENS)
         if self._saved > _LOSS:
             self._next_pause = FIRST_PAUSE
             self.looks = 0.0
         elif self._saved < -_LOSS:
-            self._saved = self.looks = 0.0
+            self._saved = 0.0
+            self.looks = 0.0
             self.fail()
 
 
 class Stopping:
-    """Continues a draft while that yields more tokens than the best K in the same time."""
+    """Continues a draft while that yields more tokens than the best K in the same time.
+
+    Args:
+        best: The proposer, ranked.
+    """
 
     def __init__(self, best: Prospect) -> None:
         self._acceptance = best.acceptance
         self._confidence = best.state.confidence
-        # (regimes,) probability of the regime, and that all tokens so far are accepted
+        # (regimes,) the probability of the regime and of all drafted tokens being accepted
         self._alive = self._acceptance.weights
         self.limit = best.limit
         self._loss = best.rate * best.steps  # in tokens
@@ -184,7 +229,7 @@ class Stopping:
         if limit <= 0:
             return 0
         alive = self._alive * self._acceptance.chances(confidence)
-        # What 0, 1, 2 … more tokens after this one gain, and what they cost.
+        # The gain and the cost of 0, 1, 2 … more tokens after this one.
         further = self._acceptance.expected(alive, self._confidence)[:limit]
         loss = self._loss[num_drafted + 2 : num_drafted + 2 + limit]
         values = alive.sum() + further - self._draft_loss[:limit] - loss

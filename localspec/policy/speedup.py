@@ -2,7 +2,8 @@
 
 With K draft tokens, each accepted with probability a, a step yields 1 + a + … + a^K tokens
 (Leviathan et al., https://arxiv.org/abs/2211.17192, equation 1) and costs K draft decodes and
-one target decode of K + 1 tokens. Here the latter's cost is a curve, not a constant.
+one target decode of K + 1 tokens. Here the cost of the target's decode is a curve, not a
+constant.
 """
 
 from __future__ import annotations
@@ -16,18 +17,20 @@ class Curve:
     """Times of decodes, in any unit."""
 
     steps: Sequence[float]
-    """The target's for 0, 1, 2 … tokens."""
+    """The target's time for 0, 1, 2 … tokens."""
 
     draft: float
-    """The draft's for one token, or, if is_block, for any number of them."""
+    """The draft's time for one token; with is_block, for any number of tokens."""
 
     is_block: bool = False
 
 
 def expected_speedup(costs: Curve, acceptance: float, num_draft_tokens: int) -> float:
-    """Tokens per second with so many draft tokens per step ÷ those of the target alone."""
+    """Tokens per second with num_draft_tokens per step ÷ those of the target alone."""
     emitted = sum(acceptance**power for power in range(num_draft_tokens + 1))
-    num_decodes = min(num_draft_tokens, 1) if costs.is_block else num_draft_tokens
+    num_decodes = num_draft_tokens
+    if costs.is_block:
+        num_decodes = min(num_decodes, 1)
     step = num_decodes * costs.draft + costs.steps[num_draft_tokens + 1]
     return emitted * costs.steps[1] / step
 
@@ -45,6 +48,8 @@ def break_even_acceptance(costs: Curve, most: int) -> float | None:
     high = 1.0
     while high - low > 1e-4:
         middle = (low + high) / 2
-        pays = best_draft_tokens(costs, middle, most) > 0
-        low, high = (low, middle) if pays else (middle, high)
+        if best_draft_tokens(costs, middle, most) > 0:
+            high = middle
+        else:
+            low = middle
     return high

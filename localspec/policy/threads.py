@@ -5,8 +5,8 @@ core with another program makes all of them wait, so on a busy machine fewer thr
 several times faster. The cost is in a few very slow steps, so means decide, never medians.
 
 The slowdown of a step is its time divided by the shortest time of any step of its shape, with
-any number of threads. Numbers are tried in turn, and trials may lose a share of the time that
-slow steps lose: so there are many of them on a busy machine, and few on a quiet one.
+any number of threads. Numbers are tried in turn. Trials may lose a share of the time that slow
+steps lose, so there are many trials on a busy machine, and few on a quiet one.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ from localspec.policy.cost import LARGEST_STEP, SHORT_READ, fill
 from localspec.policy.fastest import FastestDecodes
 from localspec.speculative.policy_api import StepRecord, ThreadPolicy, ThreadUse
 
-# Steps over which slowdowns are averaged; a tried number that is faster over so many stays
+# Steps over which slowdowns are averaged; a tried number that is faster over all of them stays
 TRIAL_STEPS = 16
-_SHARE = 1 / 20  # of the lost time, which trials may lose
+_SHARE = 1 / 20  # share of the lost time that trials may lose
 _NOISE = 1.05  # slowdown of steps on a machine that does nothing else
-# What trials may lose at first where other programs were seen. After a trial's number of steps
-# they are looked at again: where they are gone, more threads are tried even if no step was slow
+# Time that trials may lose at first if other programs were seen. After a trial's number of
+# steps the policy looks again: if the programs are gone, more threads are tried, even if no
+# step was slow
 _SOON = 1.0 - TRIAL_STEPS * _SHARE * (_NOISE - 1.0)
 
 # Class of lengths, tokens of the target, tokens of the draft, index of the proposer
@@ -35,13 +36,13 @@ class AdaptiveThreads(ThreadPolicy):
     """Chooses the number of threads with which steps were fastest.
 
     Args:
-        counts: The numbers to choose from, as `counts_to_try` has them; a single one is kept.
-        num_free: Cores that other programs left free a moment ago: it begins with so many
+        counts: The numbers to choose from, as `counts_to_try` gives them; a single one is kept.
+        num_free: Cores that other programs left free a moment ago. It begins with as many
             threads.
         look_again: Gives the cores that they left free since it was called last; None if that
             is too short a time to say.
         use_threads: Sets the models' number of threads.
-        was_alone: Whether the last step had decodes of its own; others say nothing about
+        was_alone: Whether the last step had decodes of its own. Joint decodes say nothing about
             threads.
     """
 
@@ -61,21 +62,21 @@ class AdaptiveThreads(ThreadPolicy):
         self._was_alone = was_alone
         self._counts = list(counts)
         self._now = begun  # the number outside of trials
-        # The one that is tried next is the first.
-        self._others = [count for count in counts if count != begun]
+        self._others = [count for count in counts if count != begun]  # the next to try is first
         self._was_busy = begun < counts[0]  # whether other programs made it begin with fewer
-        self._trial: list[float] = []  # slowdowns with a number that is tried
-        self._mean = self._least = 1.0  # slowdowns with the number outside of trials
+        self._trial: list[float] = []  # slowdowns with the number that is being tried
+        self._mean = 1.0  # mean slowdown with the number outside of trials
+        self._least = 1.0  # least slowdown with that number
         self._saved = 0.0  # time that trials may lose, in fastest steps
-        self._has_tried = False  # another number
+        self._has_tried = False  # whether another number was ever tried
         if self._was_busy:
-            self._saved = _SOON  # what was seen may be over
+            self._saved = _SOON  # the other programs may have ended
         if begun != counts[0]:
             use_threads(begun)
         self._shortest: dict[Shape, float] = {}  # seconds
 
     def thread_use(self) -> ThreadUse:
-        # Where the number in use had the fastest steps, more are no faster.
+        # If the number in use had the fastest steps, more threads are no faster.
         is_slowed = self._was_busy or self._least > _NOISE
         is_busy = self._now < self._counts[0] and is_slowed
         return ThreadUse(self._num_threads, self._counts[0], is_busy, self._fastest.slowdown())
@@ -87,11 +88,15 @@ class AdaptiveThreads(ThreadPolicy):
         is_prompt = record.proposer is None and record.num_target_tokens > 1
         is_long = record.num_target_tokens > LARGEST_STEP or record.num_read > SHORT_READ
         if not self._was_alone() or is_prompt or is_long or record.replay_s > 0.0:
-            return  # reading takes its own time, and says nothing about steps
+            return  # the time of reading says nothing about steps
         self._fastest.learn(record.num_target_tokens, record.num_cached, record.target_time_s)
         seconds = record.draft_time_s + record.target_time_s + record.sampler_time_s
-        sizes = record.num_target_tokens, record.num_draft_tokens
-        shape = (fill(record.num_cached), *sizes, record.proposer)
+        shape = (
+            fill(record.num_cached),
+            record.num_target_tokens,
+            record.num_draft_tokens,
+            record.proposer,
+        )
         shortest = self._shortest.get(shape)
         self._shortest[shape] = min(shortest or seconds, seconds)
         if shortest is None:
@@ -104,7 +109,7 @@ class AdaptiveThreads(ThreadPolicy):
         self._least = min(self._least, slowdown)
         lost = max(self._mean, _NOISE) - 1.0
         if not self._has_tried:
-            lost *= max(lost, 1.0)  # where steps are very slow, all the sooner
+            lost *= max(lost, 1.0)  # very slow steps bring the first trial sooner
         self._saved += _SHARE * lost
         if self._saved >= 1.0 and self._others:
             if self._was_busy and not self._has_tried and not self._are_free(self._others[0]):
@@ -130,7 +135,9 @@ class AdaptiveThreads(ThreadPolicy):
             self._use(self._now)
         elif len(self._trial) == TRIAL_STEPS:
             self._others.append(self._now)
-            self._now, self._mean, self._least = self._num_threads, mean, min(self._trial)
+            self._now = self._num_threads
+            self._mean = mean
+            self._least = min(self._trial)
             self._was_busy = False
 
     def _are_free(self, num_cores: int) -> bool:
@@ -144,10 +151,10 @@ class AdaptiveThreads(ThreadPolicy):
 
 
 def counts_to_try(most: int) -> list[int]:
-    """The numbers of threads that are tried, the largest first."""
+    """The numbers of threads that are tried, the largest first. most: the largest."""
     counts = [most]
     if most > 2:
-        counts.append(most - 1)  # one busy neighbour is the usual case
+        counts.append(most - 1)  # usually one other program is busy
     while counts[-1] > 1:
         counts.append(counts[-1] * 3 // 4)
     return counts
