@@ -26,29 +26,32 @@ _INSTEAD = {
 
 
 class Producer(Protocol):
-    """An engine, which produces answers, as far as an `Answer` knows it. Nothing here waits."""
+    """What an `Answer` needs of the engine that produces it. No method waits."""
 
     @abc.abstractmethod
     def _start(self, record: AnswerRecord) -> None:
-        """Let an answer wait in line, and have it produced then. Raises EngineError."""
+        """Put an answer in line; it is produced when its turn comes. Raises EngineError."""
 
     @abc.abstractmethod
     def _read_on(self, record: AnswerRecord) -> None:
-        """Note that one more of its pieces was read."""
+        """Note that one more piece of the answer was read."""
 
     @abc.abstractmethod
     def _end(self, record: AnswerRecord) -> None:
-        """Have it end after what was read. Its outbox gets the `Ending`. Idempotent."""
+        """End an answer after the pieces that were read. Idempotent.
+
+        The record's outbox gets the `Ending`.
+        """
 
     @abc.abstractmethod
     def _may_wait(self) -> bool:
-        """Whether this thread may wait for an ending: False in those that make it."""
+        """Whether this thread may wait for an ending: False in threads that make endings."""
 
 
 class _LastEnd:
-    """Ends an answer whose own finalizer Ctrl-C struck before it began to run.
+    """The backup finalizer of an answer: it ends the answer if Ctrl-C struck the first one.
 
-    Python passes over an exception there. This is freed next, when the signal has been served.
+    Python swallows an exception in a finalizer. This object is freed next, after the signal.
     """
 
     def __init__(
@@ -59,15 +62,18 @@ class _LastEnd:
         self._own_process = own_process
 
     def __del__(self) -> None:
-        if not hasattr(self, "_own_process"):  # Ctrl-C came while it was made
+        if not hasattr(self, "_own_process"):  # Ctrl-C came during `__init__`
             return
         record = self._record
         is_at_work = State.NEW < record.state < State.OVER
-        if is_at_work and self._own_process.is_this():
-            record.cancellation.request()
-            self._producer._end(record)
-            while self._producer._may_wait() and not isinstance(record.outbox.take(), Ending):
-                pass
+        if not is_at_work or not self._own_process.is_this():
+            return
+        record.cancellation.request()
+        self._producer._end(record)
+        if self._producer._may_wait():
+            item = record.outbox.take()
+            while not isinstance(item, Ending):
+                item = record.outbox.take()
 
 
 class Answer(ForeignNames):
@@ -78,12 +84,13 @@ class Answer(ForeignNames):
         answer.start()                  await answer.started()
         print(answer)
 
-    Nothing happens before one of these: then the prompt is made, which may be refused, and the
-    engine is used until the answer ends. `with` and `async with` close it; so does dropping the
-    last reference, and cancelling the task that reads it. An answer that is never read leaves
-    no trace. From any thread, but one may read at a time. `str(answer)` is the text of
-    `answer.reply()`: it reads the remaining pieces, and waits for them. For an answer that has
-    failed it raises the error, each time.
+    Nothing happens before one of these calls. Then the prompt is made, which may be refused,
+    and the engine is used until the answer ends. `with` and `async with` close the answer; so
+    does dropping the last reference, and cancelling the task that reads it. An answer that is
+    never read leaves no trace. It may be used from any thread, but only one may read at a time.
+
+    `str(answer)` is the text of `answer.reply()`: it reads the remaining pieces, and waits for
+    them. If the answer has failed, it raises the error, each time.
     """
 
     _instead = _INSTEAD
@@ -94,8 +101,8 @@ class Answer(ForeignNames):
         self._own_process = OwnProcess()
         self._last_end = _LastEnd(record, producer, self._own_process)
         self._is_read = False  # whether a thread or a task waits for a piece
-        self._error: BaseException | None = None  # that ended it, until it is raised
-        self._unread: deque[Piece] | None = None  # once it is over: the last pieces
+        self._error: BaseException | None = None  # the error that ended it, until it is raised
+        self._unread: deque[Piece] | None = None  # the last pieces, once the answer is over
 
     def __str__(self) -> str:
         reply = self.reply()
@@ -127,41 +134,45 @@ class Answer(ForeignNames):
     def start(self) -> None:
         """Ask for the answer, and wait until it begins or is refused, without reading a piece.
 
-        Its turn has come then, its prompt is made and fits the context, and it is produced up
-        to a few pieces ahead: read it or close it. Before an application sends the first byte
-        of a response it can still say that there is none. On an event loop: `started`.
+        When it returns, the answer's turn has come, and its prompt is made and fits the
+        context. The engine produces a few pieces ahead: read the answer or close it. So an
+        application can refuse a request before it sends the first byte of a response.
+        On an event loop: `started`.
 
-        Raises what refuses the answer, each time; EngineError while another thread or a task
-        waits for a piece.
+        Raises the error that refuses the answer, each time; EngineError while another thread or
+        a task waits for a piece.
         """
         self._read_piece(only_start=True)
         self._require_begun()
 
     def reply(self) -> Reply:
-        """Read what is left; the whole answer, also of the pieces that were read before.
+        """Read the remaining pieces. Returns the whole answer, with the pieces read before.
 
-        Of one that was cancelled or closed, or has failed since it began, it is what had been
-        said. Raises what refused the answer or ended it, and what refused it each time it is
-        called; EngineError while another thread or a task waits for a piece.
+        If the answer was cancelled or closed, or failed after it began, the reply has the
+        pieces that were read.
+
+        Raises the error that ended the answer, once; the error that refused it, each time; and
+        EngineError while another thread or a task waits for a piece.
         """
         for _ in self:
             pass
         return self._record.reply()
 
     def cancel(self) -> None:
-        """End it within one decode, without waiting; before its first token if it is unread.
+        """End the answer within one decode, without waiting.
 
-        From any thread, and for a signal handler. Whoever reads gets the end of the pieces, and
-        a reply of what had been said, its finish_reason "cancelled".
+        An answer that nobody has read yet ends before its first token. May be called from any
+        thread and from a signal handler. The reader gets the end of the pieces, and a reply
+        with the pieces that were read, whose finish_reason is "cancelled".
         """
         self._record.cancellation.request()
         if self._is_asked and self._own_process.is_this():
             self._producer._end(self._record)
 
     def close(self) -> None:
-        """Cancel it, and wait until the engine is free. Idempotent, from any thread.
+        """Cancel the answer, and wait until the engine is free. Idempotent, from any thread.
 
-        Afterwards it has no more pieces.
+        Afterwards the answer has no more pieces.
         """
         self.cancel()
         self._wait()
@@ -207,32 +218,32 @@ class Answer(ForeignNames):
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_error: object) -> None:
-        if kind is GeneratorExit:  # as while it is read
+        if kind is GeneratorExit:  # the event loop is closed: see `_read_soon`
             self._leave()
         else:
             await self._close_soon()
 
     def __del__(self) -> None:
-        if not hasattr(self, "_unread"):  # Ctrl-C came while it was made, or it was copied
+        if not hasattr(self, "_unread"):  # Ctrl-C came during `__init__`, or it was copied
             return
         if self._is_asked and self._unread is None:
-            self._leave()  # Ctrl-C amid this is passed over: see `_LastEnd`
+            self._leave()  # if Ctrl-C strikes here, Python swallows it: see `_LastEnd`
 
     def _leave(self) -> None:
-        """Cancel it, and wait until the engine is free, unless that needs this thread."""
+        """Cancel the answer, and wait until the engine is free, unless it needs this thread."""
         self.cancel()
         if self._producer._may_wait():
             self._wait()
 
     @property
     def _is_asked(self) -> bool:
-        """Whether its first piece was asked for."""
+        """Whether the first piece was asked for."""
         return self._record.state > State.NEW
 
     def _may_read(self) -> bool:
-        """Whether there may be more to read here.
+        """Whether the caller may read more.
 
-        Raises EngineError where it is read elsewhere, and ForkedError.
+        Raises EngineError if another thread or task reads, and ForkedError.
         """
         if self._unread is not None:
             return False
@@ -246,10 +257,10 @@ class Answer(ForeignNames):
         return not self._is_read and (self._is_asked or not is_ended)
 
     def _read_piece(self, *, only_start: bool) -> Piece | None:
-        """The next piece; None where the answer is over.
+        """The next piece; None if the answer is over.
 
         Args:
-            only_start: whether to return None as soon as it has begun.
+            only_start: Whether to return None as soon as the answer has begun.
         """
         if self._may_read():
             try:
@@ -293,14 +304,18 @@ class Answer(ForeignNames):
         return None
 
     def _ask(self, *, is_main: bool) -> None:
-        """Have the engine start it, the first time. is_main: whether the main thread asks."""
+        """Have the engine start the answer, at the first call.
+
+        Args:
+            is_main: Whether the main thread asks.
+        """
         record = self._record
         if not record.leaves(State.NEW, State.ASKED):
             return
         record.place.is_of_main = is_main
         try:
             self._producer._start(record)
-            if record.cancellation.is_requested:  # before it was asked for: `cancel` let it be
+            if record.cancellation.is_requested:  # `cancel` came before the engine knew it
                 self._producer._end(record)
         except Exception as error:
             record.fail(error)
@@ -310,7 +325,7 @@ class Answer(ForeignNames):
             raise
 
     def _receive(self, item: ForReader) -> Piece | None:
-        """Take what the engine has put into the outbox. Returns it if it is a piece to read."""
+        """Handle an item that the engine has put into the outbox. Returns a piece to read."""
         record = self._record
         if isinstance(item, Piece):
             if not record.takes(item):
@@ -334,7 +349,11 @@ class Answer(ForeignNames):
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        """Have the answer end: by an error, which is raised once it is over, or by itself."""
+        """End the answer: by an error, which is raised once it is over, or at its own end.
+
+        Args:
+            error: The error; StopIteration for the answer's own end.
+        """
         if not isinstance(error, StopIteration):
             self._error = error
             self._record.fail(error)
@@ -343,7 +362,7 @@ class Answer(ForeignNames):
         self._producer._end(self._record)
 
     def _wait(self) -> None:
-        """Wait until it is over."""
+        """Wait until the answer is over."""
         self._leave_unbegun()
         while self._unread is None:
             self._receive(self._record.outbox.take())
@@ -354,7 +373,7 @@ class Answer(ForeignNames):
             self._receive(await self._record.outbox.take_async())
 
     def _leave_unbegun(self) -> None:
-        """End it here where nothing else has to."""
+        """End the answer here if it was never asked for, or belongs to a fork."""
         record = self._record
         if record.leaves(State.NEW, State.OVER):
             record.conclude(None)
@@ -363,7 +382,7 @@ class Answer(ForeignNames):
             self._unread = deque()
 
     async def _close_soon(self) -> None:
-        """The engine is free when it returns or raises, however often it is cancelled."""
+        """`close` on an event loop. Cancelling the task does not shorten the wait."""
         self.cancel()
         cancelled = None
         while self._unread is None:
@@ -377,25 +396,28 @@ class Answer(ForeignNames):
             raise cancelled
 
     def _require_begun(self) -> None:
-        """Raise what refused the answer, if anything has."""
+        """Raise the error that refused the answer, if it was refused."""
         if not self._record.has_begun:
             self._error = self._error or self._record.failure
             self._raise_error()
 
     def _raise_error(self) -> None:
-        """Raise what the answer failed by, unless that was done before."""
+        """Raise the error that ended the answer, if it was not raised before."""
         error = self._error
         self._error = None
         try:
             if error is not None:
                 raise error
         finally:
-            del error  # which has this frame
+            del error  # its traceback has this frame
 
     def _unread_piece(self, end: Exception) -> Piece:
-        """The next piece of one that is over, which was not read yet.
+        """The next unread piece of an answer that is over.
 
-        Raises what ended it, and then the end of the iteration.
+        After the last piece it raises the error that ended the answer, and then `end`.
+
+        Args:
+            end: The end of the iteration.
         """
         if self._unread:
             return self._unread.popleft()
@@ -403,4 +425,4 @@ class Answer(ForeignNames):
         try:
             raise end
         finally:
-            del end  # which has this frame
+            del end  # its traceback has this frame

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from localspec.constraints.spec import (
     ConstraintSpec,
@@ -33,16 +33,16 @@ from localspec.tools.tool import (
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack  # in typing from Python 3.11 on
 
-# Each is looked for in every token of the vocabulary.
+# Every token of the vocabulary is searched for each trigger.
 _MAX_TRIGGERS = 64
-_MOST_PREDICTED = 1 << 20  # tokens, beyond any context
+_MOST_PREDICTED = 1 << 20  # tokens; no context holds that many
 
 
 class AnswerKeywords(SamplingKeywords, total=False):
     """The keywords of every method that asks for an answer.
 
-    The fields of `AnswerOptions`, and those of `SamplingParams` one by one, which count
-    beside `sampling`: temperature=0.2 leaves the others as they are.
+    The fields of `AnswerOptions`, and those of `SamplingParams` one by one. These change single
+    values of `sampling`: temperature=0.2 keeps all others.
     """
 
     sampling: SamplingParams | None
@@ -69,7 +69,7 @@ class AnswerKeywords(SamplingKeywords, total=False):
 
 
 def answer_keywords() -> tuple[str, ...]:
-    """The names of all keywords that a method takes which asks for an answer."""
+    """The names of all keywords of a method that asks for an answer."""
     return tuple(AnswerKeywords.__annotations__)
 
 
@@ -81,75 +81,75 @@ note_keywords("engine.generate(", answer_keywords())
 class AnswerOptions:
     """The options of one answer; None means the default.
 
-    Where there are messages, tools: what the model may call, each a Python function, or a dict
-    with a name, a description and parameters (the JSON schema of an object), or as OpenAI has
-    them; in a chat by default those of the answer before. A function's schema is made of its
-    annotations, its description of its docstring.
-
-    What the answer is to fit, in one of four ways, behind its thoughts if it has any.
+    An answer can be constrained in one of four ways: json_schema, regex, grammar, choices. The
+    constraint applies after its thoughts, if it has any.
 
     Raises OptionError for an option of the wrong type or outside its range, and for two
-    constraints; ConstraintError for one that cannot be used.
+    constraints; ConstraintError for a constraint that cannot be used.
     """
 
     sampling: SamplingParams | None = None
-    """The sampling settings, by default the preset's."""
+    """The sampling settings; by default the preset's."""
 
     seed: int | None = None
     """0 … 2**63 - 1."""
 
     rule: RuleName | None = None
-    """The one by which draft tokens are judged (see `rules.make_rule`): with greedy and
-    coupled a seed means the same text whatever the draft does; with token and block only
+    """The rule by which draft tokens are judged (see `rules.make_rule`). With greedy and
+    coupled, a seed gives the same text whatever the draft does; with token and block, only
     while the number of draft tokens is the same."""
 
     max_tokens: int | None = None
-    """The most tokens to answer with, by default what the context has room for."""
+    """The most tokens of the answer; by default as many as the context has room for."""
 
     stop: str | Sequence[str] | None = ()
-    """Text that ends the answer and is left out of it, or several."""
+    """A text, or several, that ends the answer and is left out of it."""
 
     logprobs: int | None = None
-    """How many of the best tokens to list with every token's log-probability, 0 for its own
-    alone; by default none of it."""
+    """How many of the best tokens to list next to every token's log-probability; 0 gives only
+    the token's own. By default there are no log-probabilities."""
 
     on_prompt: Callable[[int, int], None] | None = None
-    """Called in the thread that reads the answer with how many tokens of the prompt are
-    decoded, and how many there are, after each batch of a prompt of several; raising in it
-    ends the answer."""
+    """Called with the number of the prompt's decoded tokens and the number of all its tokens,
+    after each batch of a prompt of several batches, in the thread that reads the answer. An
+    exception in it ends the answer."""
 
     draft_tokens: int | None = None
-    """Proposed per step in this answer, 0 is plain decoding."""
+    """Tokens proposed per step; 0 is plain decoding. By default as the engine was loaded."""
 
     proposer: ProposerName | None = None
-    """Who proposes in it, among those that the engine was loaded with; by default both are
-    the engine's."""
+    """Which of the engine's proposers may propose; by default as the engine was loaded."""
 
     prediction: str | Sequence[int] | None = None
-    """What the answer is expected to be for the most part, as an edited text: it is proposed
-    where the answer follows it, by the lookup, and changes nothing that is said."""
+    """A text, or token ids, that most of the answer is expected to repeat, as the text to edit.
+    The lookup proposes from it where the answer follows it. It never changes what is said."""
 
     adapter_scales: Sequence[float] | Mapping[int, float] | None = field(
         default=None, hash=False
     )
-    """The scales of the target's LoRA adapters in this answer, one for each in their order,
-    or by their numbers from 0, the others then being 0; by default the engine's."""
+    """The scales of the target's LoRA adapters: one for each in their order, or by their
+    numbers from 0, where an adapter without one gets 0. By default the engine's."""
 
     tools: Sequence[AnyTool] | None = field(default=None, hash=False)
+    """The tools that the model may call, if the prompt is made from messages: Python functions,
+    dicts with a name, a description and parameters (the JSON schema of an object), or OpenAI's
+    form. A function's schema is made from its annotations, its description from its docstring.
+    In a chat, by default the tools of the last answer."""
+
     tool_choice: ToolChoice | None = field(default=None, hash=False)
     """"auto", "none", "required", or the name of the tool that has to be called."""
 
     parallel_tool_calls: bool | None = None
-    """Whether several may be called at once; by default only where the model chooses, as one
-    that has to call may go on calling without end. No tool is run: see `Reply.tool_calls`,
+    """Whether the model may call several tools at once. By default only where it may choose: a
+    model that has to call might never stop calling. No tool is run here: see `Reply.tool_calls`
     and `run_tools`."""
 
     json_schema: Mapping[str, object] | str | type | None = field(default=None, hash=False)
     """A dict, its JSON, a Pydantic model class or a dataclass; kept as JSON."""
 
     strict: bool = False
-    """Whether a keyword of it that no answer can be kept to is an error; else it is passed
-    over, and named in `Reply.not_kept`."""
+    """Whether a keyword of the schema that cannot be enforced is an error. Otherwise it is
+    ignored, and listed in `Reply.not_kept`."""
 
     regex: str | None = None
     """A regular expression for the whole answer."""
@@ -158,18 +158,18 @@ class AnswerOptions:
     """Lark or GBNF."""
 
     choices: Sequence[str] | None = None
-    """Texts of which it is one."""
+    """The texts of which the answer is one."""
 
     trigger: str | Sequence[str] | None = None
-    """A text, or several, behind which that begins: up to there, and in an answer that has
-    none of them, anything may be said."""
+    """A text, or several, after which the constraint applies. Before it, and in an answer
+    without it, the model may say anything."""
 
     queue: bool = False
-    """Whether to wait in line where the engine is producing another answer, first come,
-    first served, instead of BusyError; the answer's `cancel` ends the wait, too."""
+    """Whether to wait in line, first come, first served, while the engine produces another
+    answer; otherwise that raises BusyError. The answer's `cancel` ends the wait, too."""
 
     changes: Mapping[str, object] = field(default_factory=dict, hash=False)
-    """Other values of some of its fields, by name."""
+    """Values that replace some fields of the sampling settings, by name."""
 
     @property
     def drafting(self) -> Drafting | None:
@@ -179,29 +179,40 @@ class AnswerOptions:
         return Drafting(self.draft_tokens, self.proposer or "auto")
 
     def tool_use(self, known: tuple[Tool, ...]) -> ToolUse:
-        """The tools that may be called; by default the ones that are known already.
+        """The tools that may be called, and which of them must be.
 
-        Raises OptionError for another choice.
+        Args:
+            known: The tools if the options name none.
+
+        Raises:
+            OptionError: For a choice that is not among them.
         """
-        tools = known if self.tools is None else self.tools
+        tools: Sequence[AnyTool] = known
+        if self.tools is not None:
+            tools = self.tools
         return tool_use(tools, self.tool_choice, is_parallel=self.parallel_tool_calls)
 
     @property
     def triggers(self) -> tuple[str, ...]:
-        """The texts behind which that begins; none if it is at once."""
+        """The texts after which the constraint applies; none if it applies at once."""
         return checked_texts(self.trigger, "a trigger", "triggers")
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """The texts that end the answer; an empty one, which would end any, is none."""
+        """The texts that end the answer; empty texts, which would end it at once, left out."""
         texts = checked_texts(self.stop, "a stop string", "stop strings")
         return tuple(text for text in texts if text)
 
     @classmethod
     def of(cls, options: Self | None = None, /, **keywords: Unpack[AnswerKeywords]) -> Self:
-        """The options of a method: the keywords, and for the rest `options`.
+        """The options of a method call.
 
-        Raises OptionError as the class does.
+        Args:
+            options: The options that the keywords change; None for the defaults.
+            keywords: Single fields, also those of the sampling settings.
+
+        Raises:
+            OptionError: As the class.
         """
         known = answer_keywords()
         for name in keywords:
@@ -215,24 +226,30 @@ class AnswerOptions:
             )
         if options is not None and not keywords:
             return options
-        rest: dict[str, Any] = {**keywords}
-        names = SamplingKeywords.__annotations__.keys() & rest.keys()
-        changes = {name: rest.pop(name) for name in names}
+        of_answer: dict[str, Any] = {}
+        of_sampling: dict[str, object] = {}
+        for name, value in keywords.items():
+            if name in SamplingKeywords.__annotations__:
+                of_sampling[name] = value
+            else:
+                of_answer[name] = value
         if options is None:
-            return cls(**rest, changes=changes)
-        before = {} if "sampling" in rest else options.changes
-        return replace(options, **rest, changes={**before, **changes})
+            return cls(**of_answer, changes=of_sampling)
+        if "sampling" not in of_answer:
+            of_sampling = {**options.changes, **of_sampling}
+        return replace(options, **of_answer, changes=of_sampling)
 
     def sampling_from(self, default: SamplingParams) -> SamplingParams:
-        """How to sample where `default` is what the engine does by itself."""
-        return (self.sampling or default).changed(self.changes)
+        """The sampling settings of the answer. default: the engine's."""
+        sampling = self.sampling or default
+        return sampling.changed(self.changes)
 
     def __post_init__(self) -> None:
         if not isinstance(self.sampling, SamplingParams | None):
             raise OptionError(f"sampling is {self.sampling!r}", "Give a SamplingParams.")
         self.sampling_from(SamplingParams())
         _ = self.drafting
-        # As tuples, since an iterator gives what it has once.
+        # Kept as a tuple, since an iterator can be read only once.
         if isinstance(self.prediction, Iterator):
             tokens = at_most(_MOST_PREDICTED, self.prediction, "tokens in the prediction")
             object.__setattr__(self, "prediction", tuple(tokens))
@@ -250,7 +267,7 @@ class AnswerOptions:
                 raise OptionError(f"{name} is {value!r}", f"Choose {lowest} or more.")
 
     def _keep_given(self) -> None:
-        """Keep what was given in forms of our own."""
+        """Replace values by forms that do not change and can be read repeatedly."""
         if not isinstance(self.stop, str):
             object.__setattr__(self, "stop", self.stop_strings)
         if not isinstance(self.trigger, str | None):
@@ -284,16 +301,20 @@ class AnswerOptions:
 
 def scales_of(scales: object) -> dict[int, float]:
     """Scales of adapters by their numbers. Raises OptionError for anything else."""
-    given = scales
+    by_number = scales
     if isinstance(scales, Sequence) and not isinstance(scales, str | bytes):
-        given = dict(enumerate(scales))
-    numbers = list(given) if isinstance(given, Mapping) else [None]
-    if not isinstance(given, Mapping) or not all(type(number) is int for number in numbers):
+        by_number = dict(enumerate(scales))
+    if not _has_numbers(by_number):
         raise OptionError(
             f"the scales of the adapters are {scales!r:.80}",
             "Give a number for each adapter, or numbers by those of the adapters: {0: 0.5}.",
         )
-    return {number: checked_scale(scale) for number, scale in given.items()}
+    return {number: checked_scale(scale) for number, scale in by_number.items()}
+
+
+def _has_numbers(scales: object) -> TypeGuard[Mapping[int, object]]:
+    """Whether this is a mapping whose keys are whole numbers."""
+    return isinstance(scales, Mapping) and all(type(number) is int for number in scales)
 
 
 def spec_of(options: AnswerOptions) -> ConstraintSpec | None:

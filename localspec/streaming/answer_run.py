@@ -1,4 +1,4 @@
-"""Steps of the loop → pieces of an answer, and how it ended."""
+"""Steps of the loop → pieces of an answer, and its ending."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from localspec.vocabulary import WholeVocabulary
 
 
 class AnswerLane(Protocol):
-    """Where an answer is produced, as far as it knows that."""
+    """What an answer needs of the lane in which it is produced."""
 
     @property
     def exactness(self) -> Exactness:
-        """Which decodes of the target equal single ones to the bit."""
+        """Which decodes of the target equal single decodes to the bit."""
 
     @property
     def waited_s(self) -> float:
-        """Seconds for which the decoder's clock stood still, since other answers decoded."""
+        """Seconds in which other answers decoded; the decoder's clock leaves them out."""
 
     @property
     def decoder(self) -> SpeculativeDecoder:
@@ -50,10 +50,10 @@ class AnswerRun:
     """An answer while it is produced.
 
     Args:
-        record: of the answer.
-        prompt: its prompt.
-        request: what it asks of the loop.
-        lane: where it is produced.
+        record: The answer's record.
+        prompt: Its prompt.
+        request: Its request to the loop.
+        lane: The lane in which it is produced.
     """
 
     def __init__(
@@ -66,14 +66,14 @@ class AnswerRun:
         self._token_ids: list[int] = []
         self._provenances: list[Provenance] = []  # of these tokens
         self._made: list[Piece] = []  # pieces of these tokens, read or not
-        self._held: list[Part] = []  # text that waited for tokens, once it has ended
+        self._held: list[Part] = []  # text that still waited for tokens when the answer ended
         self._finish_reason: FinishReason = "cancelled"
         self._stopped_by: str | None = None
         self._meter = Meter(len(prompt.tokens), 0, 0.0)
-        self._stats: Callable[[], Stats] | None = None  # once it has ended
+        self._stats: Callable[[], Stats] | None = None  # set when the answer has ended
 
     def start(self) -> int:
-        """Make the prompt the loop's text. Returns how many of its tokens are cached."""
+        """Make the prompt the loop's text. Returns the number of its cached tokens."""
         started_s = self._now()
         tokens = self._prompt.tokens
         num_cached = self._lane.decoder.start(tokens)
@@ -81,7 +81,7 @@ class AnswerRun:
         return num_cached
 
     def pieces(self) -> Generator[Decode | Piece, Any, None]:
-        """The answer, token by token. Whatever ends it, the caches are left right."""
+        """The answer, token by token. However it ends, the caches are left consistent."""
         text = self._text()
         text.resume(self._tokens_before())
         decoder = self._lane.decoder
@@ -97,7 +97,7 @@ class AnswerRun:
                 if self._finish_reason != "stop":
                     self._finish_reason = "length"
         finally:
-            # A closed answer or a stop string leaves the rest of a step behind.
+            # After a close or a stop string, the caches may hold tokens that were not emitted.
             decoder.truncate(len(self._prompt.tokens) + len(self._token_ids))
             self._held = text.finish(is_cut=self._finish_reason != "stop")
             estimate = decoder.draft_policy.estimate()
@@ -107,50 +107,62 @@ class AnswerRun:
     def ending(self, num_read: int, num_taken: int) -> Ending | None:
         """How the answer ends; None if it has not started.
 
-        What was not read was not said. So the text machine reads the tokens once more where
-        the answer was ahead of its reader.
+        Tokens that were not read count as not said. So if the answer was ahead of its reader,
+        its text is parsed once more, from the tokens that were read.
 
         Args:
-            num_read: the tokens that were read.
-            num_taken: the pieces that were read. A token may have several.
+            num_read: Tokens that were read.
+            num_taken: Pieces that were read. A token may have several.
         """
         if self._stats is None:
             return None
+        finish_reason = self._finish_reason
+        stopped_by = self._stopped_by
         is_cut = num_read < len(self._token_ids)
-        finish_reason: FinishReason = "cancelled" if is_cut else self._finish_reason
+        if is_cut:
+            finish_reason = "cancelled"
+            stopped_by = None
         is_continued = self._prompt.num_said > 0
         held = self._held
         said = None
         if is_cut or is_continued:
             text = self._text()
-            before = text.resume(self._tokens_before())
-            parts = [part for token in self._token_ids[:num_read] for part in text.push(token)]
+            parts = text.resume(self._tokens_before())
+            for token in self._token_ids[:num_read]:
+                parts += text.push(token)
             held = text.finish(is_cut=finish_reason != "stop")
-            said = Said.of([*before, *parts, *held]) if is_continued else None
+            if is_continued:
+                said = Said.of([*parts, *held])
         provenances = self._provenances[:num_read]
         self._meter.tokens = Counter(provenances)
-        last = provenances[-1] if provenances else Provenance.PLAIN
+        last = Provenance.PLAIN
+        if provenances:
+            last = provenances[-1]
         rest = self._pieces_before(num_read)[num_taken:]
         for part in held:
             if not part.is_again:
-                rest.append(
-                    Piece(part.text, (), last, is_thought=part.is_thought, call=part.call)
-                )
-        stopped_by = None if is_cut else self._stopped_by
+                rest.append(_without_token(part, last))
         return Ending(finish_reason, self._stats(), stopped_by, tuple(rest), said)
 
     def _pieces_before(self, num_tokens: int) -> list[Piece]:
         """The pieces of the first tokens."""
         if num_tokens >= len(self._token_ids):
             return self._made[:]
-        begins = [number for number, piece in enumerate(self._made) if piece.token_ids]
-        return self._made[: begins[num_tokens]]
+        pieces = []
+        num_left = num_tokens
+        for piece in self._made:
+            if piece.token_ids:
+                if num_left == 0:
+                    break
+                num_left -= 1
+            pieces.append(piece)
+        return pieces
 
     def _now(self) -> float:
         return self._lane.decoder.clock() + self._lane.waited_s
 
     def _text(self) -> AnswerText:
-        """A reader of the answer's text, from the answer's beginning."""
+        """A parser of the answer's text, at the answer's beginning."""
         prompt = self._prompt
         options = self._record.options
         return AnswerText(
@@ -162,17 +174,17 @@ class AnswerRun:
         )
 
     def _tokens_before(self) -> list[int]:
-        """The tokens of the answer that are in the prompt, where it is continued."""
+        """The tokens of the answer that are in the prompt, if the answer is continued."""
         tokens = self._prompt.tokens
         return tokens[len(tokens) - self._prompt.num_said :]
 
     def _pieces_of(self, step: Step, text: AnswerText) -> Iterator[Piece]:
-        """The pieces of a step, up to what ends the answer."""
+        """The pieces of a step, up to the end of the answer."""
         facts = StepFacts(
             step.num_draft_tokens, step.num_accepted, step.num_threads, step.draft_off
         )
         if self._record.options.logprobs is not None:
-            # A copy: while the reader of a piece takes its time, other answers decode.
+            # A copy, since other answers may decode between two pieces.
             step = replace(step, logits=step.logits[: len(step.tokens)].copy())
         for index, token in enumerate(step.tokens):
             provenance = step.provenance[index]
@@ -180,27 +192,28 @@ class AnswerRun:
             self._token_ids.append(token)
             logprobs = self._logprobs(step, index)
             parts = [part for part in text.push(token) if not part.is_again]
-            # Before it is handed on, since the answer may be closed after that.
+            # Set before the pieces are yielded, since the answer may be closed there.
             if text.stopped or self._request.is_end(token):
                 self._finish_reason = "stop"
                 self._stopped_by = text.stopped_by
-            first, *others = parts or [Part("", text.is_thinking)]
-            tried = facts if index == 0 else None
-            pieces = [
-                Piece(
-                    first.text,
-                    (token,),
-                    provenance,
-                    logprobs,
-                    first.is_thought,
-                    first.call,
-                    tried,
-                )
-            ]
-            for part in others:
-                pieces.append(
-                    Piece(part.text, (), provenance, is_thought=part.is_thought, call=part.call)
-                )
+            if not parts:
+                parts = [Part("", text.is_thinking)]
+            first = parts[0]
+            tried = None
+            if index == 0:
+                tried = facts
+            piece = Piece(
+                first.text,
+                (token,),
+                provenance,
+                logprobs,
+                first.is_thought,
+                first.call,
+                tried,
+            )
+            pieces = [piece]
+            for part in parts[1:]:
+                pieces.append(_without_token(part, provenance))
             self._made += pieces
             yield from pieces
             if text.stopped:
@@ -222,3 +235,8 @@ class AnswerRun:
         """The bytes of a token; of a control token its name."""
         vocabulary = self._lane.vocabulary
         return vocabulary.piece(token) or vocabulary.text(token).encode()
+
+
+def _without_token(part: Part, provenance: Provenance) -> Piece:
+    """A piece without a token of its own."""
+    return Piece(part.text, (), provenance, is_thought=part.is_thought, call=part.call)

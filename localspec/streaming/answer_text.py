@@ -1,4 +1,4 @@
-"""A prompt, and tokens of its answer → thoughts and speech, up to a stop string in that."""
+"""A prompt; and the tokens of its answer → thoughts and speech, up to a stop string."""
 
 from __future__ import annotations
 
@@ -34,11 +34,15 @@ class Said(NamedTuple):
     @classmethod
     def of(cls, parts: Sequence[Part]) -> Said:
         """The sum of the parts."""
-        return cls(
-            "".join(part.text for part in parts if not part.is_thought),
-            "".join(part.text for part in parts if part.is_thought),
-            whole_calls(part.call for part in parts),
-        )
+        speech = []
+        thoughts = []
+        for part in parts:
+            if part.is_thought:
+                thoughts.append(part.text)
+            else:
+                speech.append(part.text)
+        tool_calls = whole_calls(part.call for part in parts)
+        return cls("".join(speech), "".join(thoughts), tool_calls)
 
 
 class Prompt(NamedTuple):
@@ -46,10 +50,10 @@ class Prompt(NamedTuple):
 
     tokens: list[int]
     thoughts: Thoughts = Thoughts()
-    """How to tell them from speech in the answer; by default all of it is speech."""
+    """How to tell thoughts from speech in the answer; by default all of it is speech."""
 
     num_said: int = 0
-    """The last tokens that belong to the answer, which continues behind them."""
+    """How many of the last tokens belong to the answer, which continues after them."""
 
     calls: Calls | None = None
     """The calls of tools that the answer can have; None for none."""
@@ -58,8 +62,8 @@ class Prompt(NamedTuple):
     """The pictures whose cells are among the tokens, in order."""
 
     has_tool_words: bool = False
-    """Whether tools are described in words, since the chat template shows none, or has a
-    form of calls that is not known."""
+    """Whether tools are described in words, since the chat template shows no tools, or its form
+    of calls is not known."""
 
 
 class AnswerText:
@@ -67,21 +71,20 @@ class AnswerText:
 
     `push` and `finish` return text that is final. An unfinished UTF-8 character, mark or stop
     string waits inside. Bytes that are not UTF-8 come out as U+FFFD. Stop strings are looked
-    for in speech and in calls as they are written, not in thoughts, nor across what tells
-    those from speech.
+    for in speech and in the text of calls, not in thoughts, nor across the marks between them.
 
-    A message to a tool that nobody offered is text, behind a line with the tool's name; but in
-    an answer of a form it stays a thought.
+    A message to a tool that was not offered becomes text, after a line with the tool's name. In
+    a constrained answer it stays a thought.
 
-    Where an answer was cut and goes on, the same tokens say the same as if it had come in one:
-    see `resume`.
+    If an answer was cut and is continued, its tokens give the same text as without the cut: see
+    `resume`.
 
     Args:
-        vocabulary: of the tokens.
-        thoughts: how to tell them from speech.
-        stop: strings that end the answer.
-        calls: of tools, that it can have; None for none.
-        has_form: whether what is said has to fit a schema, say.
+        vocabulary: The vocabulary of the tokens.
+        thoughts: How to tell thoughts from speech.
+        stop: Strings that end the answer.
+        calls: The calls of tools that it can have; None for none.
+        has_form: Whether the speech is constrained, as by a schema.
     """
 
     def __init__(
@@ -96,15 +99,20 @@ class AnswerText:
         self._new = partial(AnswerText, vocabulary, thoughts, stop, calls, has_form=has_form)
         self._has_form = has_form
         self._vocabulary = vocabulary
-        self._shown = thoughts.shown | (calls.shown if calls is not None else frozenset())
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._split = ThoughtStream(thoughts)
         self._search = StopSearch(stop)
-        self._calls = None if calls is None else CallStream(calls)
-        self._is_thought = False  # the text that the search holds: a call that is a message
-        self._is_stray = False  # what comes now is a message to a tool that nobody offered
-        self._has_said = False  # something that is not a thought
-        # Characters that were shown at a cut, thought or said, and are not certain yet.
+        self._shown = thoughts.shown  # control tokens that are rendered as text
+        self._calls: CallStream | None = None
+        if calls is not None:
+            self._shown |= calls.shown
+            self._calls = CallStream(calls)
+        self._is_thought = (
+            False  # whether the text in the search is one: of a call as a message
+        )
+        self._is_stray = False  # whether the text is a message to a tool that was not offered
+        self._has_said = False  # whether there was any speech
+        # Characters, and whether each is a thought, that were shown at a cut but may change.
         self._pending: deque[tuple[str, bool]] = deque()
 
     @property
@@ -120,41 +128,48 @@ class AnswerText:
 
     @property
     def is_thinking(self) -> bool:
-        """Whether what comes next is not for the user, unless a mark ends it."""
+        """Whether the following text is hidden from the user, unless a mark ends that."""
         is_calling = self._calls is not None and self._calls.is_calling
         return self._split.is_thinking and not is_calling and not self._is_stray
 
     def resume(self, tokens: Sequence[int]) -> list[Part]:
-        """Begin behind these tokens of the answer; what is certain of them.
+        """Begin after these tokens of the answer. Returns the parts that are certain.
 
-        The rest was shown when the answer was cut there. As far as it becomes certain it comes
-        in parts of its own, before all others: `Part.is_again`. Stop strings
-        within these tokens do not count: the text behind them was said already.
+        The text that is not certain was shown when the answer was cut. As it becomes certain,
+        it comes in parts of its own before all others: `Part.is_again`. Stop strings within
+        these tokens do not count, since the text after them was said already.
         """
         as_cut = self._new()
         as_cut._push_past_stops(tokens)
         shown = as_cut.finish(is_cut=True)
         parts = self._push_past_stops(tokens)
-        self._pending.extend((each, part.is_thought) for part in shown for each in part.text)
+        for part in shown:
+            for character in part.text:
+                self._pending.append((character, part.is_thought))
         return parts
 
     def _push_past_stops(self, tokens: Sequence[int]) -> list[Part]:
+        """The parts of these tokens, whose stop strings do not count."""
         self._search.passes = True
-        parts = [part for token in tokens for part in self.push(token)]
+        parts = []
+        for token in tokens:
+            parts += self.push(token)
         self._search.passes = False
         return parts
 
     def push(self, token: int) -> list[Part]:
         """The parts that became certain with the token, in order."""
-        return self._told_apart(self._called(self._parted(self._text(token))))
+        split = self._parted(self._text(token))
+        return self._told_apart(self._called(split))
 
     def _parted(self, text: str) -> list[Part]:
-        """The thoughts and speech that a text adds. In kept calls it may have any mark."""
+        """The thoughts and speech that a text adds. In constrained calls no mark counts."""
         if self._calls is None or not self._calls.is_kept:
             return self._split.push(text)
         return [*self._split.finish(), Part(text, is_thought=False)]
 
     def _text(self, token: int) -> str:
+        """The characters that are complete with a token."""
         if token in self._shown:
             return self._decoder.decode(b"", final=True) + self._vocabulary.text(token)
         return self._decoder.decode(self._vocabulary.piece(token))
@@ -165,81 +180,94 @@ class AnswerText:
         Args:
             is_cut: The answer was cut off, so that an incomplete character is left out.
         """
-        rest = "" if is_cut else self._decoder.decode(b"", final=True)
-        parts = self._split.push(rest)
+        if is_cut:
+            parts = self._split.push("")
+        else:
+            parts = self._split.push(self._decoder.decode(b"", final=True))
         head = self._split.head or ""  # of a message, or all that was said
-        if not is_cut or not (_RECIPIENT in head or num_unfinished((_RECIPIENT,), head)):
+        may_be_call = _RECIPIENT in head or num_unfinished((_RECIPIENT,), head) > 0
+        if not is_cut or not may_be_call:
             parts += self._split.finish()
-        found = self._called(parts) + self._split_calls(self._waited())
+        shown = self._called(parts)
+        shown += self._split_calls(self._waited())
         if self._calls is not None:
-            found += self._calls.finish(is_cut=is_cut)
-        return self._told_apart(found)
+            shown += self._calls.finish(is_cut=is_cut)
+        return self._told_apart(shown)
 
     def _told_apart(self, parts: list[Part]) -> list[Part]:
-        """The parts, what was shown before apart from what is new."""
+        """Split parts into text that was shown before the cut and new text."""
         if not self._pending:
             return parts
-        found = []
+        split = []
         for part in parts:
             size = 0
-            for each in part.text:
-                if not self._pending or self._pending[0] != (each, part.is_thought):
+            for character in part.text:
+                if not self._pending or self._pending[0] != (character, part.is_thought):
                     break
                 self._pending.popleft()
                 size += 1
             if size > 0:
-                found.append(part._replace(text=part.text[:size], is_again=True))
+                split.append(part._replace(text=part.text[:size], is_again=True))
             if size < len(part.text) or part.call is not None:
-                self._pending.clear()  # the rest of it was a mark, say
-                found.append(part._replace(text=part.text[size:]))
-        return found
+                # The remaining pending text turned out to be something else, as a mark.
+                self._pending.clear()
+                split.append(part._replace(text=part.text[size:]))
+        return split
 
     def _called(self, parts: list[Part]) -> list[Part]:
-        """The parts with calls in place of the text that writes them, without marks."""
-        found = []
+        """The parts without marks, and with calls in place of the text that writes them."""
+        called = []
         for part in parts:
-            for each in self._addressed(part):
-                found += self._split_calls(self._searched(each))
-        return found
+            for addressed in self._addressed(part):
+                called += self._split_calls(self._searched(addressed))
+        return called
 
     def _addressed(self, part: Part) -> list[Part]:
-        """The part, as text where it belongs to a message to a tool that nobody offered."""
+        """The part, as text if it belongs to a message to a tool that was not offered."""
         if part.text:
-            shown = part._replace(is_thought=False) if self._is_stray else part
-            self._has_said = self._has_said or not shown.is_thought
-            return [shown]
+            if self._is_stray:
+                part = part._replace(is_thought=False)
+            if not part.is_thought:
+                self._has_said = True
+            return [part]
         addressee = _ADDRESSEE.search(part.head)
         is_call = self._calls is not None and self._calls.takes(part.head)
         self._is_stray = addressee is not None and not is_call and not self._has_form
         if addressee is None or not self._is_stray:
             return [part]
-        between = "\n\n" if self._has_said else ""
+        line = f"to={addressee[1]}\n"
+        if self._has_said:
+            line = f"\n\n{line}"
         self._has_said = True
-        line = Part(f"{between}to={addressee[1]}\n", is_thought=False)
-        return [part._replace(is_thought=False), line]
+        return [part._replace(is_thought=False), Part(line, is_thought=False)]
 
     def _split_calls(self, parts: list[Part]) -> list[Part]:
+        """The parts with text, and the calls among them."""
         if self._calls is None:
             return [part for part in parts if part.text]
-        return [each for part in parts for each in self._calls.push(part)]
+        called = []
+        for part in parts:
+            called += self._calls.push(part)
+        return called
 
     def _searched(self, part: Part) -> list[Part]:
-        """The part up to a stop string. One without text is a mark."""
+        """The part up to a stop string. A part without text is a mark."""
         is_calling = self._calls is not None and self._calls.is_calling
-        is_heard = bool(part.text) and (is_calling or not part.is_thought)
-        found = [] if is_heard and part.is_thought == self._is_thought else self._waited()
-        if is_heard and not self.stopped:
+        is_searched = bool(part.text) and (is_calling or not part.is_thought)
+        parts = []
+        if not is_searched or part.is_thought != self._is_thought:
+            parts = self._waited()
+        if self.stopped:
+            return parts
+        if is_searched:
             self._is_thought = part.is_thought
             part = part._replace(text=self._search.push(part.text))
-            if part.text:
-                return [*found, part]
-            return found
-        if self.stopped:
-            return found
-        return [*found, part]
+            if not part.text:
+                return parts
+        return [*parts, part]
 
     def _waited(self) -> list[Part]:
-        """The text in which a stop string may have begun."""
+        """The text in which a stop string may have begun, which is released."""
         text = self._search.finish()
         if text:
             return [Part(text, self._is_thought)]
@@ -249,27 +277,28 @@ class AnswerText:
 class StopSearch:
     """Looks for stop strings in text that comes piece by piece.
 
-    `push` and `finish` return text that is final. What could still become part of a stop
-    string waits inside. After a stop string there is nothing more.
+    `push` and `finish` return text that is final. Text that could still become part of a stop
+    string waits inside. After a stop string no text comes.
     """
 
     def __init__(self, stop: Sequence[str]) -> None:
         self._stop = tuple(stop)
         self._held = ""
         self.stopped_by: str | None = None
-        self.passes = False  # over stop strings that are whole: text from before they were set
+        self.passes = False
+        """Whether whole stop strings do not count: in text that was said before."""
 
     def push(self, text: str) -> str:
-        """Text that is decided now. Sets `stopped_by` when a stop string is complete."""
+        """The text that is final now. Sets `stopped_by` when a stop string is complete."""
         if self.stopped_by is not None:
             return ""
         text = self._held + text
-        found = first_of(self._stop, text)
-        if found is not None and not self.passes:
-            # The stop string and what follows it are not part of the answer.
-            self.stopped_by = found
+        stop = first_of(self._stop, text)
+        if stop is not None and not self.passes:
+            # The stop string and the text after it are not part of the answer.
+            self.stopped_by = stop
             self._held = ""
-            return text[: text.find(found)]
+            return text[: text.find(stop)]
         end = len(text) - num_unfinished(self._stop, text)
         self._held = text[end:]
         return text[:end]
@@ -285,7 +314,8 @@ def checked_texts(given: str | Iterable[str] | None, one: str, several: str) -> 
     """The texts of an option that takes none, one or several.
 
     Args:
-        one, several: What they are, in words.
+        given: The option's value.
+        one, several: Names of one text and of several, for the error.
 
     Raises:
         OptionError: For anything but texts, and for too many.

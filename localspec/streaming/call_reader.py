@@ -1,4 +1,4 @@
-"""The readers of an answer's calls: their interface, and all that they share."""
+"""The interface of the readers of an answer's calls, and the state that they share."""
 
 from __future__ import annotations
 
@@ -12,31 +12,42 @@ from localspec.tools.tool import CallPiece, ToolCall
 
 
 class AnswerCalls:
-    """Makes parts of an answer's calls and of its text, and knows how calls begin.
-
-    form, tools: how calls are written, and of which tools, by name. openings: the texts with
-    which they begin: the form's marks, and what follows one that models forget. is_kept:
-    whether a grammar keeps them to the form. num_calls: that have begun. has_spoken: whether
-    there was text that is not blank. has_ended: whether there was the only call that there may
-    be, which no grammar sees to.
-    """
+    """Makes the parts for an answer's calls and its text, and knows how calls begin."""
 
     def __init__(self, calls: Calls) -> None:
         self.form = calls.form
+        """How calls are written."""
+
         self.tools = {tool.name: tool for tool in calls.use.callable}
-        forgotten = [self.form.forgets.replace("NAME", name) for name in self.tools]
-        self.openings = (*self.form.openings, *filter(None, forgotten))
+        """The tools that may be called, by name."""
+
+        openings = [*self.form.openings]
+        if self.form.forgets:
+            for name in self.tools:
+                openings.append(self.form.forgets.replace("NAME", name))
+        self.openings = tuple(openings)
+        """The texts with which calls begin: the form's marks, and the text that follows a mark
+        that models forget."""
+
         self.is_kept = calls.grammar is not None
+        """Whether a grammar keeps calls to the form."""
+
         self.num_calls = 0
+        """Calls that have begun."""
+
         self.has_spoken = False
+        """Whether there was text that is not blank."""
+
         self.has_ended = False
-        self._is_behind_call = False
+        """Whether the only allowed call has come, where no grammar enforces that."""
+
+        self._is_behind_call = False  # whether the last part was a call
         self._is_one = calls.form.is_single or not calls.use.is_parallel
         self._id_of = calls.id_of
 
     @property
     def is_at_start(self) -> bool:
-        """Whether nothing was said yet, nor called."""
+        """Whether there was no text and no call yet."""
         return not self.has_spoken and not self.num_calls
 
     @property
@@ -44,17 +55,19 @@ class AnswerCalls:
         return self.form.is_bare and self.is_at_start
 
     def is_bare_call(self, text: str) -> bool:
-        """Whether the answer begins with this text, which is a call without an opening."""
-        return self._may_be_bare and "".join(text.split()).startswith(self.form.sign)
+        """Whether a text at the answer's beginning is a call without an opening."""
+        without_space = "".join(text.split())
+        return self._may_be_bare and without_space.startswith(self.form.sign)
 
     def num_waiting(self, text: str, marks: Collection[str]) -> int:
         """Characters at the end of a text with which a call or one of the marks may begin."""
-        if self._may_be_bare and self.form.sign.startswith("".join(text.split())):
+        without_space = "".join(text.split())
+        if self._may_be_bare and self.form.sign.startswith(without_space):
             return len(text)
         return num_unfinished(marks, text)
 
     def say(self, text: str) -> list[Part]:
-        """A text, without the blank space behind a call."""
+        """The part of a text, without the blank space after a call."""
         if self._is_behind_call:
             text = text.lstrip()
         if not text:
@@ -65,15 +78,18 @@ class AnswerCalls:
         return [Part(text, is_thought=False)]
 
     def say_last(self, text: str, *, is_cut: bool) -> list[Part]:
-        """A text with which the answer ends, or a part of it.
+        """The part of the answer's last text.
 
         Args:
-            is_cut: The answer was cut off, so that half an opening is no text.
+            text: The text.
+            is_cut: The answer was cut off, so that half an opening is left out.
         """
         num_waiting = self.num_waiting(text, self.openings)
         if is_cut and num_waiting:
             text = text[:-num_waiting].rstrip()
-        return self.say(text.rstrip() if self.num_calls else text)
+        if self.num_calls:
+            text = text.rstrip()
+        return self.say(text)
 
     def start_call(self, name: str, own_id: str = "") -> CallPiece:
         """The first piece of the next call."""
@@ -82,10 +98,10 @@ class AnswerCalls:
         return CallPiece(number, own_id or self._id_of(number), name, "", is_last=False)
 
     def call(self, written: list[ToolCall]) -> list[Part]:
-        """Calls that are whole, and that no grammar kept."""
+        """The parts of whole calls, which no grammar kept to the form."""
         parts = []
-        for each in written:
-            piece = self.start_call(each.name, each.id)._replace(json=each.json, is_last=True)
+        for call in written:
+            piece = self.start_call(call.name, call.id)._replace(json=call.json, is_last=True)
             parts.append(Part("", is_thought=False, call=piece))
             self._is_behind_call = True
             if self._is_one:
@@ -95,16 +111,16 @@ class AnswerCalls:
 
 
 class CallReader(abc.ABC):
-    """Reads calls that are written in one way, from where they begin.
-
-    rest: None while they are read; then the text behind them, or all of it if they were none.
+    """Reads calls of one notation, from their beginning.
 
     Args:
-        calls: of the answer.
+        calls: The answer's calls.
     """
 
     def __init__(self, calls: AnswerCalls) -> None:
         self.rest: str | None = None
+        """None while calls are read; then the text after them, or all if it was no call."""
+
         self._calls = calls
 
     @abc.abstractmethod

@@ -1,4 +1,4 @@
-"""Calls of tools, told apart from what a model says."""
+"""Splits an answer into text and calls of tools."""
 
 from __future__ import annotations
 
@@ -14,46 +14,48 @@ from localspec.tools.partial_text import first_of, num_unfinished
 class CallStream:
     """Splits an answer's parts into text and calls while it comes.
 
-    Where a grammar keeps the answer to the form, a call is known by its head, and its
-    arguments come as they are written; else it is known when it is whole, and anything
-    else stays text. Neither the form's marks nor the blank space around calls
-    are text. Thoughts hold no calls, unless they never end. Where the model chooses, objects
-    with a tool's name and arguments are calls, too, in a fence or at the end of an answer, and
-    are held as long as they may be.
+    If a grammar keeps the answer to the form, a call is known by its head, and its arguments
+    come as they are written. Otherwise a call is known when it is whole, and everything else
+    stays text. The form's marks and the blank space around calls are not text. Thoughts hold no
+    calls, unless they never end. If the model may choose whether to call, objects with a tool's
+    name and arguments are calls, too, in a fence or at the end of an answer. They are held as
+    long as they may be calls.
 
-    What comes is speech, or one of the readers has it:
+    New text is speech, or goes to one of the readers:
 
         speech -> BareCalls     at the beginning of an answer, and at a fence
         speech -> MarkedCalls   at an opening mark
         speech -> MessageCalls  at the head of a message to a tool
-        any of them -> speech   when it is over, with the text that it leaves
+        any of them -> speech   when it is over, with the text after its calls
     """
 
     def __init__(self, calls: Calls) -> None:
         self._calls = AnswerCalls(calls)
         is_free = not calls.use.must and calls.use.answer_schema is None
-        # With which calls without marks may begin, as long as none had any.
-        self._starts = STARTS if is_free else ()
-        self._thought = ""  # that is a call if the thoughts never end
-        self._held = ""  # speech with whose end calls may begin
-        self._num_plain = 0  # characters of it in which no fence begins a call
-        self._reader: CallReader | None = None
+        # Calls without marks may begin with these, as long as no call had a mark.
+        self._starts: tuple[str, ...] = ()
+        if is_free:
+            self._starts = STARTS
+        self._thought = ""  # the end of the thoughts: a call, if the thoughts never end
+        self._held = ""  # speech whose end may begin a call
+        self._num_plain = 0  # its first characters, in which no fence begins a call
+        self._reader: CallReader | None = None  # reads the present calls; None in speech
 
     @property
     def is_calling(self) -> bool:
-        """Whether what comes next belongs to a call, as far as is known."""
+        """Whether the following text belongs to a call, unless that turns out to be none."""
         return isinstance(self._reader, MarkedCalls)
 
     @property
     def is_kept(self) -> bool:
-        """Whether a grammar keeps the rest of the answer to calls."""
+        """Whether a grammar keeps the remaining answer to calls."""
         reader = self._reader
-        is_message = isinstance(reader, MessageCalls)  # another one may follow
+        is_message = isinstance(reader, MessageCalls)  # another message may follow
         return isinstance(reader, MarkedCalls) and not is_message and reader.is_kept
 
     @property
     def has_ended(self) -> bool:
-        """Whether there was the only call that there may be, which no grammar sees to."""
+        """Whether the only allowed call has come, where no grammar enforces that."""
         return self._calls.has_ended
 
     def takes(self, head: str) -> bool:
@@ -66,8 +68,10 @@ class CallStream:
             return []
         is_message = isinstance(self._reader, MessageCalls)
         if part.text and part.is_thought and not is_message:
-            before = [] if self.is_calling else self._end(is_cut=False)
-            return [*before, *self._think(part.text)]
+            parts = []
+            if not self.is_calling:
+                parts = self._end(is_cut=False)
+            return [*parts, *self._think(part.text)]
         parts = self._thoughts()
         if part.text:
             return [*parts, *self._say(part.text)]
@@ -75,8 +79,9 @@ class CallStream:
             parts += self._end(is_cut=False)
         named = named_by(part.head, self._calls)
         if named is not None:
+            name = named["name"]
             self._reader = MessageCalls(self._calls, named)
-            parts += self._say(f"{named['name']}\n")
+            parts += self._say(f"{name}\n")
         return parts
 
     def finish(self, *, is_cut: bool) -> list[Part]:
@@ -92,7 +97,7 @@ class CallStream:
         return [*self._thoughts(), *self._end(is_cut=is_cut)]
 
     def _think(self, text: str) -> list[Part]:
-        """Thoughts in front of what may be a call."""
+        """The thoughts before a text that may be a call, which is held."""
         text = self._thought + text
         opening = first_of(self._calls.openings, text)
         if opening is None:
@@ -105,7 +110,7 @@ class CallStream:
         return []
 
     def _thoughts(self) -> list[Part]:
-        """Thoughts that waited, and are no call."""
+        """The thoughts that were held, and are no call."""
         text = self._thought
         self._thought = ""
         if text:
@@ -118,10 +123,10 @@ class CallStream:
         parts = self._say(self._thought)
         self._thought = ""
         parts += self.finish(is_cut=False)
-        return [each if each.call else each._replace(is_thought=True) for each in parts]
+        return [part if part.call else part._replace(is_thought=True) for part in parts]
 
     def _say(self, text: str) -> list[Part]:
-        """More of what is no thought: each reader in turn gets what the one before left."""
+        """The parts of more speech. Each reader gets the text that the last one left."""
         is_first = self._calls.is_at_start and not (self._held or self._reader)
         if is_first and self._starts:
             self._reader = BareCalls(self._calls)
@@ -132,20 +137,20 @@ class CallStream:
                 parts += self._speak()
             if self._reader is None:
                 break
-            found = self._reader.push(self._held)
-            parts += found
+            read = self._reader.push(self._held)
+            parts += read
             self._held = self._reader.rest or ""
             if self._reader.rest is None:
                 break
             self._reader = None
             begun = self._held.lstrip()
-            if not found and begun.startswith(STARTS):
+            if not read and begun.startswith(STARTS):
                 # No call begins with that fence, but one may begin within it.
                 self._num_plain = len(self._held) - len(begun) + 1
         return parts
 
     def _speak(self) -> list[Part]:
-        """The text in front of what may be calls, and the choice of their reader."""
+        """The text before calls, if any; chooses their reader."""
         held = self._held
         marks = (*self._calls.openings, *self._starts)
         mark = first_of(marks, held[self._num_plain :])
@@ -161,16 +166,20 @@ class CallStream:
         if mark in STARTS:
             self._reader = BareCalls(self._calls)
         elif mark is not None:
-            # Where the opening was forgotten the mark belongs to the call. No grammar saw it.
-            opening = mark if mark in self._calls.form.openings else ""
-            front = held[len(said) : at] + opening
+            front = held[len(said) : at]
+            is_opening = mark in self._calls.form.openings
+            if is_opening:
+                front += mark
+            # If the model forgot the opening, the mark belongs to the call, and the grammar did
+            # not see that the call has begun.
             self._held = self._held[len(front) :]
-            self._reader = MarkedCalls(self._calls, front, is_kept=mark == opening)
+            is_kept = is_opening or mark == ""
+            self._reader = MarkedCalls(self._calls, front, is_kept=is_kept)
             self._starts = ()
         return self._calls.say(said)
 
     def _end(self, *, is_cut: bool) -> list[Part]:
-        """The parts that wait where what is said ends."""
+        """The parts that are held at the end of a stretch of speech."""
         if self._reader is None:
             parts = self._calls.say_last(self._held, is_cut=is_cut)
         else:

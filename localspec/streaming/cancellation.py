@@ -1,4 +1,4 @@
-"""The wish that an answer, the work for one, or a measurement should end."""
+"""Cancelling an answer, the work for an answer, or a measurement."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-CancelCheck = Callable[[], bool]  # whether work need not be finished any more; from any thread
+CancelCheck = Callable[[], bool]  # whether work was cancelled; called from any thread
 
 
 def never() -> bool:
@@ -16,19 +16,19 @@ def never() -> bool:
 
 
 class Cancellation:
-    """The wish to end an answer, from any thread, before it has begun or while it runs.
+    """A request to end one answer, from any thread, before it begins or while it runs.
 
-    It reaches this answer and no other, and no request is lost, whenever it comes.
+    It ends this answer and no other. No request is lost, at whatever time it comes.
     """
 
     def __init__(self) -> None:
         self.is_requested = False
-        self._interrupt: Callable[[], None] | None = None  # while the answer runs
-        # A signal handler requests it from between two lines of the thread that answers.
+        self._interrupt: Callable[[], None] | None = None  # set while the answer runs
+        # Reentrant, since a signal handler may request it in the thread that holds the lock.
         self.lock = threading.RLock()
 
     def request(self) -> None:
-        """End the answer, now or as soon as it begins; nothing if it is over. Idempotent."""
+        """End the answer, now or as soon as it begins; no effect once it is over."""
         with self.lock:
             self.is_requested = True
             if self._interrupt is not None:
@@ -50,10 +50,10 @@ class Cancellation:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Callback and cancellation of whoever waits for a measurement."""
+    """Callback and cancellation of the caller that waits for a measurement."""
 
     progress: Callable[[str, float | None], None]
-    """Gets what is being done, and how many seconds all of it will probably take from now
-    on; None while nobody knows."""
+    """Called with the present work in words, and the seconds that all of it will probably take
+    from now on; None if that is not known."""
 
     cancellation: Cancellation = field(default_factory=Cancellation)

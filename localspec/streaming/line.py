@@ -1,7 +1,7 @@
-"""The line for an engine, or for all models of a server: who is admitted, and who waits.
+"""The line for an engine, or for all models of a server: which answers are admitted or wait.
 
-It is in the process that asks. What is behind it admits nobody: an answer that is admitted has
-a lane.
+It is in the process that asks. Nothing after it makes an answer wait: an admitted answer gets a
+lane.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ class Place:
     """A place in a line, from `Line.join` until `Line.leave`."""
 
     on_admitted: Callable[[], object] | None
-    """Called once, when its turn has come, by the thread that made way. It must not wait."""
+    """Called once, when its turn has come, by the thread that left. It must not wait."""
 
     model: Hashable = None
     """Places of one model are admitted together; one of another model waits for all of them."""
 
     conversation: object | None = None
-    """A conversation has one answer at a time, others may pass those of it that wait."""
+    """A conversation has one answer at a time. Others may pass its waiting places."""
 
     client: str = ""
-    """Clients take turns, however many places each of them has."""
+    """Clients take turns, independent of how many places each of them has."""
 
     is_of_main: bool = False
     """Whether the main thread reads the answer."""
@@ -38,15 +38,16 @@ class Place:
 
 
 class Line:
-    """Places of those who work and of those who wait, from any thread.
+    """The places of answers that run and of answers that wait. From any thread.
 
-    Waiting places are in rounds: the first of each client, then the second of each, and so on,
-    where those that a client has at work count. In a round, clients that were admitted longest
-    ago come first, and of those that were not yet, who came first.
+    Waiting places are ordered in rounds: the first place of each client, then the second of
+    each, and so on. Places that are admitted count as a client's first ones. Within a round,
+    clients come in the order of their last admission; clients without one come first, in the
+    order of their arrival.
 
     Args:
-        num_at_once: how many places of this one's model may be admitted at a time.
-        most_waiting: how many may wait; None for any number.
+        num_at_once: How many places of a place's model may be admitted at a time.
+        most_waiting: How many places may wait; None for any number.
     """
 
     def __init__(
@@ -54,14 +55,14 @@ class Line:
     ) -> None:
         self._num_at_once = num_at_once
         self._most_waiting = most_waiting
-        # A signal handler or a finalizer may come to it within itself.
+        # Reentrant: a signal handler or a finalizer may need it in the thread that holds it.
         self._lock = threading.RLock()
-        self._is_changing = False  # whether the thread that has the lock changes what follows
-        self._left: deque[Place] = deque()  # places that were given up, and still have to go
+        self._is_changing = False  # whether the thread that holds the lock changes the places
+        self._left: deque[Place] = deque()  # places that were given up and must be removed
         self._working: list[Place] = []
         self._waiting: list[Place] = []  # in the order of their arrival
         self._num_admitted = 0
-        self._last_admitted: dict[str, int] = {}  # of clients that have places
+        self._last_admitted: dict[str, int] = {}  # for each client that has places
 
     @property
     def num_working(self) -> int:
@@ -70,7 +71,7 @@ class Line:
 
     @property
     def num_there(self) -> int:
-        """How many places there are, admitted or not."""
+        """How many places are admitted or wait."""
         with self._lock:
             return len(self._working) + len(self._waiting)
 
@@ -78,13 +79,18 @@ class Line:
         """Take a place, and admit it if it need not wait.
 
         Args:
-            place: the new place.
-            may_wait: gets the places that this one would wait for; raises if it must not.
+            place: The new place.
+            may_wait: Called with the places for which this one would wait; raises if it must
+                not wait.
 
         Returns:
-            False if too many wait. Then it has no place.
+            False if too many places wait. Then this one has not joined.
         """
-        return self._change(lambda admitted: self._take(place, may_wait, admitted))
+
+        def take(admitted: list[Place]) -> bool:
+            return self._take(place, may_wait, admitted)
+
+        return self._change(take)
 
     def _take(
         self,
@@ -93,9 +99,9 @@ class Line:
         admitted: list[Place],
     ) -> bool:
         self._waiting.append(place)
-        self._admit(admitted)  # others, too, where `num_at_once` has changed
+        self._admit(admitted)  # may admit others, too, if `num_at_once` has changed
         if place not in self._waiting:
-            return True  # it is admitted, or a signal handler has given it up
+            return True  # it is admitted, or a signal handler gave it up
         if self._most_waiting is not None and len(self._waiting) > self._most_waiting:
             self._waiting.remove(place)
             return False
@@ -111,45 +117,45 @@ class Line:
             raise
 
     def join_if_free(self, place: Place) -> bool:
-        """Take a place only if it is admitted at once, and nobody waits."""
+        """Take a place only if it is admitted at once, and no other place waits."""
 
         def take(admitted: list[Place]) -> bool:
-            is_free = not self._waiting and self._may_work(place)
-            if is_free:
-                self._admit_place(place)
-                admitted.append(place)
-            return is_free
+            if self._waiting or not self._may_work(place):
+                return False
+            self._admit_place(place)
+            admitted.append(place)
+            return True
 
         return self._change(take)
 
     def leave(self, place: Place) -> None:
-        """Give up a place, admitted or not, and admit those who may work now. Idempotent."""
-        place.on_admitted = None  # it may have what has the place
+        """Give up a place, admitted or not, and admit the next ones. Idempotent."""
+        place.on_admitted = None  # breaks a cycle: the callback may refer to the place
         self._left.append(place)
         self.admit()
 
     def admit(self) -> None:
-        """Admit those who may work now: places were given up, or `num_at_once` has changed."""
+        """Admit waiting places, after places were given up or `num_at_once` has changed."""
         with self._lock:
             if self._is_changing:
-                return  # this thread is amid a change, which sees to it at its end
+                return  # a change runs in this thread, and admits at its end
         self._change(self._admit)
 
     def _change(self, change: Callable[[list[Place]], Result]) -> Result:
         """Change places while no other thread does.
 
-        Places that a signal handler gives up meanwhile go at the end.
+        Places that a signal handler gives up in the meantime are removed at the end.
 
         Args:
-            change: does it, and adds the places that it admits to the list that it gets. They
-                hear of it at the end.
+            change: Changes them, and adds the places that it admits to its argument. Their
+                `on_admitted` is called at the end.
 
         Returns:
-            What `change` does.
+            The result of `change`.
         """
         admitted: list[Place] = []
         try:
-            # No context manager of our own: Ctrl-C may strike before it has let go of the lock.
+            # No context manager of our own: Ctrl-C might strike before it releases the lock.
             with self._lock:
                 self._is_changing = True
                 try:
@@ -162,7 +168,7 @@ class Line:
                 self.admit()
 
     def position_of(self, place: Place) -> int:
-        """Its position among those who wait, from 1 on; 0 for a place that does not wait."""
+        """The position of a waiting place, from 1 on; 0 for a place that does not wait."""
         with self._lock:
             order = self._order()
             if place in order:
@@ -170,10 +176,10 @@ class Line:
             return 0
 
     def _before(self, place: Place) -> list[Place]:
-        """The places that a waiting one waits for: of its conversation if there are any."""
+        """The places for which a place waits: those of its conversation, else the admitted."""
         order = self._order()
         earlier = [*self._working, *order[: order.index(place)]]
-        same = [each for each in earlier if _is_same_conversation(each, place)]
+        same = [other for other in earlier if _is_same_conversation(other, place)]
         return same or self._working[:]
 
     def _order(self) -> list[Place]:
@@ -181,20 +187,22 @@ class Line:
         num_places = Counter(place.client for place in self._working)
         ranks: dict[Place, tuple[int, int]] = {}
         for place in self._waiting:
-            ranks[place] = num_places[place.client], self._last_admitted.get(place.client, 0)
+            number = num_places[place.client]
+            last_admitted = self._last_admitted.get(place.client, 0)
+            ranks[place] = (number, last_admitted)
             num_places[place.client] += 1
         return sorted(self._waiting, key=ranks.__getitem__)
 
     def _admit(self, admitted: list[Place]) -> None:
-        """Take out those who have left, admit all who may work now, and list these."""
+        """Remove the places that have left, admit all that may run now, and list these."""
         while self._left:
             self._take_out(self._left.popleft())
-        passed: list[Place] = []  # of conversations that have an answer at work
+        passed: list[Place] = []  # waiting places of conversations whose answer runs
         for place in self._order():
             if not self._may_work(place):
                 break
             earlier = [*self._working, *passed]
-            if any(_is_same_conversation(each, place) for each in earlier):
+            if any(_is_same_conversation(other, place) for other in earlier):
                 passed.append(place)
                 continue
             self._waiting.remove(place)
@@ -209,8 +217,8 @@ class Line:
 
     def _may_work(self, place: Place) -> bool:
         """Whether there is room for one more place, and for this one's model."""
-        is_of_model = all(each.model == place.model for each in self._working)
-        return is_of_model and len(self._working) < self._num_at_once(place)
+        is_same_model = all(other.model == place.model for other in self._working)
+        return is_same_model and len(self._working) < self._num_at_once(place)
 
     def _admit_place(self, place: Place) -> None:
         place.is_admitted = True
@@ -219,7 +227,7 @@ class Line:
         self._last_admitted[place.client] = self._num_admitted
 
     def _forget_client(self, client: str) -> None:
-        """Forget when a client was admitted last, unless it has more places."""
+        """Forget a client's last admission, unless it has more places."""
         if all(place.client != client for place in (*self._working, *self._waiting)):
             self._last_admitted.pop(client, None)
 

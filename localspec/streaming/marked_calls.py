@@ -1,4 +1,4 @@
-"""Calls behind an opening mark, as most families write them."""
+"""Calls after an opening mark, as most families write them."""
 
 from __future__ import annotations
 
@@ -20,39 +20,41 @@ class _MarkedState(enum.Enum):
 
 
 class MarkedCalls(CallReader):
-    """Reads the calls behind an opening.
+    """Reads the calls after an opening mark.
 
-    Where a grammar keeps the calls to their form, a call is known by its name, and its
-    arguments come while they are written:
+    If a grammar keeps the calls to their form, a call is known by its name, and its arguments
+    come while they are written:
 
         NAME      -> ARGUMENTS  when the name of a tool was read
-        ARGUMENTS -> NAME       when they are whole: another call may follow
+        ARGUMENTS -> NAME       when the arguments are whole: another call may follow
         NAME      -> CLOSING    when another name was read, since no grammar kept that
 
-    Elsewhere calls are known when they are whole, and anything else stays text:
+    Otherwise calls are known when they are whole, and everything else stays text:
 
-        CLOSING   -> over       when a closing mark comes, and what stands before it is calls
+        CLOSING   -> over       when a closing mark comes, and the text before it is calls
         any state -> over       when no more text follows
 
     Args:
-        calls: of the answer.
-        front: the opening mark, and blank space before it: text if this is no call.
-        is_kept: whether a grammar keeps these to their form, if it keeps the answer's calls.
+        calls: The answer's calls.
+        front: The opening mark with the blank space before it: text if no call follows.
+        is_kept: Whether the grammar of the answer's calls, if there is one, keeps these calls.
     """
 
     def __init__(self, calls: AnswerCalls, front: str, *, is_kept: bool) -> None:
         super().__init__(calls)
         self._front = front
-        self._state = _MarkedState.NAME if is_kept and calls.is_kept else _MarkedState.CLOSING
-        self._text = ""  # that is not a part yet
+        self._state = _MarkedState.CLOSING
+        if is_kept and calls.is_kept:
+            self._state = _MarkedState.NAME
+        self._text = ""  # text that is not a part yet
         self._closing_from = 0  # the first position in it at which a closing may end calls
         self._name = calls.form.first_pattern(front.strip())
-        self._call: CallPiece  # whose arguments come, and
-        self._arguments: ArgumentReader  # who reads them
+        self._call: CallPiece  # the call whose arguments come
+        self._arguments: ArgumentReader  # reads them
 
     @property
     def is_kept(self) -> bool:
-        """Whether a grammar keeps what comes next to the form."""
+        """Whether a grammar keeps the following text to the form."""
         return self._state is not _MarkedState.CLOSING
 
     def push(self, text: str) -> list[Part]:
@@ -65,33 +67,37 @@ class MarkedCalls(CallReader):
 
     def finish(self, *, is_cut: bool) -> list[Part]:
         form = self._calls.form
-        may_be_call = form.may_begin(self._front.lstrip(), self._text)
-        if self._state is not _MarkedState.CLOSING or (is_cut and may_be_call):
+        if self._state is not _MarkedState.CLOSING:
             return []
+        if is_cut and form.may_begin(self._front.lstrip(), self._text):
+            return []  # an incomplete call
         written = calls_in(self._text, self._calls.tools, form.read)
         if is_cut or written is None:
             return self._calls.say_last(self._front + self._text, is_cut=False)
         return self._calls.call(written)
 
     def _read_name(self) -> list[Part]:
-        found = self._name.search(self._text)
-        if found is None:
+        match = self._name.search(self._text)
+        if match is None:
             return []
-        tool = self._calls.tools.get(found["name"])
+        tool = self._calls.tools.get(match["name"])
         if tool is None:
             self._state = _MarkedState.CLOSING
             return self._read_to_closing()
         self._state = _MarkedState.ARGUMENTS
-        self._text = self._text[found.end() :]
+        self._text = self._text[match.end() :]
         self._call = self._calls.start_call(tool.name)
         self._arguments = self._calls.form.reader(tool, is_kept=True)
-        return [Part("", is_thought=False, call=self._call), *self._read_arguments()]
+        head = Part("", is_thought=False, call=self._call)
+        return [head, *self._read_arguments()]
 
     def _read_arguments(self) -> list[Part]:
         arguments = self._arguments
         json = arguments.push(self._text)
-        piece = self._call._replace(json=json, is_last=arguments.is_over)
-        parts = [Part("", is_thought=False, call=piece)] if json else []
+        parts = []
+        if json:
+            piece = self._call._replace(json=json, is_last=arguments.is_over)
+            parts.append(Part("", is_thought=False, call=piece))
         self._text = ""
         if arguments.is_over:
             self._state = _MarkedState.NAME
@@ -100,7 +106,7 @@ class MarkedCalls(CallReader):
         return parts
 
     def _read_to_closing(self) -> list[Part]:
-        """The calls up to the first closing that ends calls: one may stand within a text."""
+        """The calls up to the first closing mark that ends them: a string may contain one."""
         form = self._calls.form
         while form.closing:
             at = self._text.find(form.closing, self._closing_from)

@@ -12,11 +12,11 @@ from typing import Generic, TypeVar
 
 Item = TypeVar("Item")
 
-_LOOK_S = 0.1  # on Windows, where Ctrl-C does not end waiting
+_LOOK_S = 0.1  # seconds between two checks on Windows, where Ctrl-C does not end a wait
 
 
 def take_from(queue: SimpleQueue[Item]) -> Item:
-    """The next item, waiting for it in a way that Ctrl-C ends."""
+    """Wait for the next item. Ctrl-C ends the wait."""
     while sys.platform == "win32":
         try:
             return queue.get(timeout=_LOOK_S)
@@ -26,16 +26,16 @@ def take_from(queue: SimpleQueue[Item]) -> Item:
 
 
 class Outbox(Generic[Item]):
-    """Items on their way to threads and tasks, each to the first that takes it."""
+    """Items on their way to threads and tasks. The first that takes an item gets it."""
 
     def __init__(self) -> None:
         self._items: SimpleQueue[Item] = SimpleQueue()
-        self._wakes: list[Callable[[], object]] = []  # of tasks that wait
+        self._wakes: list[Callable[[], object]] = []  # each wakes a task that waits
 
     def put(self, item: Item) -> None:
         """Add an item, from any thread or signal handler."""
         self._items.put(item)
-        # each once: that takes longer than an item
+        # Each task is woken once, since waking takes longer than an item.
         wakes = self._wakes
         self._wakes = []
         for wake in wakes:
@@ -43,24 +43,24 @@ class Outbox(Generic[Item]):
                 wake()
 
     def take(self) -> Item:
-        """The next item, in a thread, which waits for it."""
+        """Wait for the next item, in a thread."""
         return take_from(self._items)
 
     async def take_async(self) -> Item:
-        """The next item, in a task, which waits for it."""
+        """Wait for the next item, in a task."""
         while True:
             with contextlib.suppress(Empty):
                 return self._items.get_nowait()
             news = asyncio.Event()
             loop = asyncio.get_running_loop()
             self._wakes.append(functools.partial(loop.call_soon_threadsafe, news.set))
-            if self._items.empty():  # else it has come meanwhile
+            if self._items.empty():  # else an item came before the task could be woken
                 await news.wait()
 
     def take_all(self) -> list[Item]:
-        """The items that are there."""
-        found: list[Item] = []
+        """All present items, without waiting."""
+        items: list[Item] = []
         with contextlib.suppress(Empty):
             while True:
-                found.append(self._items.get_nowait())
-        return found
+                items.append(self._items.get_nowait())
+        return items

@@ -1,16 +1,17 @@
-"""The one record of an answer: what was asked, how far it is, and what became of it."""
+"""The one record of an answer: its question, its state, and its result."""
 
 from __future__ import annotations
 
 import contextlib
 import copy
 import enum
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from localspec.constraints.spec import ClassSchema
 from localspec.errors import EngineError
+from localspec.sampling.logprobs import TokenLogprobs
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.metrics import Meter
 from localspec.speculative.policy_api import FixedDraftPolicy, ProposerKind, RuleName
@@ -21,20 +22,21 @@ from localspec.streaming.line import Place
 from localspec.streaming.outbox import Outbox
 from localspec.streaming.reply import Ending, Piece, Reply, SaidJson
 from localspec.streaming.thinking import Part
+from localspec.tools.tool import ToolCall
 
-MOST_AHEAD = 32  # pieces that an answer is ahead of its reader
-READ_ON = 16  # pieces, after which another process hears how many were read
+MOST_AHEAD = 32  # unread pieces at which an answer pauses
+READ_ON = 16  # read pieces after which the other process gets their number
 
 
 class State(enum.IntEnum):
     """The states of an answer. It passes them in this order, and may leave some out.
 
-    One that is cancelled while it waits goes from ASKED to ENDING; one that is never read goes
-    from NEW to OVER.
+    An answer that is cancelled while it waits goes from ASKED to ENDING. One that is never read
+    goes from NEW to OVER.
     """
 
     NEW = 0
-    """Nobody has asked for its first piece, or for its start."""
+    """The reader has not asked for its first piece or its start."""
 
     ASKED = 1
     """It waits in line."""
@@ -43,10 +45,10 @@ class State(enum.IntEnum):
     """Its turn has come: its prompt is made."""
 
     PRODUCING = 3
-    """It has a lane. Its conversation knows of it."""
+    """It has a lane, and its conversation was notified."""
 
     ENDING = 4
-    """It is being ended after what was read of it."""
+    """It is being ended after the pieces that were read."""
 
     OVER = 5
     """Its reply is there, if it has one, and the engine is free."""
@@ -54,10 +56,10 @@ class State(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class AnswerPlan:
-    """What an answer is to do, decided once."""
+    """Settings of an answer that are decided once, when it is asked for."""
 
     sampling: SamplingParams
-    """As the options say, or by default the engine's."""
+    """The sampling settings of the options, or by default the engine's."""
 
     rule: RuleName
     """The rule by which draft tokens are judged."""
@@ -66,59 +68,59 @@ class AnswerPlan:
     """How much to draft; None for the engine's policy."""
 
     kinds: frozenset[ProposerKind] | None = None
-    """Who may propose; None for all."""
+    """The kinds of proposers that may propose; None for all."""
 
     scales: tuple[float, ...] = ()
-    """Of each adapter of the target."""
+    """The scale of each adapter of the target."""
 
 
 class MadePrompt(NamedTuple):
-    """A prompt, and what else its making has shown."""
+    """A prompt, with facts that its making has shown."""
 
     prompt: Prompt
 
     num_leaving: int = 0
-    """The oldest turns of a conversation that are left out of it."""
+    """How many of a conversation's oldest turns it leaves out."""
 
     num_stable: int | None = None
-    """The first tokens, which stay as the text grows; None for all of them."""
+    """How many of its first tokens stay as the text grows; None for all of them."""
 
 
 class PromptSource(Protocol):
-    """What a prompt is made of, where the model is. It can be sent to another process."""
+    """Makes a prompt in the process that has the model. It can be sent to that process."""
 
     def make(self, maker: Any, is_cancelled: CancelCheck) -> MadePrompt:
         """The prompt.
 
         Args:
-            maker: the `chat.workshop.PromptWorkshop` of the model.
-            is_cancelled: ends the work soon once it is true.
+            maker: The `chat.workshop.PromptWorkshop` of the model.
+            is_cancelled: Ends the work soon once it returns True.
 
         Raises:
-            LocalspecError: if the prompt cannot be made.
-            Interrupted: once it is cancelled.
+            LocalspecError: If the prompt cannot be made.
+            Interrupted: Once it is cancelled.
         """
 
 
 class Reading(NamedTuple):
-    """How far a prompt is read, for the reader of its answer."""
+    """Progress of decoding a prompt, for the reader of its answer."""
 
     num_decoded: int
-    """Tokens that are decoded, those that were cached among them."""
+    """Tokens that are decoded, including tokens that were cached."""
 
     num_tokens: int
     """Tokens of the prompt."""
 
     is_first: bool = False
-    """Whether nothing but cached tokens is decoded yet."""
+    """Whether only cached tokens are decoded yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptFacts:
-    """What is known of an answer once its prompt is made and it is about to begin."""
+    """Facts about an answer whose prompt is made, before it begins."""
 
     made: MadePrompt
-    """The prompt. Between processes it has no tokens where nobody asks for them."""
+    """The prompt; from another process without tokens, unless `sends_prompt` is set."""
 
     num_tokens: int
     """Tokens of the prompt."""
@@ -130,41 +132,41 @@ class PromptFacts:
     """Whether tools are described in words: see `Prompt`."""
 
 
-# What the reader of an answer gets: pieces; how far its prompt is read; what ended it,
-# StopIteration at its own end; and at last, once it is over, its ending.
+# Items for the reader of an answer: its pieces, the progress of its prompt, the error that
+# ended it (StopIteration at its own end), and last, once it is over, its ending.
 ForReader = Piece | Reading | BaseException | Ending
 
 
 class AnswerRecord:
     """An answer, from the question to the reply.
 
-    Subclasses make its prompt and hear of its beginning and end.
+    Subclasses may make its prompt, and are notified of its beginning and end.
 
     Args:
-        options: of the answer.
-        source: what its prompt is made of; None where a subclass has its own `source`.
+        options: The answer's options.
+        source: Makes its prompt; None if a subclass overrides `source`.
     """
 
     turn: int = 0
     """Makes the random numbers of each answer in a conversation its own."""
 
     owner: object | None = None
-    """The conversation. Its text is kept while others are answered."""
+    """The conversation, whose text is kept while others are answered; None without one."""
 
     client: str = ""
-    """Whose it is: no answer begins with a cached text of another client's."""
+    """The client that asks. No answer begins with a cached text of another client."""
 
     finds_its_text: bool = False
-    """Whether it continues the text that its prompt does, even another client's."""
+    """Whether the engine looks for the answered text that its prompt continues."""
 
     sends_prompt: bool = False
     """Whether the prompt's tokens are needed in the process that asks."""
 
     plan: AnswerPlan
-    """What it is to do, once the engine has accepted it."""
+    """Set when the engine accepts the record."""
 
     facts: PromptFacts | None = None
-    """Known from PRODUCING on."""
+    """Set from PRODUCING on."""
 
     def __init__(self, options: AnswerOptions, source: PromptSource | None = None) -> None:
         self.options = options
@@ -173,20 +175,20 @@ class AnswerRecord:
         self.cancellation = Cancellation()
         self.outbox: Outbox[ForReader] = Outbox()
         self.place = Place(None)
-        self.num_put = 0  # pieces for the reader, who may not have taken all of them
+        self.num_put = 0  # pieces for the reader, also those that were not taken yet
         self.read: list[Piece] = []  # pieces that the reader has taken
-        self._num_read = 0  # tokens of these
-        self.ending: Ending | None = None  # once it is over
-        self._failure: Exception | None = None  # what it failed by
+        self._num_read = 0  # tokens of these pieces
+        self.ending: Ending | None = None  # set once the answer is over
+        self._failure: Exception | None = None  # the error by which it failed
         self._reply: Reply | None = None
 
     def advance(self, state: State) -> None:
-        """Go on to a state, unless a signal handler or another thread has gone further."""
-        # In one statement without a call, between whose parts nobody else comes.
+        """Advance to a state, unless a signal handler or another thread has gone further."""
+        # One statement without a call: no signal handler or thread can come in between.
         self.state = state if state > self.state else self.state
 
     def leaves(self, before: State, state: State) -> bool:
-        """Go on from one state to another. Returns False if it is not in the first."""
+        """Advance from one state to another. Returns False if it is not in the first."""
         with self.cancellation.lock:
             if self.state is not before:
                 return False
@@ -195,7 +197,7 @@ class AnswerRecord:
 
     @property
     def has_begun(self) -> bool:
-        """Whether it was begun, so that it has a reply, however it ends."""
+        """Whether the answer has begun. If so, it has a reply, however it ends."""
         return self.facts is not None
 
     @property
@@ -205,7 +207,7 @@ class AnswerRecord:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether so many pieces are unread that it should pause."""
+        """Whether it should pause: `MOST_AHEAD` pieces are unread."""
         return self.num_put - self.num_taken >= MOST_AHEAD
 
     @property
@@ -219,7 +221,7 @@ class AnswerRecord:
         self.outbox.put(piece)
 
     def takes(self, piece: Piece) -> bool:
-        """Note that a piece is read. Returns False for one that comes after the wish to end."""
+        """Note that a piece is read. Returns False for a piece after the cancellation."""
         with self.cancellation.lock:
             if self.cancellation.is_requested:
                 return False
@@ -228,13 +230,13 @@ class AnswerRecord:
             return True
 
     def start_producing(self, facts: PromptFacts) -> None:
-        """The prompt is made: start to produce. Raises what refuses it."""
+        """Begin the answer, whose prompt is made. Raises what `on_begin` raises."""
         self.on_begin(facts.made)
         self.facts = facts
         self.advance(State.PRODUCING)
 
     def conclude(self, ending: Ending | None) -> Ending:
-        """Make the reply of the pieces that were read, and of how the answer ended.
+        """Make the reply, from the pieces that were read and the ending.
 
         Args:
             ending: None for an answer that has not begun, or whose process is lost.
@@ -242,15 +244,21 @@ class AnswerRecord:
         Returns:
             The ending, for the reader.
         """
+        num_prompt_tokens = 0
+        is_continued = False
+        if self.facts is not None:
+            num_prompt_tokens = self.facts.num_tokens
+            is_continued = self.facts.made.prompt.num_said > 0
         is_lost = ending is None
         if ending is None:
-            ending = _lost(self.read, 0 if self.facts is None else self.facts.num_tokens)
+            ending = _lost(self.read, num_prompt_tokens)
         self.ending = ending
         if self.facts is None and not self.cancellation.is_requested:
             return ending  # it was refused, and has no reply
         pieces = [*self.read, *ending.rest]
-        is_continued = self.facts is not None and self.facts.made.prompt.num_said > 0
-        said = None if is_lost and is_continued else ending.said or _said_by(pieces)
+        said = None
+        if not (is_lost and is_continued):
+            said = ending.said or _said_by(pieces)
         self._reply = _reply(self, pieces, ending, said)
         if self.facts is not None:
             self.on_end(self._reply, said)
@@ -263,20 +271,20 @@ class AnswerRecord:
 
     @property
     def failure(self) -> Exception | None:
-        """What the answer failed by, for a reader to raise again; None if it did not fail."""
+        """The error by which the answer failed, to raise again; None if it has not failed."""
         return copy.copy(self._failure)
 
     def fail(self, error: BaseException) -> None:
-        """Keep what the answer has failed by.
+        """Keep the error by which the answer has failed.
 
-        Ctrl-C is not kept. Nor is the traceback of any error, which would keep its readers.
+        Ctrl-C is not kept. Nor is the traceback of an error, which would keep its frames alive.
         """
         if isinstance(error, Exception):
-            with contextlib.suppress(Exception):  # an application's own may refuse a copy
+            with contextlib.suppress(Exception):  # an application's error may refuse a copy
                 self._failure = copy.copy(error)
 
     def reply(self) -> Reply:
-        """The reply of an answer that is over. Raises what refused the answer, if it was."""
+        """The reply of an answer that is over. Raises the error that refused the answer."""
         if self._reply is None:
             raise self.failure or EngineError(
                 "there is no reply: the answer failed before it began",
@@ -285,15 +293,15 @@ class AnswerRecord:
         return self._reply
 
     def source(self) -> PromptSource:
-        """What the prompt is made of, asked for once the answer is admitted. It may refuse."""
+        """The source of the prompt. Called once the answer is admitted; may raise to refuse."""
         assert self._source is not None
         return self._source
 
     def on_begin(self, made: MadePrompt) -> None:
-        """Called when the answer begins, in the thread that produces it. It may refuse."""
+        """Called in the producing thread when the answer begins; may raise to refuse."""
 
     def on_reading(self, reading: Reading) -> None:
-        """Called in the reader's thread. What it raises ends the answer."""
+        """Called in the reader's thread. An exception ends the answer."""
         on_prompt = self.options.on_prompt
         if on_prompt is not None and not reading.is_first:
             on_prompt(reading.num_decoded, reading.num_tokens)
@@ -302,14 +310,15 @@ class AnswerRecord:
         """Called when an answer that had begun has ended, in any way.
 
         Args:
-            reply: the reply.
-            said: the whole message, with the part of it that an earlier answer gave; None where
-                that part was lost with a process.
+            reply: The reply.
+            said: The whole message, with the part that an earlier answer gave; None if that
+                part was lost with a process.
         """
 
 
 def _said_by(pieces: Sequence[Piece]) -> Said:
-    return Said.of([Part(each.text, each.is_thought, call=each.call) for each in pieces])
+    parts = [Part(piece.text, piece.is_thought, call=piece.call) for piece in pieces]
+    return Said.of(parts)
 
 
 def _reply(
@@ -317,10 +326,21 @@ def _reply(
 ) -> Reply:
     """The sum of the pieces."""
     new = _said_by(pieces)
-    has_logprobs = record.options.logprobs is not None
-    logprobs = tuple(each.logprobs for each in pieces if each.logprobs is not None)
-    num_thought = sum(len(each.token_ids) for each in pieces if each.is_thought)
-    tool_calls = () if said is None else said.tool_calls
+    token_ids: list[int] = []
+    logprobs: list[TokenLogprobs] = []
+    num_thought = 0
+    for piece in pieces:
+        token_ids += piece.token_ids
+        if piece.logprobs is not None:
+            logprobs.append(piece.logprobs)
+        if piece.is_thought:
+            num_thought += len(piece.token_ids)
+    tool_calls: tuple[ToolCall, ...] = ()
+    if said is not None:
+        tool_calls = said.tool_calls
+    not_kept: tuple[str, ...] = ()
+    if record.facts is not None:
+        not_kept = record.facts.not_kept
     finish_reason = ending.finish_reason
     if finish_reason == "stop" and tool_calls:
         finish_reason = "tool_calls"
@@ -329,15 +349,15 @@ def _reply(
         said_json = _said_json(record.options, said.text)
     return Reply(
         text=new.text,
-        token_ids=tuple(_token_ids(pieces)),
+        token_ids=tuple(token_ids),
         finish_reason=finish_reason,
         stats=ending.stats,
         seed=record.options.seed,
         rule=record.plan.rule,
-        logprobs=logprobs if has_logprobs else None,
+        logprobs=None if record.options.logprobs is None else tuple(logprobs),
         thoughts=new.thoughts,
         tool_calls=tool_calls,
-        not_kept=() if record.facts is None else record.facts.not_kept,
+        not_kept=not_kept,
         stopped_by=ending.stopped_by,
         num_thought_tokens=num_thought,
         _json=said_json,
@@ -345,31 +365,30 @@ def _reply(
 
 
 def _said_json(options: AnswerOptions, text: str) -> SaidJson | None:
-    """The part of a whole answer that fits its JSON schema, if it has both.
+    """The part of a whole answer that fits its JSON schema; None without a schema or a trigger.
 
     Args:
-        options: of the answer.
-        text: what was said, with what an earlier answer gave of it.
+        options: The answer's options.
+        text: The speech, with the part that an earlier answer gave.
     """
-    if options.json_schema is None:
+    schema = options.json_schema
+    if schema is None:
         return None
-    begins = [
-        text.index(trigger) + len(trigger) for trigger in options.triggers if trigger in text
-    ]
+    begins = []
+    for trigger in options.triggers:
+        if trigger in text:
+            begins.append(text.index(trigger) + len(trigger))
     if options.triggers and not begins:
         return None
-    schema = options.json_schema
-    kind = schema.kind if isinstance(schema, ClassSchema) else None
-    return SaidJson(text[min(begins, default=0) :], kind)
-
-
-def _token_ids(pieces: Sequence[Piece]) -> Iterator[int]:
-    for piece in pieces:
-        yield from piece.token_ids
+    kind = None
+    if isinstance(schema, ClassSchema):
+        kind = schema.kind
+    begin = min(begins, default=0)
+    return SaidJson(text[begin:], kind)
 
 
 def _lost(read: Sequence[Piece], num_prompt_tokens: int) -> Ending:
-    """The ending of an answer of which nothing but the pieces that were read is left."""
+    """The ending of an answer whose process is lost: only the read pieces are known."""
     meter = Meter(num_prompt_tokens, 0, 0.0)
     for piece in read:
         meter.tokens[piece.provenance] += len(piece.token_ids)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class StepFacts(NamedTuple):
-    """A step of an answer: what was tried in one decode of the target."""
+    """A step of an answer: what its one decode of the target tried."""
 
     num_drafted: int
     """Draft tokens that were proposed."""
@@ -42,27 +42,27 @@ FinishReason = Literal["stop", "tool_calls", "length", "cancelled"]
 class Piece:
     """The part of an answer that came with one token.
 
-    text is whatever became certain with this token: it is empty while a character is incomplete
-    or a stop string is possible, and then comes with a later token. The last piece may bring
-    such text without a token of its own.
+    text is the text that became certain with this token. While a character is incomplete or a
+    stop string is possible, it is empty, and the text comes with a later token. The last piece
+    may have such text without a token of its own.
     """
 
     text: str
     token_ids: tuple[int, ...]
     provenance: Provenance
     logprobs: TokenLogprobs | None = None
-    """The token's, if asked for."""
+    """The token's log-probabilities, if asked for."""
 
     is_thought: bool = False
-    """Whether the model thought it rather than said it, where the prompt was made from
-    messages. The marks between the two are in no text. A token that ends the one and begins
-    the other gives two pieces, the second without a token."""
+    """Whether this is a thought of the model, not speech, if the prompt was made from messages.
+    The marks between thoughts and speech are in no text. A token that ends one and begins the
+    other gives two pieces, the second without a token."""
 
     call: CallPiece | None = None
     """More of a call of a tool, in a piece without text."""
 
     step: StepFacts | None = field(default=None, repr=False, compare=False)
-    """What the step tried, with its first token."""
+    """Facts about the step, with its first token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,28 +70,27 @@ class Ending:
     """How an answer ended. With the pieces that were read it makes the reply."""
 
     finish_reason: FinishReason
-    """Why it ended: "cancelled" also where the reader did not read what was there. Never
-    "tool_calls": the reply knows whether there are calls.
-    """
+    """Why it ended. "cancelled" also if the reader left pieces unread. Never "tool_calls": the
+    reply knows whether there are calls."""
 
     stats: Stats
-    """Of the tokens that were read."""
+    """The statistics of the tokens that were read."""
 
     stopped_by: str | None = None
     """The stop string that ended it, if one did."""
 
     rest: tuple[Piece, ...] = ()
-    """The text that was held for tokens that do not come, in pieces without tokens."""
+    """The text that waited for tokens that do not come, in pieces without tokens."""
 
     said: Said | None = None
-    """The whole message, where an earlier answer gave the beginning of it."""
+    """The whole message, if an earlier answer gave the beginning of it."""
 
 
 @dataclass(frozen=True)
 class SaidJson:
-    """A whole answer that was to fit a JSON schema.
+    """A whole answer with a JSON schema.
 
-    A pickled one has no class where that cannot be pickled, as one that a function defines.
+    Pickling drops a class that cannot be pickled, as one that is defined in a function.
     """
 
     text: str
@@ -103,7 +102,7 @@ class SaidJson:
     def __reduce__(self) -> tuple[type[SaidJson], tuple[str, Any]]:
         try:
             pickle.dumps(self.kind)
-        except Exception:  # each kind of object has its own
+        except Exception:  # kinds of objects raise different errors
             return SaidJson, (self.text, None)
         return SaidJson, (self.text, self.kind)
 
@@ -123,11 +122,11 @@ class SaidJson:
 class Reply:
     """A whole answer. `str(reply)` is its text.
 
-    Of an answer that was continued it has what is new, but all of the answer's tool_calls.
+    If it continues an earlier answer, it has the new text, but the tool_calls of both.
     """
 
     text: str
-    """What was said, without half a character where it was cut."""
+    """The speech; if the answer was cut, without an incomplete character."""
 
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
@@ -136,24 +135,24 @@ class Reply:
 
     stats: Stats
     seed: int | None
-    """The one that was given, or None."""
+    """The seed that was asked for, or None."""
 
     rule: RuleName
-    """The one that accepted draft tokens."""
+    """The rule by which draft tokens were judged."""
 
     logprobs: tuple[TokenLogprobs, ...] | None = None
     """One for each of token_ids, or None if they were not asked for."""
 
     thoughts: str = ""
-    """What the model thought, where the prompt was made from messages. token_ids include the
-    end token, if the model ended the answer itself."""
+    """The model's thoughts, if the prompt was made from messages. token_ids include the end
+    token, if the model ended the answer itself."""
 
     tool_calls: tuple[ToolCall, ...] = ()
-    """Those that the model asks for, whole."""
+    """The whole calls of tools that the model asks for."""
 
     not_kept: tuple[str, ...] = ()
-    """What of the JSON schema that was given the answer was not kept to, by keyword, as
-    ("format path", "uniqueItems")."""
+    """The keywords of the JSON schema that were not enforced, as ("format path",
+    "uniqueItems")."""
 
     stopped_by: str | None = None
     """The stop string that ended it, or None."""
@@ -165,13 +164,13 @@ class Reply:
 
     @property
     def parsed(self) -> Any:
-        """What the answer to a json_schema means.
+        """The value of an answer with a json_schema.
 
-        An object of the class that the schema was, else the value of the JSON: a dict, mostly.
-        None where no schema was given, where the answer was cut, also by a stop string, and
-        where it calls tools or has no trigger.
+        An object of the schema's class, if it was made from one; else the value of the JSON,
+        mostly a dict. None without a schema, if the answer was cut, also by a stop string, and
+        if it calls tools or lacks its trigger.
 
-        Raises ParseError where the class has checks that its schema does not, and they fail.
+        Raises ParseError if checks of the class fail that its schema does not have.
         """
         if self._json is None:
             return None
@@ -182,5 +181,7 @@ class Reply:
 
     def __repr__(self) -> str:
         num_tokens = len(self.token_ids)
-        tokens = f"{num_tokens} {'token' if num_tokens == 1 else 'tokens'}"
+        tokens = f"{num_tokens} tokens"
+        if num_tokens == 1:
+            tokens = "1 token"
         return f"<Reply {reprlib.repr(self.text)}, {tokens}, {self.finish_reason}>"

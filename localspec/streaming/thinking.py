@@ -1,4 +1,4 @@
-"""Splits what a model thinks before it speaks from what it says."""
+"""Splits an answer into the model's thoughts and its speech."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Thoughts:
     """The possible families of the model."""
 
     opened: Following | None = None
-    """What the end of the prompt has opened, if anything."""
+    """What the prompt has opened at its end; None if nothing."""
 
     head: str = ""
     """The head of the message that the prompt has opened."""
@@ -40,48 +40,59 @@ class Thoughts:
 
     def after(self, prompt: str) -> Thoughts:
         """Thoughts of an answer to the prompt, which may end in open thoughts or a head."""
-        found = (
-            (prompt.rfind(mark) + len(mark), len(mark), family, after)
-            for family in self.families
-            for mark, after in family.marks.items()
-            if mark in prompt
-        )
-        last = max(found, key=lambda each: each[:2], default=None)
+        last: tuple[Family, Following] | None = None
+        last_end = 0
+        last_length = 0
+        for family in self.families:
+            for mark, following in family.marks.items():
+                begin = prompt.rfind(mark)
+                if begin < 0:
+                    continue
+                end = begin + len(mark)
+                # Of two marks with the same end, the longer one counts.
+                if last is None or (end, len(mark)) > (last_end, last_length):
+                    last = (family, following)
+                    last_end = end
+                    last_length = len(mark)
         if last is None:
             return self
-        end, _, family, after = last
-        rest = prompt[end:]
-        if after is Following.HEAD or (after is Following.THOUGHT and not rest.strip()):
-            return Thoughts((family,), after, rest, self.shown)
-        return replace(self, are_over=after is Following.SPEECH and not rest.strip())
+        family, following = last
+        rest = prompt[last_end:]
+        is_at_end = not rest.strip()
+        if following is Following.HEAD or (following is Following.THOUGHT and is_at_end):
+            return Thoughts((family,), following, rest, self.shown)
+        return replace(self, are_over=following is Following.SPEECH and is_at_end)
 
     def without(self, texts: Collection[str]) -> Thoughts:
-        """Thoughts that these texts do not begin: they begin calls."""
-        families = [
-            replace(each, marks={m: each.marks[m] for m in each.marks if m not in texts})
-            for each in self.families
-        ]
+        """Thoughts that do not begin with these texts, which begin calls."""
+        families = []
+        for family in self.families:
+            marks = {}
+            for mark, following in family.marks.items():
+                if mark not in texts:
+                    marks[mark] = following
+            families.append(replace(family, marks=marks))
         return replace(self, families=tuple(families))
 
     def marks(self, *following: Following) -> tuple[str, ...]:
-        """The marks of the families in front of one of these; by default all."""
-        return tuple(
-            mark
-            for family in self.families
-            for mark, after in family.marks.items()
-            if not following or after in following
-        )
+        """The families' marks that one of these follows; by default all marks."""
+        marks = []
+        for family in self.families:
+            for mark, after in family.marks.items():
+                if not following or after in following:
+                    marks.append(mark)
+        return tuple(marks)
 
     @property
     def openings(self) -> tuple[str, ...]:
-        """Marks that the answer's thoughts may begin with; none if they have begun already."""
+        """Marks with which the answer's thoughts may begin; none if they have begun already."""
         if self.opened is not None or self.are_over:
             return ()
         return self.marks(Following.THOUGHT, Following.HEAD)
 
 
 class Part(NamedTuple):
-    """Text that became certain. One without text stands where a mark was."""
+    """Text that became certain. A part without text stands where a mark was."""
 
     text: str
     is_thought: bool
@@ -89,19 +100,21 @@ class Part(NamedTuple):
     """The head of the message that begins at this mark."""
 
     call: CallPiece | None = None
-    """Instead of text, more of a call."""
+    """More of a call, instead of text."""
 
     is_again: bool = False
-    """It was shown before, when the answer was cut behind it, and is certain only now."""
+    """Whether it was shown when the answer was cut after it, and is certain only now."""
 
 
 class ThoughtStream:
     """Splits an answer into thoughts and speech while it comes.
 
     Marks, the heads of messages, and the blank space between a mark and speech belong to
-    neither. In the JSON object of a message to a tool no mark means anything.
+    neither. In the JSON object of a message to a tool no mark counts.
 
-    held: what waits, because it may be the beginning of a mark.
+    Args:
+        thoughts: How to tell thoughts from speech.
+        max_head: A longer text, in characters, is not the head of a message.
     """
 
     def __init__(self, thoughts: Thoughts, max_head: float = _MAX_HEAD) -> None:
@@ -110,25 +123,28 @@ class ThoughtStream:
         self._following = thoughts.opened  # None: speech or a mark may begin here
         self._named = thoughts.head
         self._head = ""
+
         self.held = ""
-        self._has_marks = False
-        self._object: ObjectEnd | None = None  # that is written to a tool
+        """Text that waits, because it may be the beginning of a mark."""
+
+        self._has_marks = False  # whether there was a mark
+        self._object: ObjectEnd | None = None  # finds the end of an object for a tool
 
     @property
     def is_thinking(self) -> bool:
-        """Whether what comes next is not for the user, unless a mark ends it."""
+        """Whether the following text is hidden from the user, unless a mark ends that."""
         return self._following not in (None, Following.SPEECH)
 
     @property
     def head(self) -> str | None:
-        """The head of a message as far as it has come; None outside of a head."""
+        """The present part of a message's head; None outside of a head."""
         if self._following is Following.HEAD:
             return self._named + self._head
         return None
 
     @property
     def speaks(self) -> bool:
-        """Whether speech follows, directly or behind another mark."""
+        """Whether speech follows, directly or after another mark."""
         return self._has_marks and not self.is_thinking
 
     def push(self, text: str) -> list[Part]:
@@ -137,7 +153,7 @@ class ThoughtStream:
         return self._parts(is_whole=False)
 
     def copy(self) -> ThoughtStream:
-        """A stream that goes on by itself from here."""
+        """An independent stream with the same state."""
         other = copy.copy(self)
         other._object = copy.copy(self._object)
         return other
@@ -164,8 +180,10 @@ class ThoughtStream:
             marks = self._marks()
             mark = first_of(marks, self.held) or ""
             at = self.held.find(mark)
-            waits = 0 if is_whole else num_unfinished(marks, self.held)
-            end = len(self.held) - waits
+            num_waiting = 0
+            if not is_whole:
+                num_waiting = num_unfinished(marks, self.held)
+            end = len(self.held) - num_waiting
             if mark and at < end:
                 text = self.held[:at]
                 self.held = self.held[at + len(mark) :]
@@ -177,14 +195,15 @@ class ThoughtStream:
             if mark:
                 head = self._enter(mark)
                 parts.append(Part("", self.is_thinking, head))
-            elif waits:
+            elif num_waiting:
                 break
         return parts
 
     def _of_object(self, end: ObjectEnd) -> list[Part]:
-        """The part of the text that belongs to an object. Other text ends it."""
-        may_be = end.has_begun or self.held.lstrip()[:1] in ("", "{")
-        size = end.push(self.held) if may_be else 0
+        """The part of the text that belongs to an object. Other text ends the object."""
+        size = 0
+        if end.has_begun or self.held.lstrip()[:1] in ("", "{"):
+            size = end.push(self.held)
         text = self.held[:size]
         self.held = self.held[size:]
         if end.is_over or not size:
@@ -192,11 +211,16 @@ class ThoughtStream:
         return self._parts_of(text)
 
     def _enter_first_part(self, *, is_whole: bool) -> bool:
-        """Enter the mark that speech or thoughts begin with, or speech. False: wait."""
+        """Enter the mark at the beginning, or speech. Returns False if more text is needed."""
         begin = self.held.lstrip()
-        marks = self._marks()
-        mark = next((each for each in marks if begin.startswith(each)), "")
-        if not is_whole and any(each.startswith(begin) for each in marks if each != mark):
+        mark = ""
+        may_be_longer = False
+        for other in self._marks():  # the longest first
+            if not mark and begin.startswith(other):
+                mark = other
+            elif other != mark and other.startswith(begin):
+                may_be_longer = True
+        if may_be_longer and not is_whole:
             return False
         if mark:
             self.held = begin[len(mark) :]
@@ -208,16 +232,17 @@ class ThoughtStream:
         return True
 
     def _marks(self) -> list[str]:
-        """The marks that mean something where the answer is, the longest first."""
-        marks = [
-            mark
-            for family in self._families
-            for mark, after in family.marks.items()
-            if self._counts(family, after)
-        ]
-        return sorted(marks, key=len, reverse=True)
+        """The marks that count at the present place, the longest first."""
+        marks = []
+        for family in self._families:
+            for mark, after in family.marks.items():
+                if self._counts(family, after):
+                    marks.append(mark)
+        marks.sort(key=len, reverse=True)
+        return marks
 
     def _counts(self, family: Family, after: Following) -> bool:
+        """Whether a mark counts here. after: what follows it."""
         if self._following is Following.THOUGHT:
             return after is not Following.THOUGHT
         if self._following is Following.SPEECH:
@@ -225,6 +250,7 @@ class ThoughtStream:
         return True
 
     def _parts_of(self, text: str) -> list[Part]:
+        """The part of a text before a mark."""
         if self._following is Following.HEAD:
             self._head += text
             if len(self._head) <= self._max_head:
@@ -237,22 +263,28 @@ class ThoughtStream:
         return [Part(text, self._following is Following.THOUGHT)]
 
     def _enter(self, mark: str) -> str:
-        """The head of the message whose body begins there, else ""."""
-        family = next(each for each in self._families if mark in each.marks)
+        """Continue after a mark. Returns the head of the message whose body begins, else ""."""
+        family = next(family for family in self._families if mark in family.marks)
         after = family.marks[mark]
         head = ""
         if after is Following.BODY:
             head = self._named + self._head
-            is_thought = re.search(family.thoughtful, head)
-            self._object = ObjectEnd() if " to=functions." in head else None
-            after = Following.THOUGHT if is_thought else Following.SPEECH
+            self._object = None
+            if " to=functions." in head:
+                self._object = ObjectEnd()
+            after = Following.SPEECH
+            if re.search(family.thoughtful, head):
+                after = Following.THOUGHT
         if after is Following.HEAD:
-            self._head += " "  # so that what stands before the mark can be told from the rest
+            self._head += " "  # separates the texts before and after the mark
         else:
-            self._named = self._head = ""
+            self._named = ""
+            self._head = ""
         self._families = (family,)
         self._has_marks = True
-        self._following = None if after is Following.SPEECH else after
+        self._following = after
+        if after is Following.SPEECH:
+            self._following = None
         return head
 
 
@@ -274,7 +306,7 @@ class ThoughtsEnd(_StreamBoundary):
     """Watches an answer for the end of its thoughts."""
 
     def __init__(self, thoughts: Thoughts) -> None:
-        # A head may be of any length here: it never turns into speech, which would have to fit.
+        # A head may have any length here: if it became speech, that would have to fit.
         super().__init__(ThoughtStream(thoughts, math.inf))
 
     @property
@@ -282,7 +314,7 @@ class ThoughtsEnd(_StreamBoundary):
         return self._stream.held
 
     def push(self, text: str) -> str | None:
-        """The speech after the thoughts, without blank space between; None if they go on."""
+        """The speech after the thoughts, without blank space between; None before that."""
         parts = self._stream.push(text)
         if not self._stream.speaks:
             return None
@@ -296,7 +328,7 @@ class HeadTrigger(_StreamBoundary):
     def __init__(self, thoughts: Thoughts, texts: tuple[str, ...]) -> None:
         super().__init__(ThoughtStream(thoughts))
         self._texts = texts
-        self._last = {text[-1] for text in texts}
+        self._last = {text[-1] for text in texts}  # the triggers' last characters
 
     @property
     def held(self) -> str:
@@ -305,9 +337,12 @@ class HeadTrigger(_StreamBoundary):
     def push(self, text: str) -> str | None:
         """The text after the trigger; None if that has not come."""
         begin = 0
-        for end in (at + 1 for at, each in enumerate(text) if each in self._last):
+        for end, character in enumerate(text, 1):
+            if character not in self._last:
+                continue
             self._stream.push(text[begin:end])
-            if (self._stream.head or "").endswith(self._texts):
+            head = self._stream.head or ""
+            if head.endswith(self._texts):
                 return text[end:]
             begin = end
         self._stream.push(text[begin:])

@@ -1,7 +1,7 @@
-"""How each family of models marks what it thinks and what it says.
+"""How each family of models marks its thoughts and its speech.
 
-Some put tags around their thoughts, others write messages whose heads say what they are. Some
-marks are control tokens, others are plain text.
+Some put tags around their thoughts, others write messages with heads. Some marks are control
+tokens, others are plain text.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ class Following(enum.Enum):
 
     SPEECH = enum.auto()
     THOUGHT = enum.auto()
-    HEAD = enum.auto()  # of a message, up to its body
-    BODY = enum.auto()  # of a message: what its head says
-    NOTHING = enum.auto()  # up to the next mark
+    HEAD = enum.auto()  # the head of a message, up to its body
+    BODY = enum.auto()  # the body of a message: thought or speech, as its head says
+    NOTHING = enum.auto()  # text of neither kind, up to the next mark
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,17 +26,17 @@ class Family:
     """How the models of a family mark their thoughts."""
 
     signs: tuple[str, ...]
-    """Texts which a template of the family has, or else its vocabulary."""
+    """Texts that a template of the family has, or else its vocabulary."""
 
     marks: Mapping[str, Following]
-    """What stands after each; they belong to neither thoughts nor speech."""
+    """The kind of text after each mark. Marks belong to neither thoughts nor speech."""
 
     are_tokens: bool = True
-    """Entries of the vocabulary, so that they mean something wherever they stand. A tag that
-    is plain text only counts at the beginning of an answer."""
+    """Whether the marks are tokens of the vocabulary, which count everywhere. A tag that is
+    plain text counts only at the beginning of an answer."""
 
     thoughtful: str = ""
-    """Matches the heads of messages that are not for the user."""
+    """A pattern that matches the heads of messages that are not for the user."""
 
 
 def family_of_tags(opening: str, closing: str) -> Family:
@@ -45,7 +45,7 @@ def family_of_tags(opening: str, closing: str) -> Family:
     return Family((closing,), marks, are_tokens=False)
 
 
-# In mere text, as many models do that name nothing of it in their templates.
+# Tags in plain text. Many models use them without naming them in their templates.
 _TAGS = tuple(
     family_of_tags(opening, f"{opening[0]}/{opening[1:]}")
     for opening in (
@@ -63,7 +63,7 @@ def _marks(**marks: tuple[str, ...]) -> Mapping[str, Following]:
     }
 
 
-# Where a template has the signs of several, those that come first are found first.
+# If a template has the signs of several families, the first of these counts.
 FAMILIES = (
     # Muse (recipients), whose calls are marked within messages to tools
     Family(
