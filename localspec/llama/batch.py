@@ -22,18 +22,20 @@ class TextPart(NamedTuple):
     tokens: Sequence[int]
     num_logits: int
     num_padding: int = 0
-    """Copies of the last token behind those, for nothing but the size."""
+    """Copies of the last token after the tokens, only to reach a size."""
 
     @property
     def size(self) -> int:
-        """Tokens that it takes in a batch."""
+        """Tokens that the part takes in a batch."""
         return len(self.tokens) + self.num_padding
 
 
 class TokenBatch:
-    """Space for `size` tokens, with a row of `width` floats each if that is not 0.
+    """Space for `size` tokens, each with a row of `width` floats if that is not 0.
 
     Args:
+        size: Tokens.
+        width: Floats of a row.
         rows_alone: Whether libllama gets the rows and no tokens.
 
     Attributes:
@@ -43,14 +45,16 @@ class TokenBatch:
     def __init__(self, size: int, width: int = 0, *, rows_alone: bool = False) -> None:
         self.size = size
         self._tokens = np.zeros(size, dtype=np.int32)
-        # Rows alone may have a position of four parts, of which a text needs the first three.
-        self._num_positions = 4 if rows_alone else 1
+        self._num_positions = 1
+        if rows_alone:
+            # A row may have a position of four parts, of which a text needs the first three.
+            self._num_positions = 4
         self._positions = np.zeros(self._num_positions * size, dtype=np.int32)
         self._wants_logits = np.zeros(size, dtype=np.int8)
         self._sequence_counts = np.ones(size, dtype=np.int32)
         pointer = ctypes.POINTER(ctypes.c_int32)
         self._numbers = np.arange(_MOST_SEQUENCES, dtype=np.int32)
-        self._sequence: int | None = 0  # of all places; None where it differs
+        self._sequence: int | None = 0  # the sequence of all tokens; None if they differ
         self._sequences = np.full(size, self._numbers.ctypes.data, dtype=np.uintp)
         self.rows = np.zeros((size, width), dtype=np.float32)
         self._batch = cast(Any, llama_cpp.llama_batch())  # its pointers are typed as arrays
@@ -76,9 +80,9 @@ class TokenBatch:
         count = len(tokens) + num_padding
         self._tokens[:own_end] = tokens
         self._tokens[own_end:count] = tokens[-1]
-        parts = self._positions[: self._num_positions * count].reshape(-1, count)
-        parts[:3] = np.arange(position, position + count)
-        parts[3:] = 0
+        positions = self._positions[: self._num_positions * count].reshape(-1, count)
+        positions[:3] = np.arange(position, position + count)
+        positions[3:] = 0
         self._wants_logits[:count] = 0
         self._wants_logits[own_end - num_logits : own_end] = 1
         return self._c_batch(count, sequence)
@@ -91,7 +95,7 @@ class TokenBatch:
         return self._c_batch(count, sequence)
 
     def _c_batch(self, count: int, sequence: int) -> Any:
-        """The C batch of the first `count` tokens, all of one sequence."""
+        """The C batch of `count` tokens of one sequence."""
         if sequence != self._sequence:
             self._sequence = sequence
             self._sequences[:] = self._numbers[sequence:].ctypes.data
@@ -109,7 +113,10 @@ class TokenBatch:
             own_end = begin + len(tokens)
             end = own_end + num_padding
             self._tokens[begin:own_end] = tokens
-            self._tokens[own_end:end] = tokens[-1] if tokens else 0
+            padding = 0
+            if tokens:
+                padding = tokens[-1]
+            self._tokens[own_end:end] = padding
             positions[:3, begin:end] = np.arange(position, position + end - begin)
             self._sequences[begin:end] = self._numbers[sequence:].ctypes.data
             self._wants_logits[begin:end] = 0

@@ -1,8 +1,8 @@
 """A cached sequence as bytes, and where the pictures of its text are.
 
 A text's token i is at position i. A picture may take fewer positions than it has cells, as
-where a position has parts for rows and columns (M-RoPE); then all that follows is further in
-front. A model that sees no pictures passes over them: there they take no position at all.
+where a position has parts for rows and columns (M-RoPE); then all later tokens have lower
+positions. A model that sees no pictures passes over them: there they take no position at all.
 """
 
 from __future__ import annotations
@@ -20,32 +20,37 @@ class PictureSpan(NamedTuple):
     begin: int
     num_cells: int
     num_positions: int
-    """Positions from its first one to that of what follows."""
+    """Positions from its first one to that of the next token."""
 
     last: int
-    """The last cell's position minus the first one's, as libllama sees it; -1 where it has
-    no entries."""
+    """The last cell's position minus the first one's, as libllama has them; -1 if the cache has
+    no entries of it."""
 
     @property
     def end(self) -> int:
-        """The place of what follows."""
+        """The place after the picture."""
         return self.begin + self.num_cells
 
     @property
     def is_read(self) -> bool:
-        """Whether the model has read it, and not passed over it."""
+        """Whether the model has read the picture, and not passed over it."""
         return self.num_positions > 0
 
 
 def checked_spans(rows: Iterable[Iterable[int]], num_cached: int) -> PictureSpans:
     """Pictures of a text in a file. Raises ValueError or TypeError for impossible numbers."""
-    spans = [PictureSpan(*map(int, numbers)) for numbers in rows]
+    spans = []
     end = 0
-    for span in spans:
+    for numbers in rows:
+        span = PictureSpan(*(int(number) for number in numbers))
         is_within = end <= span.begin < span.end <= num_cached
-        most = span.num_positions if span.num_positions < 1 else span.num_cells
-        if not (is_within and 0 <= span.num_positions <= most and -1 <= span.last < most + 1):
+        most = span.num_cells
+        if span.num_positions < 1:
+            most = span.num_positions
+        has_positions = 0 <= span.num_positions <= most and -1 <= span.last <= most
+        if not (is_within and has_positions):
             raise ValueError("a picture is not within the text")
+        spans.append(span)
         end = span.end
     return PictureSpans(spans)
 
@@ -56,14 +61,17 @@ class PictureSpans(tuple[PictureSpan, ...]):
     __slots__ = ()
 
     def position(self, place: int) -> int:
-        """The position of what stands at a place: of none within a picture that is read."""
+        """The position of the token at a place, which is not within a picture that was read."""
         if not self:
             return place
-        return place - sum(
-            min(span.num_cells, place - span.begin) - span.num_positions
-            for span in self
-            if span.end <= place or (span.begin < place and not span.is_read)
-        )
+        position = place
+        for span in self:
+            is_before = span.end <= place
+            is_passed_over = span.begin < place and not span.is_read
+            if is_before or is_passed_over:
+                num_cells = min(span.num_cells, place - span.begin)
+                position -= num_cells - span.num_positions
+        return position
 
     def last_position(self, place: int) -> int:
         """The position of the last entry before a place; -1 if there is none."""
@@ -73,7 +81,7 @@ class PictureSpans(tuple[PictureSpan, ...]):
         return self.position(place) - 1
 
     def place_after(self, last_position: int) -> int:
-        """The place behind the entries up to that position, if no picture is cut by it."""
+        """The place after the entries up to that position, which cuts no picture."""
         place = last_position + 1
         for span in self:
             if self.position(span.begin) <= last_position:
@@ -81,19 +89,20 @@ class PictureSpans(tuple[PictureSpan, ...]):
         return place
 
     def floor(self, place: int) -> int:
-        """The place, or that in front of the picture that it is within."""
+        """The place, or the beginning of the picture that contains it."""
         for span in self:
             if span.is_read and span.begin < place < span.end:
                 return span.begin
         return place
 
     def up_to(self, place: int) -> PictureSpans:
-        """The pictures in front of a place, which is none that `floor` moves."""
-        return PictureSpans(
-            span._replace(num_cells=min(span.num_cells, place - span.begin))
-            for span in self
-            if span.begin < place
-        )
+        """The pictures before a place, which is one that `floor` keeps."""
+        spans = []
+        for span in self:
+            if span.begin < place:
+                num_cells = min(span.num_cells, place - span.begin)
+                spans.append(span._replace(num_cells=num_cells))
+        return PictureSpans(spans)
 
 
 class CacheState(NamedTuple):
@@ -101,7 +110,7 @@ class CacheState(NamedTuple):
 
     num_cached: int
     data: NDArray[np.uint8]
-    """(bytes,) uint8, for the same model only."""
+    """(bytes,) uint8, only for the same model."""
 
     checkpoint: CacheState | None = None
     """The recurrent state after fewer tokens, if there is one."""
@@ -111,9 +120,11 @@ class CacheState(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Memory that it takes."""
-        return self.data.size + (0 if self.checkpoint is None else self.checkpoint.data.size)
+        """Memory that the state takes."""
+        if self.checkpoint is None:
+            return self.data.size
+        return self.data.size + self.checkpoint.data.size
 
     def copy(self) -> CacheState:
-        """A copy of the entries, without the checkpoint's."""
+        """A copy of the entries; the checkpoint is shared."""
         return self._replace(data=self.data.copy())

@@ -11,37 +11,43 @@ from localspec.llama.model_options import LlamaOptions
 
 
 class LlamaContext:
-    """A context's threads, and how it is cancelled and closed.
+    """A context's threads, its cancellation and its end.
 
-    Prompts keep the number of threads that the context was opened with. libllama distinguishes
-    a decode of one token from one of several. A step has either, and the policy compares their
-    costs, so both get the same number.
-
-    content: what the file holds, in words; None if nobody knows. mapped: its files while they
-    are mapped, see `require_unwritten`.
+    Prompts keep the number of threads with which the context was opened. libllama distinguishes
+    a decode of one token from a decode of several. A step may be either, and the policy
+    compares their costs, so both get the same number.
     """
 
     def __init__(self, handle: Handle) -> None:
         self.handle = handle
-        self.name = handle.name  # of the file
+
+        self.name = handle.name
+        """The name of the file."""
+
         self.content: str | None = None
+        """A hash of the file's content; None if it is not known."""
+
         self.mapped: FileStates = {}
-        self._title = handle.name  # in errors
+        """The files that are mapped: see `require_unwritten`."""
+
+        self._title = handle.name  # the name in errors
         self._step_threads: int = llama_cpp.llama_n_threads(handle.context)
         self._prompt_threads: int = llama_cpp.llama_n_threads_batch(handle.context)
         handle.threads_set = (self._step_threads, self._prompt_threads)
-        # Of each adapter: those of this text, whatever others in the context have.
+
         self.scales = handle.scales_set
-        self._stop = Stop()  # this text, whatever others do in the context
+        """This text's scale of each adapter. Other texts of the context have their own."""
+
+        self._stop = Stop()  # stops the decodes of this text alone
 
     @property
     def num_sequences(self) -> int:
-        """Texts that its context can hold side by side."""
+        """Texts that the context can hold side by side."""
         return self.handle.num_sequences
 
     @property
     def num_threads(self) -> int:
-        """Threads of a step's decode; may be set between two.
+        """Threads of a step's decode; may be set between two decodes.
 
         Raises OptionError for a number outside its range, EngineError as `require_open`.
         """
@@ -51,7 +57,7 @@ class LlamaContext:
     @num_threads.setter
     def num_threads(self, count: int) -> None:
         self.require_open()
-        LlamaOptions(num_threads=count)  # libllama ends the process where this raises
+        LlamaOptions(num_threads=count)  # raises where libllama would end the process
         self._step_threads = count
 
     def _start_decode(self, num_tokens: int) -> None:
@@ -62,17 +68,19 @@ class LlamaContext:
         self._set_up(num_tokens)
 
     def _set_up(self, num_tokens: int) -> None:
-        """Have libllama decode so many tokens with the threads and scales of this text."""
+        """Give libllama the threads and scales of this text, for a decode of `num_tokens`."""
         self._set_threads(num_tokens)
         if self.handle.scales_set != self.scales:
             self.handle.use_scales(self.scales)
 
     def _set_threads(self, num_tokens: int) -> None:
-        """Set the threads of a decode of so many tokens, unless an application has set them."""
+        """Set the threads of a decode of `num_tokens`, unless an application has set them."""
         if self.handle.owner is not None:
             return
-        of_several = self._step_threads if num_tokens <= LONGEST_STEP else self._prompt_threads
-        wanted = self._step_threads, of_several
+        of_several = self._step_threads
+        if num_tokens > LONGEST_STEP:
+            of_several = self._prompt_threads
+        wanted = (self._step_threads, of_several)
         if self.handle.threads_set != wanted:
             self.handle.threads_set = None
             llama_cpp.llama_set_n_threads(self.handle.context, *wanted)
@@ -97,13 +105,13 @@ class LlamaContext:
         return Interrupted(f"a decode of {self._title} was cancelled")
 
     def require_open(self) -> None:
-        """Raise EngineError if it was closed, by us or the owner, or this is a fork."""
+        """Raise EngineError if it was closed, by us or its owner, or this is a fork."""
         self.handle.require_open()
 
     def interrupt(self) -> None:
         """End a running decode, and refuse new ones until `begin`. From any thread.
 
-        A decode that other texts have a part in ends by itself.
+        A decode that other texts share runs to its end.
         """
         self._stop.is_wanted = True
         self.handle.end_if_unwanted()

@@ -1,20 +1,24 @@
-"""What a device costs: the seconds of a trial, and what decides between devices."""
+"""The cost of a device: the seconds of a trial, and the figure that decides between devices."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-TRIAL_TOKENS = 512  # that a trial reads at once
+TRIAL_TOKENS = 512  # tokens that a trial reads at once
+# The device that reads and writes these numbers of tokens fastest is chosen.
 NUM_READ = 1000
-NUM_WRITTEN = 200  # tokens, whose time decides
-MUCH_SLOWER = 10  # times: such a device is not timed further
+NUM_WRITTEN = 200
+MUCH_SLOWER = 10  # a device slower by this factor is not timed further
 
 
 class Times(NamedTuple):
-    """Seconds to read `TRIAL_TOKENS` tokens at once, and to write one."""
+    """Times of a model on a device."""
 
     read_s: float
+    """Seconds to read `TRIAL_TOKENS` tokens at once."""
+
     write_s: float
+    """Seconds to write one token."""
 
     @property
     def cost_s(self) -> float:
@@ -22,15 +26,15 @@ class Times(NamedTuple):
         return NUM_READ / TRIAL_TOKENS * self.read_s + NUM_WRITTEN * self.write_s
 
     def scaled(self, factor: float) -> Times:
-        """So many times as long."""
+        """The times multiplied by a factor."""
         return Times(factor * self.read_s, factor * self.write_s)
 
     def plus(self, other: Times) -> Times:
-        """With the other's time in addition."""
+        """The sum of both times."""
         return Times(self.read_s + other.read_s, self.write_s + other.write_s)
 
     def beyond(self, other: Times) -> Times:
-        """What it takes longer than the other, 0 at least."""
-        return Times(
-            max(0.0, self.read_s - other.read_s), max(0.0, self.write_s - other.write_s)
-        )
+        """The time in excess of the other's, at least 0."""
+        read_s = max(0.0, self.read_s - other.read_s)
+        write_s = max(0.0, self.write_s - other.write_s)
+        return Times(read_s, write_s)

@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import json
 import os
 import statistics
@@ -26,16 +27,16 @@ from localspec.llama.model_options import LlamaOptions
 from localspec.llama.opening import context_params, loaded_weights, new_context
 
 _CONTEXT_LENGTH = 1024
-_FEW_TOKENS = 64  # that show how slow a device is, at an eighth of the cost
+_FEW_TOKENS = 64  # tokens that show how slow a device is, at an eighth of the cost
 _ROUNDS = 3
-_ENOUGH_S = 1.0  # of reading, with fewer rounds
-_SLOW_READ_S = 3.0  # then the time of few tokens has to do
+_ENOUGH_S = 1.0  # seconds of reading that suffice with fewer rounds
+_SLOW_READ_S = 3.0  # from here on only the time of few tokens is measured
 
 
 def main() -> None:
     """Run the trials that the command line names, and print their times."""
     asked = json.loads(sys.argv[1])
-    # Should the other process end, nobody else would end this one.
+    # If the starting process ends, only this timer ends this one.
     watchdog = threading.Timer(asked["seconds"], os._exit, (1,))
     watchdog.daemon = True
     watchdog.start()
@@ -51,7 +52,7 @@ def main() -> None:
         _say({"name": trial["name"], **times})
         if times["is_slow"]:
             break
-    os._exit(0)  # a driver may crash where its library is unloaded
+    os._exit(0)  # a driver may crash when its library is unloaded
 
 
 def _say(result: dict[str, Any]) -> None:
@@ -60,13 +61,13 @@ def _say(result: dict[str, Any]) -> None:
 
 
 def _times(path: Path, options: LlamaOptions, num_tokens: int, slow_s: float) -> dict[str, Any]:
-    """The fields of `Times`, and whether the device is so slow that it is not timed further.
+    """The fields of `Times`, and whether the device is too slow to be timed further.
 
     Args:
-        path: the model's file.
-        options: with which it is opened.
-        num_tokens: of its vocabulary.
-        slow_s: of `Times.cost_s`, in seconds; a device that takes longer is so slow.
+        path: The model's file.
+        options: The options with which it is opened.
+        num_tokens: Tokens of its vocabulary.
+        slow_s: The most `Times.cost_s`, in seconds; a device that takes longer is too slow.
     """
     with (
         native.LoadWatch(lambda _share: None) as watch,
@@ -81,7 +82,8 @@ def _decoded(context: int, num_tokens: int, slow_s: float) -> dict[str, Any]:
 
     def read(count: int) -> float:
         llama_cpp.llama_memory_clear(memory, True)  # noqa: FBT003
-        return _decode_s(context, [7 * index % num_tokens for index in range(count)])
+        tokens = [7 * index % num_tokens for index in range(count)]
+        return _decode_s(context, tokens)
 
     def write() -> float:
         return _decode_s(context, [1])
@@ -96,11 +98,12 @@ def _decoded(context: int, num_tokens: int, slow_s: float) -> dict[str, Any]:
     read_s = few_s
     if few_s < _SLOW_READ_S:
         read(TRIAL_TOKENS)
-        read_s = _median_of_some(lambda: read(TRIAL_TOKENS))
+        read_s = _median_of_some(functools.partial(read, TRIAL_TOKENS))
     return {"read_s": read_s, "write_s": write_s, "is_slow": False}
 
 
 def _median_of_some(timed: Callable[[], float]) -> float:
+    """The median of several calls; of fewer if they take long."""
     seconds = [timed()]
     while len(seconds) < _ROUNDS and sum(seconds) < _ENOUGH_S:
         seconds.append(timed())

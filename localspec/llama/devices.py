@@ -19,9 +19,9 @@ from typing import Any
 from localspec.llama.native import ggml_function
 
 REMOTE = "remote"  # the kind of a device of an RPC server
-_KINDS = ("CPU", "GPU", "integrated GPU", "accelerator", "group")  # of ggml_backend_dev_type
+_KINDS = ("CPU", "GPU", "integrated GPU", "accelerator", "group")  # by ggml_backend_dev_type
 _HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES")
-_OF_A_CARD = 4_000_000_000  # bytes; GPUs with less memory of their own are mostly in processors
+_OF_A_CARD = 4_000_000_000  # bytes; a GPU with less memory of its own is mostly in a processor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,10 +35,10 @@ class Device:
     "group" (of GPUs), or "remote" (of an RPC server, which does not say what it is)."""
 
     free_bytes: int
-    """Its free memory as the driver states it."""
+    """Free memory, by the driver."""
 
     total_bytes: int
-    """All of its memory as the driver states it."""
+    """All memory, by the driver."""
 
     server: str = ""
     """The address of the RPC server; empty for a device of this machine."""
@@ -63,11 +63,14 @@ def list_devices(lib: Any) -> tuple[Device, ...]:
     for device in device_pointers(lib):
         free_bytes, total_bytes = device_memory(lib, device)
         number = kind(device)
+        kind_name = f"kind {number}"
+        if number < len(_KINDS):
+            kind_name = _KINDS[number]
         devices.append(
             Device(
                 name=name(device).decode(errors="replace"),
                 description=about(device).decode(errors="replace"),
-                kind=_KINDS[number] if number < len(_KINDS) else f"kind {number}",
+                kind=kind_name,
                 free_bytes=free_bytes,
                 total_bytes=total_bytes,
             )
@@ -86,7 +89,7 @@ def device_memory(lib: Any, device: int) -> tuple[int, int]:
 
 
 def gpus_of_drivers(root: Path = Path("/")) -> list[str]:
-    """Names of the GPUs that drivers know here, also those that libllama cannot compute on."""
+    """Names of the GPUs that drivers know, also of those on which libllama cannot compute."""
     if sys.platform == "darwin":
         if platform.machine() == "arm64":
             return ["the GPU of this Mac"]
@@ -98,9 +101,14 @@ def gpus_of_drivers(root: Path = Path("/")) -> list[str]:
         for file in root.glob("sys/class/drm/card*/device/mem_info_vram_total"):  # AMD's
             if int(file.read_text()) >= _OF_A_CARD:
                 names.append("an AMD GPU")
-    return names or ["an NVIDIA GPU"] * (shutil.which("nvidia-smi") is not None)
+    if not names and shutil.which("nvidia-smi") is not None:
+        names.append("an NVIDIA GPU")
+    return names
 
 
 def hiding_variable() -> str | None:
     """The environment variable that hides all GPUs of a kind from libllama, if one does."""
-    return next((name for name in _HIDING if os.environ.get(name) in ("", "-1")), None)
+    for name in _HIDING:
+        if os.environ.get(name) in ("", "-1"):
+            return name
+    return None

@@ -1,4 +1,4 @@
-"""Drivers of GPUs: their versions, and those that are installed and cannot be used."""
+"""Drivers of GPUs: their versions, and installed drivers that cannot be used."""
 
 from __future__ import annotations
 
@@ -17,13 +17,14 @@ from localspec.llama.devices import Device
 _NAMED = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "VK_ADD_DRIVER_FILES")
 _VULKAN = {"win32": "vulkan-1.dll", "darwin": "libvulkan.1.dylib"}
 _CUDA = {"win32": "nvcuda.dll"}
-# Where Vulkan's loader looks for drivers on Linux, in the order of its documentation.
+# Folders in which Vulkan's loader looks for drivers on Linux, in the order of its
+# documentation.
 _FOLDERS = ("/etc/vulkan/icd.d", "/usr/local/share/vulkan/icd.d", "/usr/share/vulkan/icd.d")
 _MOST_VULKAN_DEVICES = 16
 
 
 class _InstanceInfo(ctypes.Structure):
-    """VkInstanceCreateInfo without anything."""
+    """VkInstanceCreateInfo, with all fields empty."""
 
     _fields_ = (
         ("type", ctypes.c_int),
@@ -38,7 +39,7 @@ class _InstanceInfo(ctypes.Structure):
 
 
 class _DeviceProperties(ctypes.Structure):
-    """The beginning of VkPhysicalDeviceProperties, and space for the rest."""
+    """The beginning of VkPhysicalDeviceProperties, and space for its other fields."""
 
     _fields_ = (
         ("api_version", ctypes.c_uint32),
@@ -52,7 +53,7 @@ class _DeviceProperties(ctypes.Structure):
 
 
 def driver_version(device: Device) -> str:
-    """What changes when the driver of a GPU does, in words."""
+    """A text that changes with the driver of a GPU."""
     version = ""
     if device.name.startswith("Vulkan"):
         version = _vulkan_versions().get(device.description, "")
@@ -76,10 +77,12 @@ def _vulkan_versions() -> dict[str, str]:
     devices = (ctypes.c_void_p * _MOST_VULKAN_DEVICES)()
     if vulkan.vkEnumeratePhysicalDevices(instance, ctypes.byref(count), devices) >= 0:
         for pointer in devices[: count.value]:
-            found = _DeviceProperties()
-            vulkan.vkGetPhysicalDeviceProperties(ctypes.c_void_p(pointer), ctypes.byref(found))
-            name = found.name.decode(errors="replace")
-            versions[name] = f"driver {found.driver_version:x}, Vulkan {found.api_version:x}"
+            device = ctypes.c_void_p(pointer)
+            properties = _DeviceProperties()
+            vulkan.vkGetPhysicalDeviceProperties(device, ctypes.byref(properties))
+            name = properties.name.decode(errors="replace")
+            driver = f"driver {properties.driver_version:x}"
+            versions[name] = f"{driver}, Vulkan {properties.api_version:x}"
     vulkan.vkDestroyInstance(instance, None)
     return versions
 
@@ -95,20 +98,21 @@ def _cuda_version() -> str:
 
 
 def driver_fault(devices: Sequence[Device], *, load_libraries: bool = False) -> str:
-    """Why a driver that is installed, or a device that is asked for, is not there, in words.
+    """Why libllama lacks an installed driver, or a device that the user named, in words.
 
-    "" if there is no fault, or a GPU is there all the same. Drivers are looked for on Linux, on
-    other systems only those that a variable names.
+    "" if there is no fault, or if libllama has a GPU. Drivers are searched for on Linux; on
+    other systems only those are checked that a variable names.
 
     Args:
-        devices: all that libllama knows.
-        load_libraries: also load drivers that are named without a folder, which takes longer.
+        devices: All devices of libllama.
+        load_libraries: Also load drivers that are named without a folder, which takes longer.
     """
     if any(device.kind in ("GPU", "integrated GPU") for device in devices):
         return ""
     is_named = any(os.environ.get(name) for name in _NAMED)
     for file in _driver_files():
-        if fault := _file_fault(file, load_library=load_libraries or is_named):
+        fault = _file_fault(file, load_library=load_libraries or is_named)
+        if fault:
             return f"the Vulkan driver of {file} cannot be loaded: {fault}"
     numbers = os.environ.get("GGML_VK_VISIBLE_DEVICES", "")
     if numbers not in ("", "-1"):
@@ -119,28 +123,39 @@ def driver_fault(devices: Sequence[Device], *, load_libraries: bool = False) -> 
 def _driver_files() -> list[Path]:
     """The files that describe Vulkan's drivers, as its loader finds them."""
     for name in _NAMED[:2]:
-        if listed := os.environ.get(name):
-            return _in_folders([Path(each) for each in listed.split(os.pathsep) if each])
-    folders = [Path(each) for each in os.environ.get(_NAMED[2], "").split(os.pathsep) if each]
+        paths = _listed_paths(name)
+        if os.environ.get(name):
+            return _in_folders(paths)
+    folders = _listed_paths(_NAMED[2])
     if sys.platform.startswith("linux"):
-        folders += [Path(each) for each in _FOLDERS]
+        folders += [Path(folder) for folder in _FOLDERS]
         folders.append(Path.home() / ".local/share/vulkan/icd.d")
     return _in_folders(folders)
 
 
+def _listed_paths(variable: str) -> list[Path]:
+    """The paths that an environment variable lists."""
+    paths = os.environ.get(variable, "").split(os.pathsep)
+    return [Path(path) for path in paths if path]
+
+
 def _in_folders(paths: list[Path]) -> list[Path]:
-    found = []
+    """The JSON files among these paths, and in the folders among them."""
+    files = []
     for path in paths:
-        found += sorted(path.glob("*.json")) if path.is_dir() else [path]
-    return [path for path in found if path.suffix == ".json"]
+        if path.is_dir():
+            files += sorted(path.glob("*.json"))
+        elif path.suffix == ".json":
+            files.append(path)
+    return files
 
 
 def _file_fault(file: Path, *, load_library: bool) -> str:
-    """Why a driver cannot be loaded, in words, or "".
+    """Why a driver cannot be loaded, in words; "" if it can.
 
     Args:
-        file: that describes it.
-        load_library: whether a library that is named without a folder is looked for.
+        file: The file that describes it.
+        load_library: Whether to look for a library that is named without a folder.
     """
     try:
         library = json.loads(file.read_text(encoding="utf-8"))["ICD"]["library_path"]

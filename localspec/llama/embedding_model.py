@@ -7,9 +7,7 @@ import localspec.llama.loaded  # noqa: F401  libllama before NumPy
 # isort: split
 
 import ctypes
-import itertools
-import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,15 +25,12 @@ from localspec.llama.model_vocabulary import LlamaVocabulary
 from localspec.llama.native import LoadWatch
 from localspec.llama.opening import context_params, loaded_weights, new_context
 
-_MOST_TEXTS = 16  # in one decode
+_MOST_TEXTS = 16  # texts in one decode
 _PAIR = b"rerank"  # the name of a reranker's template
 
 
 class LlamaEmbedder(LlamaContext):
-    """A context that pools each text as its file says. Not thread-safe. Made by `load`.
-
-    ranks: whether it gives a query and a document a score. width: numbers of a text.
-    """
+    """A context that pools each text as its file says. Not thread-safe. Made by `load`."""
 
     def __init__(self, handle: Handle, context_length: int, batch_size: int) -> None:
         super().__init__(handle)
@@ -51,25 +46,41 @@ class LlamaEmbedder(LlamaContext):
                 f"{self.name} does not say how a text becomes one vector",
                 "Choose an embedding model, whose file has a pooling_type.",
             )
+
         self.ranks = pooling == llama_cpp.LLAMA_POOLING_TYPE_RANK
-        count = (
-            llama_cpp.llama_model_n_cls_out if self.ranks else llama_cpp.llama_model_n_embd_out
-        )
-        self.width = int(count(model))
+        """Whether it gives a score to a query and a document."""
+
+        if self.ranks:
+            width = llama_cpp.llama_model_n_cls_out(model)
+        else:
+            width = llama_cpp.llama_model_n_embd_out(model)
+        self.width = int(width)
+        """How many numbers a text gets."""
+
+        self._pair: str | None = None  # the template of a query and a document
         template: bytes | None = llama_cpp.llama_model_chat_template(model, _PAIR)
-        self._pair = None if template is None else template.decode("utf-8", "replace")
-        # What libllama puts around a text of this vocabulary, as around this one.
+        if template is not None:
+            self._pair = template.decode("utf-8", "replace")
+        self._begin, self._end = self._tokens_around(vocab)
+        self._eos = llama_cpp.llama_vocab_eos(vocab)
+        self._sep = llama_cpp.llama_vocab_sep(vocab)
+
+    def _tokens_around(self, vocab: int) -> tuple[list[int], list[int]]:
+        """The tokens that libllama puts before and after a text of this vocabulary."""
+        text = b"a"
         inner = self.vocabulary.tokenize("a", parse_special=False)
         ids = (ctypes.c_int32 * 16)()
         add_special = True
         parse_special = False
-        count = llama_cpp.llama_tokenize(vocab, b"a", 1, ids, 16, add_special, parse_special)
+        count = llama_cpp.llama_tokenize(
+            vocab, text, len(text), ids, len(ids), add_special, parse_special
+        )
         whole = ids[: max(count, 0)]
-        starts = [at for at in range(len(whole)) if whole[at : at + len(inner)] == inner]
-        self._begin = whole[: starts[0]] if starts else []
-        self._end = whole[starts[0] + len(inner) :] if starts else []
-        self._eos = llama_cpp.llama_vocab_eos(vocab)
-        self._sep = llama_cpp.llama_vocab_sep(vocab)
+        for begin in range(len(whole)):
+            end = begin + len(inner)
+            if whole[begin:end] == inner:
+                return whole[:begin], whole[end:]
+        return [], []
 
     @classmethod
     def load(cls, header: Header, options: LlamaOptions, watch: LoadWatch) -> LlamaEmbedder:
@@ -85,10 +96,14 @@ class LlamaEmbedder(LlamaContext):
             batch_size = embedding_batch_size(header, length)
             params = context_params(options, length)
             params.n_seq_max = min(_MOST_TEXTS, batch_size)
-            # A multiple: libllama plans equal shares for all texts, and asserts that they fit.
-            whole = -(-batch_size // params.n_seq_max) * params.n_seq_max
-            params.n_batch = params.n_ubatch = params.n_outputs_max = whole
-            params.kv_unified = params.embeddings = True
+            # Rounded up to a multiple: libllama plans equal shares for all texts, and asserts
+            # that they fit.
+            size = -(-batch_size // params.n_seq_max) * params.n_seq_max
+            params.n_batch = size
+            params.n_ubatch = size
+            params.n_outputs_max = size
+            params.kv_unified = True
+            params.embeddings = True
             context = new_context(model, path.name, params)
         handle = Handle(context, path.name)
         with handle.closed_on_failure():
@@ -97,7 +112,7 @@ class LlamaEmbedder(LlamaContext):
             return made
 
     def tokens_of(self, text: str) -> list[int]:
-        """The tokens of a text, with those that the model wants around it."""
+        """The tokens of a text, with the tokens that the model wants around it."""
         inner = self.vocabulary.tokenize(text, parse_special=False)
         return [*self._begin, *inner, *self._end]
 
@@ -105,14 +120,18 @@ class LlamaEmbedder(LlamaContext):
         """The tokens of a query and a document, for a score."""
         if self._pair is not None:
             before, _, rest = self._pair.partition("{query}")
-            between, _, behind = rest.partition("{document}")
-            parts = ((before, True), (query, False), (between, True), (document, False))
+            between, _, after = rest.partition("{document}")
+            tokenize = self.vocabulary.tokenize
             return [
-                token
-                for text, special in (*parts, (behind, True))
-                for token in self.vocabulary.tokenize(text, parse_special=special)
+                *tokenize(before, parse_special=True),
+                *tokenize(query, parse_special=False),
+                *tokenize(between, parse_special=True),
+                *tokenize(document, parse_special=False),
+                *tokenize(after, parse_special=True),
             ]
-        end = self._eos if self._eos >= 0 else self._sep
+        end = self._sep
+        if self._eos >= 0:
+            end = self._eos
         separator = [token for token in (end, self._sep) if token >= 0]
         first = self.vocabulary.tokenize(query, parse_special=False)
         second = self.vocabulary.tokenize(document, parse_special=False)
@@ -124,35 +143,52 @@ class LlamaEmbedder(LlamaContext):
         Raises DecodeError, and Interrupted after `interrupt`.
         """
         require_unwritten(self.mapped)
-        found = np.zeros((len(texts), self.width), dtype=np.float32)
+        pooled = np.zeros((len(texts), self.width), dtype=np.float32)
         most = min(_MOST_TEXTS, self._batch_size)
-        first = 0
-        while first < len(texts):
-            last = first + 1
-            left = self.context_length - len(texts[first])
-            while last < min(len(texts), first + most) and len(texts[last]) <= left:
-                last, left = last + 1, left - len(texts[last])
-            self._pool(texts[first:last], found[first:last])
-            first = last
-        return found
+        begin = 0
+        while begin < len(texts):
+            # As many texts as fit the context together.
+            end = begin + 1
+            room = self.context_length - len(texts[begin])
+            while end < min(len(texts), begin + most) and len(texts[end]) <= room:
+                room -= len(texts[end])
+                end += 1
+            self._pool(texts[begin:end], pooled[begin:end])
+            begin = end
+        return pooled
 
     def _pool(self, texts: Sequence[Sequence[int]], out: NDArray[np.float32]) -> None:
         """Fill `out` (texts, width) with the numbers of texts that fit together."""
         self.require_open()
+        context = self.handle.context
         if self.handle.memory is not None:
             llama_cpp.llama_memory_clear(self.handle.memory, True)  # noqa: FBT003
-        rows = [(text, at) for text, tokens in enumerate(texts) for at in range(len(tokens))]
-        for begin in range(0, len(rows), self._batch_size):
-            some = rows[begin : begin + self._batch_size]
-            parts = []
-            for number, group in itertools.groupby(some, key=operator.itemgetter(0)):
-                positions = [at for _, at in group]
-                tokens = texts[number][positions[0] : positions[-1] + 1]
-                parts.append(TextPart(number, positions[0], tokens, len(tokens), 0))
-            self._start_decode(len(some))
-            status = llama_cpp.llama_decode(self.handle.context, self._batch.joined(parts))
-            self._check_decoded(status, len(some), 0)
-            for number, at in some:
-                if at == len(texts[number]) - 1:
-                    pointer = llama_cpp.llama_get_embeddings_seq(self.handle.context, number)
+        for parts in _batches(texts, self._batch_size):
+            count = sum(part.size for part in parts)
+            self._start_decode(count)
+            status = llama_cpp.llama_decode(context, self._batch.joined(parts))
+            self._check_decoded(status, count, 0)
+            for part in parts:
+                number = part.sequence
+                if part.position + part.size == len(texts[number]):
+                    pointer = llama_cpp.llama_get_embeddings_seq(context, number)
                     out[number] = np.ctypeslib.as_array(pointer, (self.width,))
+
+
+def _batches(texts: Sequence[Sequence[int]], size: int) -> Iterator[list[TextPart]]:
+    """The texts in batches of `size` tokens; one that does not fit is split."""
+    parts: list[TextPart] = []
+    room = size
+    for number, tokens in enumerate(texts):
+        begin = 0
+        while begin < len(tokens):
+            piece = tokens[begin : begin + room]
+            parts.append(TextPart(number, begin, piece, len(piece)))
+            begin += len(piece)
+            room -= len(piece)
+            if room == 0:
+                yield parts
+                parts = []
+                room = size
+    if parts:
+        yield parts

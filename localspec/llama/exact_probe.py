@@ -1,13 +1,13 @@
 """Finds which decodes of a model are exact, by decoding the same tokens in several sizes.
 
-A decode of several tokens takes other kernels than one of a single token, and kernels add in
-different orders. Which are taken depends on the processor, the types of weights and caches,
-the number of tokens, of threads and of cached tokens: so a few of each are tried, on the model
-as it is loaded, in a context of its own, and whole rows of logits are compared, with the rows
+A decode of several tokens uses other kernels than a decode of one token, and kernels add in
+different orders. The choice of kernels depends on the processor, the types of weights and
+caches, and the numbers of tokens, threads and cached tokens. So a few of each are tried on the
+loaded model, in a context of its own. Whole rows of logits are compared, and also the rows
 before the output layer, whose rounding hides small differences.
 
-Where not every size has the rows of single tokens, classes of sizes are looked for: texts are
-decoded in steps of 1, 2, 3 … tokens as an engine would, the short ones padded.
+If some sizes have other rows than single tokens, classes of sizes are searched for: texts are
+decoded in steps of 1, 2, 3 … tokens as an engine would, short steps padded.
 """
 
 from __future__ import annotations
@@ -25,26 +25,31 @@ from localspec.llama.library import llama_cpp
 from localspec.llama.model_options import LlamaOptions
 from localspec.llama.opening import context_params, new_context
 
-# Tokens that are cached. Attention of one token is split among threads from 512 cells on, which
-# count in blocks of 256; the decodes behind the longer text come to those.
+# Cached tokens before the compared decodes. Attention of one token is split among threads from
+# 512 cells on, counted in blocks of 256; the decodes after the longer text reach that number.
 _SHORT = 40
 _LONG = 250
-_COMPARED = 9  # rows behind each
-# Tokens of a step at which kernels change: a prompt's have other tiles from 64 on.
+_COMPARED = 9  # rows that are compared after each of them
+# Tokens of a step at which kernels change: prompts have other tiles from 64 tokens on.
 _STEPS: tuple[int, ...] = (2, 3, 4, 5, 6, 7, 8, 9, 17, 64)
-# What the smallest size of a class may be, and how large its largest has to be for the first
-# such class to be taken.
+# The possible smallest sizes of a class. The first class whose largest size is large enough is
+# taken.
 _SMALLEST = (1, 2, 3, 4)
 _LARGE_ENOUGH = 3
-_JOINT_SIZES = (1, 2, 4, 8)  # tokens of each text in decodes that several have a part in
+_JOINT_SIZES = (1, 2, 4, 8)  # tokens of each text in joint decodes
 _NUM_TIMED = 8  # decodes of a size, the fastest of which counts
 
 
 def probe_exactness(handle: Handle, options: LlamaOptions) -> Exactness:
-    """Find out which decodes of a model are exact. options: it was opened with.
+    """Find out which decodes of a model are exact.
 
-    Raises DecodeError if libllama cannot decode, or the context is too short to know; or what
-    opening a context raises.
+    Args:
+        handle: The model.
+        options: The options with which it was opened.
+
+    Raises:
+        DecodeError: If libllama cannot decode, or the context is too short for a probe. Opening
+            a context raises further errors.
     """
     handle.require_open()
     probe = _ExactProbe(handle, options)
@@ -55,7 +60,7 @@ def probe_exactness(handle: Handle, options: LlamaOptions) -> Exactness:
 
 
 class _ExactProbe:
-    """A context, each sequence of which has a text."""
+    """A context that has a text in each of its sequences."""
 
     def __init__(self, handle: Handle, options: LlamaOptions) -> None:
         model = handle.model
@@ -74,13 +79,13 @@ class _ExactProbe:
         )
         self._num_sequences = options.num_sequences
         self.context = new_context(model, handle.name, params)
-        # All of them: where some are left out, their products are.
+        # With all adapters: a scale of 0 leaves out the products of an adapter.
         set_scales(self.context, handle.adapters, (USUAL_SCALE,) * len(handle.adapters))
         self._memory = llama_cpp.llama_get_memory(self.context)
         self._batch = TokenBatch(llama_cpp.llama_n_batch(self.context))
 
     def run(self) -> Exactness:
-        """Find the class that has all sizes, or else the best one."""
+        """Find the class of all sizes if it is exact, or else the best class."""
         largest, reason = self._largest_step(Exactness())
         if largest < _STEPS[-1]:
             return self._best_class(reason)
@@ -91,11 +96,14 @@ class _ExactProbe:
         """The class with the smallest sizes, if it is large enough; else the largest.
 
         Args:
-            reason: Why not all sizes are alike.
+            reason: Why some sizes have other rows.
         """
         best = Exactness(reason=reason)
-        # A recurrent state would have to take padding back, and then what a draft had wrong.
-        for smallest in _SMALLEST if self._can_cut else _SMALLEST[:1]:
+        candidates = _SMALLEST
+        if not self._can_cut:
+            # A recurrent state would have to take back padding, and then refused tokens.
+            candidates = _SMALLEST[:1]
+        for smallest in candidates:
             if best.largest_step >= _LARGE_ENOUGH:
                 break
             kept = Exactness(smallest_step=smallest, largest_step=_STEPS[-1], reason="")
@@ -105,15 +113,22 @@ class _ExactProbe:
         if best.smallest_step == 1:
             return best
         self._fill(0, _SHORT)
-        times = [self._seconds(size) for size in (best.smallest_step, 1) * _NUM_TIMED]
-        cost = min(times[::2]) / min(times[1::2])
+        padded_s = []
+        single_s = []
+        for _ in range(_NUM_TIMED):
+            padded_s.append(self._seconds(best.smallest_step))
+            single_s.append(self._seconds(1))
+        cost = min(padded_s) / min(single_s)
         return replace(best, plain_cost=max(round(cost, 2), 1.0))
 
     def _largest_step(self, kept: Exactness) -> tuple[int, str]:
-        """The tokens of a step up to which all have the rows of plain decoding; why no more.
+        """The largest step up to which all sizes have the rows of plain decoding.
 
         Args:
-            kept: A class within which all is decoded.
+            kept: The class within which all tokens are decoded.
+
+        Returns:
+            Its tokens, and why larger steps differ.
         """
         steps = _STEPS
         reason = ""
@@ -137,21 +152,28 @@ class _ExactProbe:
         return max(steps, default=1), reason
 
     def _seconds(self, size: int) -> float:
-        """The time of a decode of that size behind the short text."""
+        """The time of a decode of that size after the short text."""
         started = time.perf_counter()
         self._rows([(0, _SHORT)], size)
         return time.perf_counter() - started
 
     def _joins_exactly(self) -> bool:
         """Whether decodes of a text in each sequence have the rows of single tokens."""
-        texts = [(number, (_LONG, _SHORT)[number % 2]) for number in range(self._num_sequences)]
-        for text in texts:
-            self._fill(*text)
-        singles = [self._text(*text, _JOINT_SIZES[-1], kept=Exactness()) for text in texts]
-        return all(
-            self._rows(texts, size) == [row for rows in singles for row in rows[:size]]
-            for size in _JOINT_SIZES
-        )
+        texts = []
+        for number in range(self._num_sequences):
+            length = (_LONG, _SHORT)[number % 2]
+            self._fill(number, length)
+            texts.append((number, length))
+        singles = []
+        for number, length in texts:
+            singles.append(self._text(number, length, _JOINT_SIZES[-1], kept=Exactness()))
+        for size in _JOINT_SIZES:
+            expected = []
+            for rows in singles:
+                expected += rows[:size]
+            if self._rows(texts, size) != expected:
+                return False
+        return True
 
     def _text(
         self,
@@ -162,7 +184,15 @@ class _ExactProbe:
         step: int = 1,
         kept: Exactness,
     ) -> list[bytes]:
-        """Rows of so many tokens behind the first `length`, in steps, within the class kept."""
+        """Rows of tokens after a sequence's first tokens.
+
+        Args:
+            sequence: The sequence.
+            length: Its first tokens, which are cached.
+            count: Tokens whose rows are returned.
+            step: Tokens of a decode.
+            kept: The class within which the tokens are decoded.
+        """
         self._cut(sequence, length)
         rows = list[bytes]()
         begin = length
@@ -177,28 +207,34 @@ class _ExactProbe:
         return rows[:count]
 
     def _rows(self, texts: list[tuple[int, int]], size: int) -> list[bytes]:
-        """Rows of a decode of so many tokens of each text. texts: sequences and lengths."""
+        """Rows of a joint decode.
+
+        Args:
+            texts: The sequence and the cached length of each text.
+            size: Tokens of each text in the decode.
+        """
+        parts = []
         for sequence, length in texts:
             self._cut(sequence, length)
-        return self._decoded([self._part(*text, size) for text in texts])
+            parts.append(self._part(sequence, length, size))
+        return self._decoded(parts)
 
     def _fill(self, sequence: int, length: int) -> None:
-        """Fill a sequence with that many tokens."""
+        """Fill a sequence with its first `length` tokens."""
         llama_cpp.llama_memory_seq_rm(self._memory, sequence, -1, -1)
         self._decoded([self._part(sequence, 0, length)._replace(num_logits=0)])
 
     def _cut(self, sequence: int, length: int) -> None:
-        """Keep the first tokens of a sequence; a recurrent state has to be computed anew."""
+        """Cut a sequence to its first tokens. A recurrent state has to be computed again."""
         memory = self._memory
         if not (self._can_cut and llama_cpp.llama_memory_seq_rm(memory, sequence, length, -1)):
             self._fill(sequence, length)
 
     def _part(self, sequence: int, position: int, count: int) -> TextPart:
         """Tokens of a sequence's text from a position on."""
-        tokens = [
-            (7919 * each + 13 + 101 * sequence) % self._vocab_size
-            for each in range(position, position + count)
-        ]
+        tokens = []
+        for place in range(position, position + count):
+            tokens.append((7919 * place + 13 + 101 * sequence) % self._vocab_size)
         return TextPart(sequence, position, tokens, count)
 
     def _decoded(self, parts: list[TextPart]) -> list[bytes]:
@@ -209,11 +245,11 @@ class _ExactProbe:
         status = llama_cpp.llama_decode(context, self._batch.joined(parts))
         if status != 0:
             raise DecodeError(f"a probe of its decodes failed (status {status})")
-        given = (
-            (llama_cpp.llama_get_embeddings_ith, 4 * self._width),
-            (llama_cpp.llama_get_logits_ith, 4 * self._vocab_size),
-        )
-        return [
-            b"".join(ctypes.string_at(get(context, index), size) for get, size in given)
-            for index in range(count)
-        ]
+        rows = []
+        for index in range(count):
+            hidden = llama_cpp.llama_get_embeddings_ith(context, index)
+            logits = llama_cpp.llama_get_logits_ith(context, index)
+            row = ctypes.string_at(hidden, 4 * self._width)
+            row += ctypes.string_at(logits, 4 * self._vocab_size)
+            rows.append(row)
+        return rows

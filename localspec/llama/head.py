@@ -46,19 +46,20 @@ class HeadCopy(NamedTuple):
     begins_at: int
     num_cached: int
     state: NDArray[np.uint8] | None
-    """The entries, as libllama has them; None where there are none."""
+    """The entries, in libllama's format; None without entries."""
 
 
 class LlamaHead(LlamaContext):
     """A trained head and its cache, which holds a part of the target's text.
 
     Implements `heads.HeadModel`. If it has several MTP layers, each drafts one token, and each
-    reads the whole text (Step 3.5). begins_at: position in the text of its first entry.
-    num_weight_bytes: read by a decode of one token. read_size: see `heads.HeadModel`.
+    reads the whole text (Step 3.5).
     """
 
     read_size = 0
-    _lag = 0  # how far an entry's position in its cache is behind its token's in the text
+    """See `heads.HeadModel`."""
+
+    _lag = 0  # position of a token in the text minus its entry's position in the cache
 
     def __init__(
         self, handle: Handle, target: LlamaModel, facts: HeadFacts, options: LlamaOptions
@@ -68,35 +69,47 @@ class LlamaHead(LlamaContext):
         self._nextn = require_nextn_functions(reads_layers=bool(facts.layers_read))
         self._target_rows = target.keep_rows(TargetRows(target.handle, facts.layers_read))
         self._setting = options.summary
-        self.num_layers = num_layers = facts.num_chained
+        num_layers = facts.num_chained
+        self.num_layers = num_layers
         self._is_cropped = facts.is_cropped
         self.vocab_size = target.vocab_size
         self.context_length = target.context_length
         self.max_outputs = options.max_outputs
+
         self.num_weight_bytes = facts.num_read_bytes
+        """Bytes of weights that a decode of one token reads."""
+
         self.max_rollback = target.context_length
-        self.max_draft_tokens = num_layers if num_layers > 1 else target.context_length
+        self.max_draft_tokens = target.context_length
+        if num_layers > 1:
+            self.max_draft_tokens = num_layers
+
         self.begins_at = 0
+        """The position in the text of its first entry."""
+
         self.num_cached = 0
-        self._drafted: list[int] = []  # its latest tokens, which it read with rows of its own
+        self._drafted: list[int] = []  # its latest tokens, which it read with its own rows
         self._sequence = 0
-        width = self._width = int(llama_cpp.llama_model_n_embd_out(handle.model))
+        width = int(llama_cpp.llama_model_n_embd_out(handle.model))
+        self._width = width
         self._own_rows = np.zeros((num_layers, width), dtype=np.float32)
         size = llama_cpp.llama_n_batch(handle.context)
         self._batch = TokenBatch(size, width)
         if facts.layers_read:
             self._features = TokenBatch(size, self._target_rows.width, rows_alone=True)
-        # A graph that is not cropped gives wrong rows where only those with logits are wanted.
+        # A graph that is not cropped gives wrong rows if only rows with logits are asked for.
         self._nextn.set_embeddings_nextn(handle.context, True, facts.is_cropped)
 
     @property
     def readable(self) -> range:
-        """Positions at which it can read: the target's row before each is kept."""
-        first = self._target_rows.first
-        return range(0 if first == 0 else first + 1, self._target_rows.end + 1)
+        """Positions at which it can read: the target's row before each of them is kept."""
+        begin = self._target_rows.first
+        if begin > 0:
+            begin += 1
+        return range(begin, self._target_rows.end + 1)
 
     def pause(self, num_tokens: int) -> None:
-        """Read nothing for the next `num_tokens`; the target need not give their rows."""
+        """Read nothing for `num_tokens` tokens, whose rows the target need not give."""
         self._target_rows.pause(num_tokens)
 
     @property
@@ -112,13 +125,14 @@ class LlamaHead(LlamaContext):
         other._stop = Stop()
         other._sequence = number
         other._target_rows = target.kept_rows
-        other.begins_at = other.num_cached = 0
+        other.begins_at = 0
+        other.num_cached = 0
         other._drafted = []
         other._own_rows = np.zeros_like(self._own_rows)
         return other
 
     def copied(self) -> HeadCopy:
-        """A copy of its state, and of the rows to read on with."""
+        """A copy of its state, and of the rows with which it continues to read."""
         count = self.num_cached - len(self._drafted)
         return HeadCopy(self._target_rows.copied(), self.begins_at, count, self._state())
 
@@ -135,8 +149,9 @@ class LlamaHead(LlamaContext):
                 self.num_cached = other.num_cached
             else:
                 self._remove_from(-1)
-        # A state that was copied may have what was drafted, too.
-        self._cut(min(max(num_cached - self.begins_at, 0), self.num_cached))
+        # A copied state may have drafted tokens, too.
+        most = max(num_cached - self.begins_at, 0)
+        self._cut(min(most, self.num_cached))
 
     def _state(self) -> NDArray[np.uint8] | None:
         """A copy of its entries; None if libllama fails to give it."""
@@ -148,7 +163,7 @@ class LlamaHead(LlamaContext):
         self.begins_at = position
 
     def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
-        """Decode as `Model.decode` does; beyond `readable`, one token at a time.
+        """Decode as `Model.decode` does; after `readable`, one token at a time.
 
         Raises DecodeError or Interrupted.
         """
@@ -167,11 +182,12 @@ class LlamaHead(LlamaContext):
             raise
         if num_logits == 0:
             return np.empty((0, self.vocab_size), dtype=np.float32)
-        rows = llama_cpp.llama_get_logits(self.handle.context)
-        return np.ctypeslib.as_array(rows, (num_rows, self.vocab_size))[num_rows - num_logits :]
+        pointer = llama_cpp.llama_get_logits(self.handle.context)
+        logits = np.ctypeslib.as_array(pointer, (num_rows, self.vocab_size))
+        return logits[num_rows - num_logits :]
 
     def _read_batches(self, tokens: Sequence[int], num_logits: int) -> int:
-        """Read tokens of the text with the target's rows; how many rows of logits it gave."""
+        """Read tokens of the text with the target's rows. Returns the rows of logits."""
         while len(tokens) > self._batch.size:
             size = min(self._batch.size, len(tokens) - num_logits)
             self._read_batch(tokens[:size], 0)
@@ -189,8 +205,9 @@ class LlamaHead(LlamaContext):
             )
         self._take_rows(position, count)
         if num_logits == 0:
-            tokens = [*tokens, *[tokens[-1]] * self._padding(self._batch, count)]
-        # The first layer drafts first, so it comes last.
+            padding = [tokens[-1]] * self._padding(self._batch, count)
+            tokens = [*tokens, *padding]
+        # The first layer comes last: it drafts first, from the row of its decode.
         for layer in reversed(range(1, self.num_layers)):
             self._decode_batch(tokens, position, 0, layer)
             self._remove_from(position)
@@ -203,9 +220,9 @@ class LlamaHead(LlamaContext):
         return num_rows
 
     def _padding(self, batch: TokenBatch, count: int) -> int:
-        """How many tokens a decode without logits is to have behind count others.
+        """How many tokens pad a decode of `count` tokens without logits.
 
-        They get the row of the last one, and leave the cache behind the decode.
+        They get the last token's row, and are removed from the cache after the decode.
         """
         padding = max(self.read_size - count, 0)
         if self.begins_at + self.num_cached + count + padding > self.context_length:
@@ -214,7 +231,7 @@ class LlamaHead(LlamaContext):
         return padding
 
     def _take_rows(self, position: int, count: int) -> None:
-        """Put the rows before count tokens, from a position on, into the batch."""
+        """Put the rows that `count` tokens from a position on need into the batch."""
         out = self._batch.rows[:count]
         if position == 0:
             out[0] = 0.0
@@ -223,7 +240,7 @@ class LlamaHead(LlamaContext):
             self._target_rows.copy_to(out, position - 1)
 
     def _draft(self, tokens: Sequence[int]) -> None:
-        """Read one drafted token, with the row that it was drafted from."""
+        """Read one drafted token, with the row from which it was drafted."""
         position = self._draft_position()
         num_drafted = len(self._drafted)
         self._drafted += tokens
@@ -233,7 +250,7 @@ class LlamaHead(LlamaContext):
             self._decode_batch(tokens, position, 1, 0)
             self._own_rows[0] = self._row_of_last(1, 1)
             return
-        # Each layer has a cache of its own, and this one has none of the drafted tokens.
+        # Each layer has its own cache, and this layer's has none of the drafted tokens.
         first = position - num_drafted
         layer = num_drafted + 1
         self._remove_from(first)
@@ -249,7 +266,7 @@ class LlamaHead(LlamaContext):
     def _decode_batch(
         self, tokens: Sequence[int], position: int, num_logits: int, layer: int
     ) -> int:
-        """Decode with one of the layers; how many rows of logits it gave."""
+        """Decode with one of the layers. Returns the number of rows of logits."""
         count = len(tokens)
         context = self.handle.context
         self._start_decode(count)
@@ -261,15 +278,19 @@ class LlamaHead(LlamaContext):
 
     def _row_of_last(self, count: int, num_logits: int) -> Rows:
         """The head's own row at the last of count tokens: a view until the next decode."""
-        last: Rows = self._given_rows(num_logits if self._is_cropped else count)[-1]
+        num_rows = count
+        if self._is_cropped:
+            num_rows = num_logits
+        last: Rows = self._given_rows(num_rows)[-1]
         return last
 
     def _given_rows(self, count: int) -> Rows:
+        """The `count` rows of the last decode: a view until the next one."""
         rows = self._nextn.get_embeddings_nextn(self.handle.context)
         return np.ctypeslib.as_array(rows, (count, self._width))
 
     def truncate(self, num_cached: int) -> None:
-        """Cut as `Model.truncate` does, and what it read with rows of its own in any case."""
+        """Cut as `Model.truncate` does; tokens that it read with its own rows always go."""
         num_cached = min(num_cached, self.num_cached - len(self._drafted))
         if num_cached < self.num_cached:
             self.handle.require_pointers()
@@ -285,10 +306,10 @@ class LlamaHead(LlamaContext):
         llama_cpp.llama_memory_seq_rm(memory, self._sequence, position, -1)
 
     def checkpoint(self) -> None:
-        """Nothing to do: it can be cut anywhere."""
+        """Nothing to do: the cache can be cut anywhere."""
 
     def make_ready(self) -> None:
-        """Allow decodes again after `interrupt`, and let libllama cache what is recorded."""
+        """Allow decodes again after `interrupt`, and cut the cache to what is recorded."""
         self.require_open()
         self._stop.is_wanted = False
         self.pause(0)
@@ -296,10 +317,10 @@ class LlamaHead(LlamaContext):
 
 
 class AssistantHead(LlamaHead):
-    """A head without a cache, as Gemma 4's: it attends with its target's keys and values.
+    """A head without a cache, as Gemma 4's: it attends to its target's keys and values.
 
     It drafts after the last token that its target has cached, and decodes all tokens of a
-    draft at one position, as it was trained: see src/models/gemma4-assistant.cpp and
+    draft at one position, as in its training: see src/models/gemma4-assistant.cpp and
     common/speculative.cpp of llama.cpp.
     """
 
@@ -313,21 +334,21 @@ class AssistantHead(LlamaHead):
         return self.begins_at + self.num_cached - len(self._drafted) - 1
 
     def _state(self) -> None:
-        """Nothing, for the same reason as `_remove_from`."""
+        """Nothing: the target owns the entries."""
 
     def _remove_from(self, position: int) -> None:
-        """Nothing: the target owns the cells."""
+        """Nothing: the target owns the entries."""
 
 
 class EagleHead(LlamaHead):
     """An EAGLE-3 head (Li et al., arXiv 2503.01840, section 3): one layer.
 
     At each token, the inputs of three of the target's layers are encoded into one row. The
-    layer reads token x_p together with the row of p - 1, and predicts x_(p+1). At tokens that
-    it drafted it reads its own rows. There is no entry for the text's first token: each entry
-    is at the position of its row, one before that of the token. Only rows that it reads are
-    encoded, so an idle head costs a copy. libllama gives logits of all tokens of a decode or
-    of none: of a mixture they are wrong.
+    layer reads token x_p together with the row of p - 1, and predicts x_(p+1). At drafted
+    tokens it reads its own rows. There is no entry for the text's first token: each entry has
+    the position of its row, one before that of the token. Only rows that the layer reads are
+    encoded, so an idle head costs only a copy. libllama gives logits of all tokens of a decode
+    or of none; for some of the tokens they would be wrong.
     """
 
     _lag = 1
@@ -338,7 +359,7 @@ class EagleHead(LlamaHead):
 
     def _take_rows(self, position: int, count: int) -> None:
         rows = self._features.rows
-        size = min(max(count, self.read_size), len(rows))
+        size = min(max(count, self.read_size), len(rows))  # padded with the last row
         self._target_rows.copy_to(rows[:count], position - 1)
         rows[count:size] = rows[count - 1]
         self._start_decode(size)
@@ -350,20 +371,21 @@ class EagleHead(LlamaHead):
     def _decode_batch(
         self, tokens: Sequence[int], position: int, num_logits: int, layer: int
     ) -> int:
-        num_rows = len(tokens) if num_logits else 0
-        return super()._decode_batch(tokens, position, num_rows, layer)
+        if num_logits:
+            num_logits = len(tokens)
+        return super()._decode_batch(tokens, position, num_logits, layer)
 
 
 class DflashHead(LlamaHead):
     """A DFlash head (arXiv 2602.06036), DSpark and DFlash2 included.
 
-    Of each token of the text, a head reads what went into some layers of its target there:
-    libllama turns that row into keys and values, which is all that the head keeps. A draft is
-    one decode of the last token and masks, whose entries are removed again. See
-    src/models/dflash.cpp and common/speculative.cpp of llama.cpp, whose driver takes the
-    likeliest token of each row; here rows are given, and tokens are drawn from them.
+    For each token of the text, the head reads the inputs of some layers of its target. libllama
+    turns that row into keys and values, and the head keeps only these. A draft is one decode of
+    the last token and masks, whose entries are removed again. See src/models/dflash.cpp and
+    common/speculative.cpp of llama.cpp, whose driver takes the likeliest token of each row;
+    here the head gives rows, from which tokens are drawn.
 
-    Implements `heads.BlockModel`. num_weight_bytes: read to draft one block.
+    Implements `heads.BlockModel`. num_weight_bytes counts the bytes read to draft one block.
     """
 
     is_block = True
@@ -374,7 +396,7 @@ class DflashHead(LlamaHead):
         super().__init__(handle, target, facts, options)
         assert facts.block is not None
         self._block = facts.block
-        self.first_row = facts.block.first_row  # of a decode, the first that drafts a token
+        self.first_row = facts.block.first_row  # the first row of a decode that drafts a token
         self.max_draft_tokens = self._block.most_tokens
         self._batch = TokenBatch(self._batch.size)
         self._logits: Logits = np.empty((0, self.vocab_size), dtype=np.float32)
@@ -393,10 +415,11 @@ class DflashHead(LlamaHead):
         return range(rows.first, rows.end + (rows.end > rows.first))
 
     def decode_block(self, tokens: Sequence[int], num_tokens: int) -> None:
-        """Read tokens of the text, and decode a block behind them that drafts num_tokens.
+        """Read tokens of the text, and decode a block after them that drafts num_tokens.
 
         Args:
             tokens: Tokens of the text that are not read yet; the last one begins the block.
+            num_tokens: Tokens to draft.
 
         Raises:
             DecodeError: If libllama refuses the block.
@@ -406,19 +429,21 @@ class DflashHead(LlamaHead):
         size = num_tokens + self.first_row
         try:
             self._read_rows(len(tokens) - 1)
-            block = [tokens[-1], *[self._block.mask] * (size - 1)]
+            masks = [self._block.mask] * (size - 1)
+            block = [tokens[-1], *masks]
             self._decode_batch(block, self.begins_at + self.num_cached, size, 0)
         finally:
             self._cut(self.num_cached)
         context = self.handle.context
         first = self.first_row
-        logits = llama_cpp.llama_get_logits(context)
-        self._logits = np.ctypeslib.as_array(logits, (size, self.vocab_size))[first:]
+        pointer = llama_cpp.llama_get_logits(context)
+        logits = np.ctypeslib.as_array(pointer, (size, self.vocab_size))
+        self._logits = logits[first:]
         if self._block.num_candidates or self._block.has_confidences:
             self._given = self._given_rows(size)[first:]
 
     def _read_rows(self, count: int) -> None:
-        """Read so many tokens of the text, as rows of the target."""
+        """Read `count` tokens of the text, as rows of the target."""
         while count > 0:
             size = min(count, self._features.size)
             position = self.begins_at + self.num_cached
@@ -437,10 +462,10 @@ class DflashHead(LlamaHead):
                 self._remove_from(position + size)
 
     def row(self, drafted: Sequence[int]) -> Logits:
-        """(vocab,) logits of the token behind those that were drafted from this block.
+        """(vocab,) logits of the token after those that were drafted from this block.
 
-        A view that may be written to, valid until the next call. Of DFlash2 they are the
-        selector's scores of this token's candidates, given the token before, and -inf for
+        A view that may be written to, valid until the next call. With DFlash2 they are the
+        selector's scores of this token's candidates, given the token before, and -inf for all
         other tokens.
         """
         index = len(drafted)
@@ -448,19 +473,21 @@ class DflashHead(LlamaHead):
         if not count:
             row: Logits = self._logits[index]
             return row
-        before = 0  # all rows of scores are alike behind the text's last token
+        before = 0  # after the text's last token all rows of scores are alike
         if drafted:
-            before = self._candidates(index - 1).tolist().index(drafted[-1])
+            candidates = self._candidates(index - 1).tolist()
+            before = candidates.index(drafted[-1])
         begin = count * (1 + before)
         self._pairs.fill(-np.inf)
         self._pairs[self._candidates(index)] = self._given[index, begin : begin + count]
         return self._pairs
 
     def _candidates(self, index: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+        """The ids of a token's candidates."""
         return self._given[index, : self._block.num_candidates].astype(np.int64)
 
     def confidence(self, index: int) -> float | None:
-        """How likely the token at that index is right; None if the head does not say."""
+        """The probability that the token at that index is right; None if the head has none."""
         if not self._block.has_confidences:
             return None
         return float(self._given[index, 0])
@@ -480,13 +507,17 @@ def open_head(
     facts: HeadFacts,
     progress: Callable[[float], None] = lambda _fraction: None,
 ) -> LlamaHead:
-    """Open the head at `path`, or the one in the file of a target opened `with_head`.
+    """Open the head at `path`, or the head in the file of a target opened `with_head`.
 
     Raises what `LlamaModel.open` does, and EngineError if libllama lacks a function for such a
     head.
 
     Args:
+        target: The target, which keeps rows from now on.
+        path: The head's own file; None for the target's.
+        options: The head's options.
         facts: The facts of the head, checked by `gguf_file.head_facts`; not of Medusa.
+        progress: Called with the loaded share, 0 … 1.
     """
     require_nextn_functions(reads_layers=bool(facts.layers_read))
     if path is None:
@@ -501,8 +532,9 @@ def open_head(
             return Handle(context, path.name)
 
         handle = open_watched(progress, load)
+    kind = _KINDS.get(facts.graph, LlamaHead)
     with handle.closed_on_failure():
-        return _KINDS.get(facts.graph, LlamaHead)(handle, target, facts, options)
+        return kind(handle, target, facts, options)
 
 
 def _new_context(
@@ -510,10 +542,11 @@ def _new_context(
 ) -> int:
     assert model is not None
     params = context_params(options, target.context_length)
-    # Sequences draft one after the other; libllama wants a row for each of them.
+    # Sequences draft one after the other, but libllama wants a row for each of them.
     params.n_outputs_max = max(options.max_outputs, options.num_sequences)
     if facts.layers_read:
-        params.n_batch = params.n_ubatch = min(params.n_ubatch, ROWS_BATCH_SIZE)
+        params.n_ubatch = min(params.n_ubatch, ROWS_BATCH_SIZE)
+        params.n_batch = params.n_ubatch
     else:
         params.ctx_type = llama_cpp.LLAMA_CONTEXT_TYPE_MTP
     params.ctx_other = target.handle.context

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -20,13 +19,19 @@ from localspec.sampling.distribution import Logits
 
 @dataclass(slots=True, eq=False)
 class JointPart:
-    """A text's part of a joint decode: arguments as of `LlamaModel.decode`, rows or error."""
+    """A text's part of a joint decode: the arguments of `LlamaModel.decode`, and its result."""
 
-    model: LlamaModel  # or a head
+    model: LlamaModel
+    """The model, or a head."""
+
     tokens: Sequence[int]
     num_logits: int
+
     rows: Logits | None = None
+    """The rows of logits, after the decode."""
+
     error: BaseException | None = None
+    """The error, if it failed."""
 
     def decode(self) -> None:
         """Decode this text alone, and set its rows or its error."""
@@ -50,8 +55,8 @@ class JointPart:
     def may_be_joined(self) -> bool:
         """Whether other texts may share this decode.
 
-        False if sharing could change exact rows, and if it saves no time: libllama decodes
-        recurrent sequences one by one if all tokens have logits, which Medusa's heads need.
+        False if sharing could change exact rows, or saves no time: libllama decodes recurrent
+        sequences one by one if all tokens have logits, as Medusa's heads need.
         """
         model = self.model
         if not isinstance(model, LlamaModel):  # a head
@@ -73,35 +78,54 @@ def joinable(parts: Sequence[JointPart], times: RowTimes) -> tuple[list[JointPar
         parts: The parts of one context.
         times: Seconds that this context takes for a number of rows.
     """
-    chosen = [parts[0]]
+    first = parts[0]
+    chosen = [first]
+    if not first.may_be_joined:
+        return chosen, len(first.tokens)
     left = list(parts[1:])
-    if not chosen[0].may_be_joined:
-        return chosen, len(chosen[0].tokens)
-
-    def fits(part: JointPart) -> bool:
-        if part.takes_rows != chosen[0].takes_rows or not part.may_be_joined:
-            return False
-        if part.model.scales != chosen[0].model.scales:  # which are the context's
-            return False
-        num_rows = _block_rows([*chosen, part])
-        # Several graphs would scatter a text's hidden rows, which a head reads side by side.
-        if num_rows > part.model.handle.graph_size:
-            return False
-        if num_rows == sum(len(each.tokens) for each in (*chosen, part)):
-            return True
-        apart = [_block_rows(chosen), len(part.tokens)]
-        return part.may_pad and times.pays(apart, num_rows)
-
-    while found := next(filter(fits, left), None):
-        left.remove(found)
-        chosen.append(found)
+    fitting = _fitting(chosen, left, times)
+    while fitting is not None:
+        left.remove(fitting)
+        chosen.append(fitting)
+        fitting = _fitting(chosen, left, times)
     return chosen, _block_rows(chosen)
+
+
+def _fitting(
+    chosen: Sequence[JointPart], left: Sequence[JointPart], times: RowTimes
+) -> JointPart | None:
+    """The first part that can be joined to the chosen ones, if joining it pays."""
+    for part in left:
+        if _fits(part, chosen, times):
+            return part
+    return None
+
+
+def _fits(part: JointPart, chosen: Sequence[JointPart], times: RowTimes) -> bool:
+    """Whether a part can be joined to the chosen ones, and joining it pays."""
+    first = chosen[0]
+    if part.takes_rows != first.takes_rows or not part.may_be_joined:
+        return False
+    if part.model.scales != first.model.scales:  # a decode has one set of scales
+        return False
+    joined = [*chosen, part]
+    num_rows = _block_rows(joined)
+    # Several graphs would scatter a text's hidden rows, which a head reads side by side.
+    if num_rows > part.model.handle.graph_size:
+        return False
+    num_tokens = sum(len(other.tokens) for other in joined)
+    if num_rows == num_tokens:
+        return True
+    apart = [_block_rows(chosen), len(part.tokens)]
+    return part.may_pad and times.pays(apart, num_rows)
 
 
 def _block_rows(parts: Sequence[JointPart]) -> int:
     """The number of rows in the smallest block, sequences x tokens, that holds all parts."""
     numbers = [part.sequence for part in parts]
-    return (max(numbers) - min(numbers) + 1) * max(len(part.tokens) for part in parts)
+    num_sequences = max(numbers) - min(numbers) + 1
+    most_tokens = max(len(part.tokens) for part in parts)
+    return num_sequences * most_tokens
 
 
 def decode_parts(parts: Sequence[JointPart]) -> None:
@@ -109,14 +133,18 @@ def decode_parts(parts: Sequence[JointPart]) -> None:
 
     Afterwards each part has its rows, valid until the next decode, or its error.
     """
-    wanted = [part for part in parts if len(parts) > 1 and _may_be_tried(part)]
+    if len(parts) == 1:
+        parts[0].decode()
+        return
+    wanted = [part for part in parts if _may_be_tried(part)]
     if len(wanted) > 1 and _may_move_others(wanted):
         _try_together(wanted)
     for part in parts:
-        if part.rows is None and part.error is None:
-            part.decode()
-            if part.rows is not None and len(parts) > 1:
-                part.rows = part.rows.copy()  # the next decode overwrites them
+        if part.rows is not None or part.error is not None:
+            continue
+        part.decode()
+        if part.rows is not None:
+            part.rows = part.rows.copy()  # the next decode overwrites them
 
 
 def _may_be_tried(part: JointPart) -> bool:
@@ -129,7 +157,7 @@ def _may_be_tried(part: JointPart) -> bool:
 
 
 def _may_move_others(parts: Sequence[JointPart]) -> bool:
-    """Whether no text beside the parts still needs snapshots of its recurrent state.
+    """Whether no other text still needs snapshots of its recurrent state.
 
     libllama puts the states of a joint decode side by side. It moves the states of other texts
     out of the way, but not their snapshots, which are lost.
@@ -140,8 +168,8 @@ def _may_move_others(parts: Sequence[JointPart]) -> bool:
 
 
 def _try_together(parts: Sequence[JointPart]) -> None:
-    """Decode the parts by one call; parts left without rows or error can be decoded again."""
-    # In this order libllama puts as many sequences as it can into one graph.
+    """Decode the parts by one call. A part without rows and error can be decoded again."""
+    # In ascending order libllama puts as many sequences as possible into one graph.
     parts = sorted(parts, key=lambda part: part.sequence)
     leader = parts[0].model
     caches = _padded(leader.handle, parts)
@@ -185,15 +213,19 @@ def _padded(handle: Handle, parts: Sequence[JointPart]) -> list[Cache] | None:
 
 def _text_part(cache: Cache, part: JointPart | None, num_tokens: int) -> TextPart:
     """A sequence's part of the batch: its tokens, and padding up to num_tokens."""
-    tokens, num_logits = ((), 0) if part is None else (part.tokens, part.num_logits)
-    num_padding = max(num_tokens - len(tokens), 0)
-    return TextPart(cache.number, cache.position, tokens, num_logits, num_padding)
+    if part is None:
+        return TextPart(cache.number, cache.position, (), 0, num_tokens)
+    num_padding = max(num_tokens - len(part.tokens), 0)
+    return TextPart(cache.number, cache.position, part.tokens, part.num_logits, num_padding)
 
 
 def _share_out(parts: Sequence[JointPart], texts: Sequence[TextPart]) -> None:
     """Give each part its rows, in the order of the batch, and count its tokens as cached."""
-    begins = itertools.accumulate((text.size for text in texts[:-1]), initial=0)
-    before = {text.sequence: begin for text, begin in zip(texts, begins, strict=True)}
+    begins = {}  # the first place of each sequence in the batch
+    begin = 0
+    for text in texts:
+        begins[text.sequence] = begin
+        begin += text.size
     num_rows = sum(part.num_logits for part in parts)
     first = 0
     rows = np.empty((0, 0), dtype=np.float32)
@@ -203,8 +235,8 @@ def _share_out(parts: Sequence[JointPart], texts: Sequence[TextPart]) -> None:
         model = part.model
         part.rows = rows[first : first + part.num_logits]
         if model._rows is not None and part.takes_rows:
-            begin = before[part.sequence]
-            model._rows.add(model.cache.num_cached, len(part.tokens), begin)
+            before = begins[part.sequence]
+            model._rows.add(model.cache.num_cached, len(part.tokens), before)
         model.cache.begin_decode()
         model.cache.add(len(part.tokens))
         first += part.num_logits

@@ -1,4 +1,4 @@
-"""The cache of a text: a sequence of a context, and how much of it can be taken back."""
+"""The cache of a text: a sequence of a context, and how much of it can be rolled back."""
 
 from __future__ import annotations
 
@@ -18,22 +18,28 @@ _BYTES = ctypes.POINTER(ctypes.c_uint8)
 
 
 class Cache:
-    """A sequence of a handle's context. num_cached: its tokens, and its pictures' cells.
+    """A sequence of a handle's context.
 
-    The keys and values of any token can be removed. A recurrent state cannot be taken back
+    The keys and values of any token can be removed. A recurrent state cannot be rolled back
     token by token: if libllama keeps snapshots (n_rs_seq), it returns to one of the last
-    decode, and from anywhere to the checkpoint that was taken here. That libllama has removed
-    what it says is checked, not believed.
+    decode, and from anywhere to the checkpoint that was taken here. Each removal by libllama is
+    checked.
     """
 
     def __init__(self, handle: Handle, number: int = 0) -> None:
         self._handle = handle
         handle.caches[number] = self
         self.number = number
+
         self.num_cached = 0
+        """Cached tokens, including the cells of pictures."""
+
         self._spans = PictureSpans()
-        self._num_in_snapshots = 0  # tokens at the end that they can take back
-        self.is_settled = True  # whether the last decode was cut to what is kept of it
+        self._num_in_snapshots = 0  # tokens at the end that snapshots can roll back
+
+        self.is_settled = True
+        """Whether the last decode was cut to the kept tokens."""
+
         self._checkpoint: CacheState | None = None
         self._window: int = llama_cpp.llama_model_n_swa(handle.model)
         self._num_snapshots = int(llama_cpp.llama_n_rs_seq(handle.context))
@@ -44,7 +50,7 @@ class Cache:
         )
 
     def max_rollback(self, context_length: int) -> int:
-        """The most tokens of the last decode that can be taken back without losing the rest.
+        """The most tokens of the last decode that can be rolled back without losing others.
 
         Call it after a decode of two tokens: it tries, since not every model says so.
         """
@@ -55,22 +61,22 @@ class Cache:
         return context_length
 
     def begin_decode(self) -> None:
-        """Until `add`, the recurrent state is unknown: the decode may fail."""
+        """Note that the recurrent state is unknown until `add`: the decode may fail."""
         self._num_in_snapshots = _UNKNOWN
         self.is_settled = False
 
     def add(self, num_tokens: int) -> None:
-        """Record that one call of libllama has decoded so many tokens."""
+        """Record that one call of libllama has decoded `num_tokens` tokens."""
         self.num_cached += num_tokens
         self._num_in_snapshots = min(num_tokens - 1, self._num_snapshots)
 
     @property
     def position(self) -> int:
-        """Where libllama puts the next token."""
+        """The position at which libllama puts the next token."""
         return self._spans.position(self.num_cached)
 
     def add_picture(self, num_cells: int, num_positions: int, last: int) -> None:
-        """Record that one was read, or passed over. The numbers: see `PictureSpan`."""
+        """Record that a picture was read, or passed over. For the numbers see `PictureSpan`."""
         span = PictureSpan(self.num_cached, num_cells, num_positions, last)
         self._spans = PictureSpans((*self._spans, span))
         self.num_cached += num_cells
@@ -78,9 +84,9 @@ class Cache:
             self._num_in_snapshots = 0
 
     def lets_move(self) -> bool:
-        """Whether its recurrent state may be moved, which leaves snapshots behind.
+        """Whether its recurrent state may be moved, which loses the snapshots.
 
-        They are given up where the last decode was cut already.
+        They are not needed once the last decode was cut.
         """
         if self.is_settled:
             self._num_in_snapshots = min(self._num_in_snapshots, 0)
@@ -96,9 +102,9 @@ class Cache:
             self.keep(num_cached)
 
     def keep(self, num_cached: int) -> None:
-        """Cut to the first num_cached tokens, or to fewer where those are not whole.
+        """Cut to the first num_cached tokens, or to fewer if these cannot be kept.
 
-        A cut within a picture comes in front of it.
+        A cut within a picture moves to the picture's beginning.
         """
         num_cached = self._spans.floor(num_cached)
         if self._checkpoint is not None and self._checkpoint.num_cached > num_cached:
@@ -107,14 +113,15 @@ class Cache:
             self._num_in_snapshots = 0  # one rollback only
             can_keep = num_cached > 0 and self._remove_from(num_cached)
             if can_keep and self._is_whole(num_cached):
-                self.num_cached, self._spans = num_cached, self._spans.up_to(num_cached)
+                self.num_cached = num_cached
+                self._spans = self._spans.up_to(num_cached)
                 return
         self._return_to_checkpoint()
 
     def keep_decoded(self) -> None:
-        """After a decode that was aborted: keep the tokens of its graphs before that one.
+        """After an aborted decode, keep the tokens of its finished graphs.
 
-        libllama has removed the others. A recurrent state is unknown, and goes back.
+        libllama has removed the others. A recurrent state is unknown, and is rolled back.
         """
         if not self.is_recurrent:
             last = llama_cpp.llama_memory_seq_pos_max(self._handle.memory, self.number)
@@ -123,20 +130,21 @@ class Cache:
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether libllama's cache holds what is recorded here.
+        """Whether libllama's cache equals the record here.
 
-        The owner of a context may have used it, or a signal handler's exception may have come
-        between a change there and its record here.
+        The owner of a context may have used it. Or an exception of a signal handler may have
+        come between a change of the cache and its record.
         """
         return self._is_whole(self.num_cached)
 
     def checkpoint(self) -> None:
-        """Remember the recurrent state as it is, in place of the checkpoint before."""
+        """Remember the present recurrent state, in place of the last checkpoint."""
         if not self.is_recurrent:
             return
-        old = self._checkpoint
-        self._checkpoint = None  # which is overwritten
-        buffer = None if old is None else old.data
+        buffer = None
+        if self._checkpoint is not None:
+            buffer = self._checkpoint.data
+        self._checkpoint = None  # its buffer is overwritten
         data = copied_entries(self._handle.context, self.number, _RECURRENT_ONLY, buffer)
         if data is not None:
             self._checkpoint = CacheState(self.num_cached, data)
@@ -147,7 +155,8 @@ class Cache:
         if state is None:
             self.clear()
             return
-        self.num_cached = self._num_in_snapshots = 0  # until it is known to be there
+        self.num_cached = 0  # until the state is known to be restored
+        self._num_in_snapshots = 0
         is_put = put_entries(self._handle.context, self.number, state.data, _RECURRENT_ONLY)
         is_cut = is_put and self._remove_from(state.num_cached)
         if is_cut and self._is_whole(state.num_cached):
@@ -157,18 +166,19 @@ class Cache:
             self.clear()
 
     def _remove_from(self, place: int) -> bool:
-        """Have libllama remove the entries from a place on; whether it says it has."""
+        """Remove the entries from a place on. Returns libllama's answer."""
         position = self._spans.position(place)
         return bool(
             llama_cpp.llama_memory_seq_rm(self._handle.memory, self.number, position, -1)
         )
 
     def _is_whole(self, num_cached: int) -> bool:
-        """Whether exactly what a decode after num_cached tokens looks at is cached.
+        """Whether the cache has exactly the entries that a decode after num_cached tokens
+        needs.
 
-        libllama lets any part of a sliding window be removed. Its oldest entries have been
-        overwritten, or were never there in a restored state: what is left can lack its
-        beginning, or be empty.
+        libllama allows any part of a sliding window to be removed. The window's oldest entries
+        have been overwritten, or were never in a restored state: the remaining entries can lack
+        the beginning of the window, or all of it.
         """
         memory = self._handle.memory
         last = self._spans.last_position(num_cached)
@@ -186,10 +196,12 @@ class Cache:
         if not self.num_cached:
             return 0
         size = int(llama_cpp.llama_state_seq_get_size_ext(self._handle.context, self.number, 0))
-        return size + (0 if self._checkpoint is None else self._checkpoint.num_bytes)
+        if self._checkpoint is not None:
+            size += self._checkpoint.num_bytes
+        return size
 
     def save_state(self) -> CacheState:
-        """A copy of what is cached, and of the checkpoint.
+        """A copy of the cached entries, and of the checkpoint.
 
         Raises CacheError if libllama fails to give it.
         """
@@ -208,12 +220,12 @@ class Cache:
         return CacheState(self.num_cached, nothing, self._checkpoint, self._spans)
 
     def reach(self, state: CacheState, num_tokens: int) -> int:
-        """How many tokens are left of a state that is restored and cut to num_tokens."""
+        """How many tokens remain of a state that is restored and cut to num_tokens."""
         num_tokens = state.pictures.floor(num_tokens)
         if num_tokens >= state.num_cached:
             return state.num_cached
-        is_all_there = self._window == 0 or state.num_cached <= self._window
-        if is_all_there and not self.is_recurrent:
+        has_all_entries = self._window == 0 or state.num_cached <= self._window
+        if has_all_entries and not self.is_recurrent:
             return num_tokens
         checkpoint = state.checkpoint
         if checkpoint is None or checkpoint.num_cached > num_tokens:
@@ -244,7 +256,8 @@ class Cache:
             llama_cpp.llama_memory_clear(self._handle.memory, False)
         else:
             self._remove_from(0)
-        self.num_cached = self._num_in_snapshots = 0
+        self.num_cached = 0
+        self._num_in_snapshots = 0
 
 
 def copied_entries(
@@ -253,7 +266,9 @@ def copied_entries(
     """A copy of a sequence's entries, or None if libllama fails to give it.
 
     Args:
-        flags: libllama's.
+        context: libllama's pointer.
+        sequence: The sequence.
+        flags: libllama's flags.
         buffer: An earlier copy to overwrite.
     """
     size = int(llama_cpp.llama_state_seq_get_size_ext(context, sequence, flags))
@@ -270,7 +285,7 @@ def copied_entries(
 def put_entries(
     context: int | None, sequence: int, data: NDArray[np.uint8], flags: int = 0
 ) -> bool:
-    """Restore entries; False if libllama refuses."""
+    """Restore entries. Returns False if libllama refuses."""
     read = llama_cpp.llama_state_seq_set_data_ext(
         context, data.ctypes.data_as(_BYTES), data.size, sequence, flags
     )

@@ -1,4 +1,4 @@
-"""libllama in this process, initialised; the others of this package get it from here."""
+"""libllama in this process, initialised. Other modules of this package import it from here."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ complaints = native.capture_logs(llama_cpp)
 native.load_backends(llama_cpp, loaded.library)
 amx_verdict = amx.leave_out_unless_right(llama_cpp)
 stop_callback = native.new_stop_callback(llama_cpp)
-_kept: list[object] = []  # of callbacks: C has their pointers
-own_process = OwnProcess()  # libllama's threads and devices belong to it from now on
+_kept: list[object] = []  # callbacks, since C has pointers to them
+own_process = OwnProcess()  # the process of libllama's threads and devices
 
 
 def devices() -> tuple[Device, ...]:
@@ -29,23 +29,28 @@ def devices() -> tuple[Device, ...]:
 
 
 def report_aborts(tell: Callable[[str], None]) -> None:
-    """Pass to `tell`, from any thread, why libllama is about to end the process."""
+    """Call `tell`, from any thread, with the reason before libllama ends the process."""
+
+    def report(words: bytes) -> None:
+        tell(words.decode(errors="replace"))
+
     kind = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
-    _kept.append(kind(lambda words: tell(words.decode(errors="replace"))))
+    callback = kind(report)
+    _kept.append(callback)
     set_it = native.ggml_function(llama_cpp, "ggml_set_abort_callback", ctypes.c_void_p, kind)
-    set_it(_kept[-1])
+    set_it(callback)
 
 
 def kernels() -> str:
-    """Name libllama and the processor, which decide what kernels compute, in words."""
+    """libllama and the processor, which decide the kernels, in words."""
     processor = platform.processor() or platform.machine()
     return f"{loaded.library.origin}, {system_info()} · {processor}"
 
 
 def system_info() -> str:
     """The features of this processor that libllama's kernels use, in its own words."""
-    found: bytes = llama_cpp.llama_print_system_info()
-    words = found.decode(errors="replace").strip(" |")
+    info: bytes = llama_cpp.llama_print_system_info()
+    words = info.decode(errors="replace").strip(" |")
     if amx_is_left_out():
         return words.replace(" | AMX_INT8 = 1", "")
     return words
@@ -57,7 +62,7 @@ def amx_is_left_out() -> bool:
 
 
 def mtmd() -> Any:
-    """libmtmd, which reads pictures. Raises OptionError where llama-cpp-python has none."""
+    """libmtmd, which reads pictures. Raises OptionError if llama-cpp-python lacks it."""
     try:
         mtmd_cpp = loaded.load_mtmd()
     except (ImportError, OSError, RuntimeError) as error:
@@ -66,5 +71,5 @@ def mtmd() -> Any:
             "Build it with image support: CMAKE_ARGS=-DLLAVA_BUILD=on python -m pip install "
             "--force-reinstall --no-cache-dir 'llama-cpp-python>=0.3.36,<0.4'",
         ) from error
-    mtmd_cpp.mtmd_helper_log_set(complaints.callback, None)  # libmtmd has a log of its own
+    mtmd_cpp.mtmd_helper_log_set(complaints.callback, None)  # libmtmd has its own log
     return mtmd_cpp

@@ -1,8 +1,8 @@
 """Loads libllama, which has to come before NumPy. No other module imports llama_cpp.
 
-A libllama for CUDA may have a C++ library of its own inside; where NumPy's came first, it ended
-the process. So modules that need both import this one before all others. Nothing is initialised
-here: a fork may load models.
+A libllama for CUDA may contain its own C++ library; after NumPy's, it ended the process. So
+modules that need both import this one before all others. Nothing is initialised here: a fork
+may load models.
 """
 
 from __future__ import annotations

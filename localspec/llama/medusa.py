@@ -1,6 +1,6 @@
-"""Medusa heads (arXiv 2401.10774, section 2.1), computed here: libllama knows none.
+"""Medusa heads (arXiv 2401.10774, section 2.1), computed here: libllama does not support them.
 
-They are trained on a frozen target (Medusa-1), and what they propose is verified by the loop's
+They are trained on a frozen target (Medusa-1). Their proposals are verified by the loop's
 rules, not by "typical acceptance", which changes the distribution.
 """
 
@@ -27,17 +27,18 @@ _TYPES = {F32: "<f4", F16: "<f2", BF16: "<u2", INT64: "<i8"}
 class MedusaHeads:
     """The heads of one target: head k drafts the token at index k from one row of the target.
 
-    Implements `heads.BlockModel`, without a cache. name: of the file. num_weight_bytes: read to
-    draft one token.
+    Implements `heads.BlockModel`, without a cache.
     """
 
     is_block = False
-    begins_at = num_cached = read_size = 0
+    begins_at = 0
+    num_cached = 0
+    read_size = 0
 
     def __init__(self, header: Header, target: LlamaModel) -> None:
-        self.name = header.path.name
-        self.content: str | None = None  # of the file, in words; None if nobody knows
-        self.mapped: FileStates = {}  # it is copied
+        self.name = header.path.name  # of the file
+        self.content: str | None = None  # a hash of the file; None if it is not known
+        self.mapped: FileStates = {}  # none: the weights are copied
         self._target = target
         self.num_sequences = target.num_sequences
         self.context_length = target.context_length
@@ -46,8 +47,10 @@ class MedusaHeads:
         self._rows: HiddenRows = target.keep_rows(OutputRows(target.handle))
         self._row = np.empty((1, self._rows.width), dtype=np.float32)
         self._logits: Logits = np.empty(target.vocab_size, dtype=np.float32)
-        self.num_threads = 1  # every model has a number
+        self.num_threads = 1  # unused, but an attribute of all models
+
         self.num_weight_bytes = sum(weight.nbytes for weight in self._heads[0])
+        """Bytes of weights that are read to draft one token."""
 
     @property
     def identity(self) -> str | None:
@@ -68,16 +71,17 @@ class MedusaHeads:
         self.num_cached = num_cached
 
     def decode_block(self, tokens: Sequence[int], num_tokens: int) -> None:
-        """Take the row of the last token but one: the target drew the last from it."""
+        """Take the row of the last token but one, from which the target drew the last."""
         self.require_open()
         self.num_cached += len(tokens) - 1
         self._rows.copy_to(self._row, self.begins_at + self.num_cached - 1)
 
     def row(self, drafted: Sequence[int]) -> Logits:
         """(vocab,) logits of the next token: a view that may be written to."""
-        *residuals, output = self._heads[len(drafted)]
+        weights = self._heads[len(drafted)]
+        output = weights[-1]
         row = self._row[0]
-        for weight, bias in zip(residuals[::2], residuals[1::2], strict=True):
+        for weight, bias in zip(weights[:-1:2], weights[1:-1:2], strict=True):
             inner = products(weight, row) + bias
             row = row + inner / (1.0 + np.exp(-inner))
         if self._tokens is None:
@@ -87,7 +91,7 @@ class MedusaHeads:
         return self._logits
 
     def confidence(self, _index: int) -> None:
-        """None: Medusa heads do not say how likely a token is right."""
+        """None: Medusa heads give no confidence."""
 
     def sibling(self, _number: int, target: LlamaModel) -> MedusaHeads:
         """A view of these heads at the target's sequence."""
@@ -100,7 +104,7 @@ class MedusaHeads:
         return other
 
     def copied(self) -> HiddenRows:
-        """The rows that it reads on with."""
+        """A copy of the rows with which it continues to read."""
         return self._rows.copied()
 
     def take_over(self, other: HiddenRows, num_cached: int) -> None:
@@ -113,11 +117,11 @@ class MedusaHeads:
         self._target.require_open()
 
     def make_ready(self) -> None:
-        """Read rows again; the target itself allows its decodes again."""
+        """Get rows again. The target itself allows its decodes again."""
         self.pause(0)
 
     def pause(self, num_tokens: int) -> None:
-        """Read nothing for the next `num_tokens`; the target need not give their rows."""
+        """Read nothing for `num_tokens` tokens, whose rows the target need not give."""
         self._rows.pause(num_tokens)
 
     def interrupt(self) -> None:
@@ -130,19 +134,24 @@ class MedusaHeads:
 def _weights(
     header: Header,
 ) -> tuple[list[list[NDArray[np.float32]]], NDArray[np.generic] | None]:
-    """The arrays of each head, and the ids of the rows of their outputs; None if all."""
+    """The arrays of each head, and the token ids of their outputs' rows; None for all ids."""
     data = np.memmap(header.path, dtype=np.uint8, mode="r")
     tensors = header.by_name()
-    known = tensors.get(OWN_TOKENS)
-    heads = [[_floats(data, tensors[name]) for name in names] for names in medusa_names(header)]
-    return heads, None if known is None else _values(data, known)
+    heads = []
+    for names in medusa_names(header):
+        heads.append([_floats(data, tensors[name]) for name in names])
+    own_tokens = tensors.get(OWN_TOKENS)
+    if own_tokens is None:
+        return heads, None
+    return heads, _values(data, own_tokens)
 
 
 def _values(data: NDArray[np.uint8], tensor: Tensor) -> NDArray[np.generic]:
-    """A copy in NumPy's order: (rows, columns)."""
+    """A copy of a tensor in NumPy's order: (rows, columns)."""
     kind = np.dtype(_TYPES[tensor.kind])
     end = tensor.offset + prod(tensor.shape) * kind.itemsize
-    return data[tensor.offset : end].copy().view(kind).reshape(tensor.shape[::-1])
+    values = data[tensor.offset : end].copy().view(kind)
+    return values.reshape(tensor.shape[::-1])
 
 
 def _floats(data: NDArray[np.uint8], tensor: Tensor) -> NDArray[np.float32]:

@@ -2,9 +2,9 @@
 
 Models are opened through the C functions rather than through `llama_cpp.Llama`, which
 allocates a row of logits for every position of the context and runs the output layer on
-every prompt token. An application's own `Llama` can be adopted all the same.
+every prompt token. An application's own `Llama` can be adopted nevertheless.
 
-What a caller can get wrong is checked before the call: an assertion in C ends the process.
+Arguments are checked before each call: a failed assertion in C ends the process.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from localspec.pictures.cells import LAST_CELL, cell_rows
 from localspec.sampling.distribution import Logits
 from localspec.system.machine import OtherPrograms
 
-_UNUSED = -1  # in place of the first token that the owner of an adopted `Llama` decodes
+_UNUSED = -1  # the first token of an adopted `Llama`, until its owner decodes
 
 
 class LlamaModel(LlamaContext):
@@ -56,10 +56,10 @@ class LlamaModel(LlamaContext):
     """
 
     adapters: tuple[AdapterFile, ...] = ()
-    """The adapters that it was opened with."""
+    """The adapters with which it was opened."""
 
     vision: Projector | None = None
-    """The projector with which it reads pictures."""
+    """The projector with which it reads pictures; None without one."""
 
     is_blind = False
     """Whether it passes over pictures."""
@@ -69,13 +69,25 @@ class LlamaModel(LlamaContext):
     ) -> None:
         super().__init__(handle)
         self.exactness = Exactness()
-        self.may_change_threads = False  # whether the user left their number to us
-        self.most_threads = self.num_threads  # with which it was opened
+
+        self.may_change_threads = False
+        """Whether the user left the number of threads to localspec."""
+
+        self.most_threads = self.num_threads
+        """The number of threads with which it was opened."""
+
         self.others = OtherPrograms()
-        self.num_free_cores = self.num_threads  # that other programs left while it was loaded
-        self.gpus = ""  # how many layers are on which, in words
-        # Called between the batches of a long decode with the number of tokens that are cached.
+        """Measures how many cores other programs leave free."""
+
+        self.num_free_cores = self.num_threads
+        """Cores that other programs left free while it was loaded."""
+
+        self.gpus = ""
+        """How many layers are on which GPU, in words."""
+
         self.on_batch: Callable[[int], None] | None = None
+        """Called between the batches of a long decode with the number of cached tokens."""
+
         context = handle.context
         model = handle.model
         self._setting = f"{self.num_threads} threads · {setting}"
@@ -94,7 +106,7 @@ class LlamaModel(LlamaContext):
         self.vocab_size = self.vocabulary.size
         self.num_weight_bytes: int = llama_cpp.llama_model_size(model)
         self.cache = Cache(handle)
-        self._rows: TargetRows | OutputRows | None = None  # that a head reads
+        self._rows: TargetRows | OutputRows | None = None  # rows for a head
         self._adapter_contents: list[str] = []
         self._batch = TokenBatch(llama_cpp.llama_n_batch(context))
         self.max_rollback = self._probe_rollback()
@@ -111,13 +123,13 @@ class LlamaModel(LlamaContext):
 
     @property
     def identity(self) -> str | None:
-        """All that changes caches and costs, in words; None if the content is unknown."""
+        """All that caches and costs depend on, in words; None if the content is unknown."""
         return self.identity_under(self.scales)
 
     def identity_under(self, scales: Sequence[float]) -> str | None:
-        """The identity of the model where its adapters have these scales.
+        """The identity of the model with these scales of its adapters.
 
-        With no adapter but those of scale 0 it is that of the bare model, whose numbers it has.
+        If all scales are 0, it is the identity of the model without adapters.
         """
         if self.content is None:
             return None
@@ -126,19 +138,21 @@ class LlamaModel(LlamaContext):
 
     def know_adapters(self, contents: Sequence[FileContent]) -> None:
         """Identify the adapters by their files, as they were before libllama read them."""
-        digests = [content.digest() for content in contents]
-        known = [digest for digest in digests if digest is not None]
-        if len(known) < len(digests):
-            self.content = None  # of a file that has changed nobody knows what was read
-        else:
-            self._adapter_contents = known
+        digests = []
+        for content in contents:
+            digest = content.digest()
+            if digest is None:  # the file has changed, so its content is not known
+                self.content = None
+                return
+            digests.append(digest)
+        self._adapter_contents = digests
 
     def _probe_rollback(self) -> int:
-        """Decode two tokens, which pages the weights in; try how far the cache can go back."""
-        first = self.vocabulary.bos if self.vocabulary.bos >= 0 else 0
+        """Decode two tokens, which pages the weights in; try how far the cache rolls back."""
         if self.context_length < 2:
             return 0
-        computed_apart(lambda: self.decode([first, first], 0))
+        token = max(self.vocabulary.bos, 0)
+        computed_apart(functools.partial(self.decode, [token, token], 0))
         most = self.cache.max_rollback(self.context_length)
         self.cache.clear()
         return most
@@ -158,9 +172,11 @@ class LlamaModel(LlamaContext):
         EngineError in a fork of a process that has loaded libllama.
 
         Args:
-            adapters: The model's adapters, as `gguf_file.adapter` has checked them.
+            path: The file.
+            options: The settings.
             progress: Called with the loaded share, 0 … 1; what it raises ends the load at once,
                 as Ctrl-C does.
+            adapters: The model's adapters, as `gguf_file.adapter` has checked them.
         """
         return open_watched(progress, functools.partial(cls._load, path, options, adapters))
 
@@ -186,7 +202,7 @@ class LlamaModel(LlamaContext):
         handle = Handle(context, path.name, adapters=pointers)
         with handle.closed_on_failure():
             model = cls(handle, length, options.max_outputs, options.summary)
-            # Only pictures need larger ones, and a text is read as fast as without them.
+            # Only pictures need larger batches. Texts are read as fast with smaller ones.
             size = min(model.batch_size, text_batch_size(options, length))
             model._batch = TokenBatch(size)
             model.adapters = tuple(adapters)
@@ -201,6 +217,7 @@ class LlamaModel(LlamaContext):
         is closed, another engine works on it, or this is a fork.
 
         Args:
+            llama: The application's model.
             max_outputs: Rows that a decode may return, as in `LlamaOptions`, at most its batch;
                 rows for a whole batch take 300 MB.
         """
@@ -214,7 +231,7 @@ class LlamaModel(LlamaContext):
         """Keep the sizes of all decodes from now on within a class."""
         self.exactness = exactness
         if exactness.is_bounded:
-            # Behind the last token there is space for padding.
+            # After the last token there must be space for padding.
             most = llama_cpp.llama_n_ctx_seq(self.handle.context) - exactness.smallest_step + 1
             self.context_length = min(self.context_length, most)
             self.max_outputs = min(self.max_outputs, exactness.largest_step)
@@ -222,8 +239,8 @@ class LlamaModel(LlamaContext):
     def make_ready(self) -> None:
         """Prepare for an answer: allow decodes again after `interrupt`.
 
-        The cache is emptied if it does not hold what is recorded, or if the owner of an
-        adopted `Llama` has used it in the meantime. Raises EngineError if it was closed.
+        The cache is emptied if it differs from its record, or if the owner of an adopted
+        `Llama` has used it in the meantime. Raises EngineError if it was closed.
         """
         self.require_open()
         self._stop.is_wanted = False
@@ -245,7 +262,7 @@ class LlamaModel(LlamaContext):
                 return np.empty((0, self.vocab_size), dtype=np.float32)
         self.check(tokens, num_logits)
         while len(tokens) > self.batch_size:
-            # The last batch must be long enough to hold every row that is asked for.
+            # The last batch must have all rows that are asked for.
             size = min(self.batch_size, len(tokens) - num_logits)
             self._decode_batch(tokens[:size], 0, len(tokens) - size)
             tokens = tokens[size:]
@@ -253,7 +270,12 @@ class LlamaModel(LlamaContext):
         return self._decode_batch(tokens, num_logits, 0)
 
     def prefill_chunk(self, tokens: Sequence[int], num_to_come: int) -> None:
-        """Decode a chunk of a prompt, which `num_to_come` tokens follow. Raises as `decode`."""
+        """Decode a chunk of a prompt. Raises as `decode`.
+
+        Args:
+            tokens: The chunk.
+            num_to_come: Tokens of the text after it.
+        """
         if min(tokens) <= LAST_CELL:
             tokens = self._up_to_last_picture(tokens, 0)
         if tokens:
@@ -262,15 +284,15 @@ class LlamaModel(LlamaContext):
             self._has_read()
 
     def _has_read(self) -> None:
-        """Keep a batch that was decoded whole: the next try continues behind it."""
+        """Keep a batch that was decoded whole: after an error, decoding continues there."""
         self.checkpoint()
         if self.on_batch is not None:
             self.on_batch(self.num_cached)
 
     def _up_to_last_picture(self, tokens: Sequence[int], num_logits: int) -> Sequence[int]:
-        """Decode tokens and pictures, and return the tokens behind the last picture.
+        """Decode tokens and pictures, and return the tokens after the last picture.
 
-        A model that sees nothing passes over pictures. Raises as `LlamaModel.decode`.
+        A blind model passes over pictures. Raises as `LlamaModel.decode`.
         """
         vision = self.vision
         if vision is None and not self.is_blind:
@@ -293,7 +315,7 @@ class LlamaModel(LlamaContext):
         return tokens[begin:]
 
     def _read_picture(self, part: PicturePart) -> None:
-        """Read a part of a picture, wholly or not at all."""
+        """Read a part of a picture, completely or not at all."""
         count = len(part.cells)
         cache = self.cache
         vision = self.vision
@@ -301,12 +323,12 @@ class LlamaModel(LlamaContext):
         rows = vision.rows(part, lambda: self.is_interrupted)
         try:
             if self._rows is not None:
-                # A head begins anew behind it: there are no tokens that it could read.
+                # A head begins again after the picture, which has no tokens for it.
                 self._rows.begin_decode(is_taken=False)
             self._decode_picture(vision, part, rows)
             cache.add_picture(count, part.num_positions, part.last)
         except BaseException:
-            cache.keep(cache.num_cached)  # without what is not recorded
+            cache.keep(cache.num_cached)  # removes entries that are not recorded
             self._forget_rows()
             raise
         if self._rows is not None:
@@ -317,11 +339,13 @@ class LlamaModel(LlamaContext):
         positions = part.positions(cache.position)
         count = len(part.cells)
         context = self.handle.context
-        size = min(self.batch_size, count) if vision.is_causal else count
+        size = count
+        if vision.is_causal:
+            size = min(self.batch_size, count)
         batch = TokenBatch(size, vision.width, rows_alone=True)
         cache.begin_decode()
         try:
-            # Where it is not, each cell attends to all others of its part.
+            # Without causal attention, each cell attends to all others of its part.
             llama_cpp.llama_set_causal_attn(context, vision.is_causal)
             for begin in range(0, count, size):
                 end = min(begin + size, count)
@@ -340,7 +364,7 @@ class LlamaModel(LlamaContext):
         return np.ctypeslib.as_array(rows, (count, self.vocabulary.size))
 
     def check(self, tokens: Sequence[int], num_logits: int) -> None:
-        """Raise what `decode` would, where it cannot be asked for that."""
+        """Raise the error of `decode` if its arguments are invalid, or the model is closed."""
         self.require_open()
         if not 0 < len(tokens) <= self.context_length - self.num_cached:
             raise self._too_long(tokens)
@@ -365,7 +389,7 @@ class LlamaModel(LlamaContext):
     def _decode_batch(self, tokens: Sequence[int], num_logits: int, num_to_come: int) -> Logits:
         """Decode a batch, which num_to_come tokens follow in the same call of `decode`.
 
-        Where an exact class bounds the sizes it is decoded in pieces.
+        If an exact class bounds the sizes, it is decoded in pieces.
         """
         before = self.num_cached
         begin = 0
@@ -380,12 +404,14 @@ class LlamaModel(LlamaContext):
                 begin += size
                 if num_rows:
                     rows = self.given_logits(num_rows)
-                    pieces.append(rows.copy() if left else rows)
+                    if left:  # the next piece overwrites them
+                        rows = rows.copy()
+                    pieces.append(rows)
         except BaseException as error:
             if isinstance(error, Interrupted):
                 self.cache.keep_decoded()
             else:
-                self.cache.keep(before)  # a failed batch leaves entries behind
+                self.cache.keep(before)  # a failed batch may have left entries
             self._forget_rows()
             raise
         if not pieces:
@@ -474,8 +500,8 @@ class LlamaModel(LlamaContext):
 
 
 def _template(model: Any, name: bytes | None) -> str | None:
-    """The chat template of that name in the model's file; None is the usual one's name."""
-    found: bytes | None = llama_cpp.llama_model_chat_template(model, name)
-    if found:
-        return found.decode("utf-8", errors="replace")
+    """A chat template in the model's file. name: its name, None for the default template."""
+    template: bytes | None = llama_cpp.llama_model_chat_template(model, name)
+    if template:
+        return template.decode("utf-8", errors="replace")
     return None

@@ -14,22 +14,22 @@ CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"
 FlashAttention = Literal["auto", "on", "off"]
 
 BATCH_SIZE = 512  # tokens that one call of libllama takes
-# Tokens that a graph computes at once without flash attention, which stores the scores of all
-# heads for each token with the whole context: of more tokens they exceed the processor's cache.
-# In contexts above 8192 they are fewer, so that the scores take no more memory; prompts are
-# then read more slowly, but flash attention would make all other decodes slower.
+# Tokens that a graph computes at once without flash attention. It then stores the scores of all
+# heads for each token with the whole context; with more tokens these exceed the processor's
+# cache. Contexts above 8192 have smaller graphs, so that the scores take no more memory.
+# Prompts are then read more slowly, but flash attention would make all other decodes slower.
 _STEP_WITHOUT_FLASH = 128
 _LEAST_WITHOUT_FLASH = 32
 _SCORES_WITHOUT_FLASH = 8192 * _STEP_WITHOUT_FLASH  # of a head
 
-# Tokens of a hybrid's last decode that can be taken back; each needs a state of tens of MB.
+# Tokens of a hybrid's last decode that can be rolled back; each needs a state of tens of MB.
 DEFAULT_SNAPSHOTS = 8
-NUM_KEPT_ROWS = 512  # of the latest tokens: a head that was idle for longer starts again
-# Tokens that a head reads at once in rows of its target's layers, each of which takes logits.
+NUM_KEPT_ROWS = 512  # rows of the latest tokens: a head that was idle for longer starts again
+# Tokens that a head reads at once as rows of its target's layers; each takes a row of logits.
 ROWS_BATCH_SIZE = 64
 
-# Architectures whose models answer, unless a file says otherwise, and ways of pooling (last,
-# rank) that take a text's last row of them.
+# Architectures whose models answer, unless a file says otherwise; and the ways of pooling
+# (last, rank) that take a text's last row.
 _ANSWERING = frozenset({"llama", "qwen2", "qwen3"})
 _LAST_ROW = (3, 4)
 
@@ -56,13 +56,13 @@ _RANGES = {
 class LlamaOptions:
     """Settings of one model and its context. None: localspec chooses.
 
-    "load:" precedes the default of `localspec.load` where it differs.
+    The default is in parentheses; after "load:" that of `localspec.load`, if it differs.
 
     Raises OptionError for a value outside its range.
     """
 
     context_length: int | None = None
-    """Tokens, at most what the model was trained for (that, up to 8192)."""
+    """Tokens, at most as many as the model was trained for (that number, up to 8192)."""
 
     num_threads: int | None = None
     """Threads for steps."""
@@ -89,15 +89,15 @@ class LlamaOptions:
     """The type of the cached values (f16)."""
 
     use_mmap: bool | None = None
-    """Map the file instead of reading it (what suits the devices; load: read small files)."""
+    """Map the file instead of reading it (as suits the devices; load: read small files)."""
 
     use_mlock: bool = False
     """Keep the model from being swapped out."""
 
     device: str | None = None
-    """The only device to use, by llama.cpp's name, as "Vulkan0", or "cpu" (load: what reads
-    and writes fastest, measured); with num_gpu_layers=0 the layers are in main memory, and
-    it computes large batches."""
+    """The only device to use, by llama.cpp's name, as "Vulkan0", or "cpu" (load: the fastest,
+    as measured). With num_gpu_layers=0 the layers are in main memory, and the device computes
+    only large batches."""
 
     main_gpu: int | None = None
     """The only GPU to use (all are used)."""
@@ -111,7 +111,7 @@ class LlamaOptions:
     (none)."""
 
     repack: bool | None = None
-    """Keep weights in an order that the processor's kernels like (yes, unless exact)."""
+    """Reorder weights for the processor's kernels (yes, unless exact)."""
 
     exact: bool | None = None
     """Settings with which texts are the same to the bit with any draft, see docs/lossless.md
@@ -128,22 +128,18 @@ class LlamaOptions:
     """Texts that are cached side by side, each with the whole context (1)."""
 
     num_picture_cells: int = 0
-    """Cells of a picture, which may have to be read at once (0; load: as the projector
-    asks)."""
+    """Cells of a picture that may have to be read at once (0; load: as many as the projector
+    needs)."""
 
     max_outputs: int = 1
-    """Rows of logits that a decode may return for each of them; compute buffers grow with
-    it."""
+    """Rows of logits that a decode may return for each text; compute buffers grow with it."""
 
     def __post_init__(self) -> None:
         for name, (lowest, highest, hint) in _RANGES.items():
             value = getattr(self, name)
             if value is not None and not is_whole(value, lowest, highest):
-                words = (
-                    name.replace("num_", "the number of ")
-                    .replace("_", " ")
-                    .replace("gpu", "GPU")
-                )
+                words = name.replace("num_", "the number of ")
+                words = words.replace("_", " ").replace("gpu", "GPU")
                 raise OptionError(f"{words} is {value!r}", hint)
         for name, value, kind in (
             ("flash_attention", self.flash_attention, FlashAttention),
@@ -153,10 +149,8 @@ class LlamaOptions:
             ("exact", self.exact or False, Literal[True, False]),
         ):
             if value not in get_args(kind):
-                raise OptionError(
-                    f"{name} is {value!r}",
-                    f"Choose one of: {', '.join(map(str, get_args(kind)))}.",
-                )
+                choices = ", ".join(str(choice) for choice in get_args(kind))
+                raise OptionError(f"{name} is {value!r}", f"Choose one of: {choices}.")
         self._settle_device()
         object.__setattr__(self, "rpc", checked_addresses(self.rpc))
         if self.rpc and self.exact:
@@ -165,7 +159,8 @@ class LlamaOptions:
                 "for exactness",
                 "Leave out exact or rpc.",
             )
-        if len(self.tensor_split) > 16 or not all(0 <= s < 1e6 for s in self.tensor_split):
+        are_shares = all(0 <= share < 1e6 for share in self.tensor_split)
+        if len(self.tensor_split) > 16 or not are_shares:
             raise OptionError(
                 f"tensor_split is {self.tensor_split}", "Give a share from 0 for each device."
             )
@@ -177,7 +172,7 @@ class LlamaOptions:
                 )
 
     def _settle_device(self) -> None:
-        """Check `device`; "cpu" is the same as no layers on GPUs, and is kept as that."""
+        """Check `device`; "cpu" is kept as num_gpu_layers=0, which is the same."""
         if self.device is None:
             return
         if not (isinstance(self.device, str) and self.device):
@@ -201,24 +196,32 @@ class LlamaOptions:
 
     @property
     def most_outputs(self) -> int:
-        """Rows of a decode that several texts have a part in."""
+        """Rows of logits of a joint decode."""
         return min(self.max_outputs * self.num_sequences, BATCH_SIZE)
 
     @property
     def summary(self) -> str:
         """The settings that change the cost of a decode, in words."""
-        experts = self.num_cpu_moe_layers
-        return (
-            f"GPU layers {self.num_gpu_layers}, flash attention {self.flash_attention}, "
-            f"cache {self.cache_type_k}/{self.cache_type_v}, main GPU {self.main_gpu}, "
-            f"{f'on {self.device}, ' if self.device else ''}"
-            f"split {self.tensor_split}"
-            f"{f', on {self.rpc}' if self.rpc else ''}"
-            f"{f', experts of {experts} layers in main memory' if experts else ''}"
-            f"{', with its head' if self.with_head else ''}"
-            f"{', not repacked' if self.repack is False else ''}"
-            f"{', exact' if self.exact else ''}"
-        )
+        facts = [
+            f"GPU layers {self.num_gpu_layers}",
+            f"flash attention {self.flash_attention}",
+            f"cache {self.cache_type_k}/{self.cache_type_v}",
+            f"main GPU {self.main_gpu}",
+        ]
+        if self.device:
+            facts.append(f"on {self.device}")
+        facts.append(f"split {self.tensor_split}")
+        if self.rpc:
+            facts.append(f"on {self.rpc}")
+        if self.num_cpu_moe_layers:
+            facts.append(f"experts of {self.num_cpu_moe_layers} layers in main memory")
+        if self.with_head:
+            facts.append("with its head")
+        if self.repack is False:
+            facts.append("not repacked")
+        if self.exact:
+            facts.append("exact")
+        return ", ".join(facts)
 
 
 note_keywords("target_options=LlamaOptions(", LlamaOptions.__dataclass_fields__)
@@ -234,11 +237,15 @@ def graph_batch_size(flash_attention: FlashAttention, context_length: int) -> in
 
 
 def embedding_batch_size(header: Header, context_length: int) -> int:
-    """The most tokens of a decode that embeds; each context_length tokens at most.
+    """The most tokens of a decode that embeds.
 
-    What looks ahead, or takes a mean, has to have a text in one piece. Of others the last row
-    counts, which comes at the end of any piece; pieces bound the logits that libllama computes
-    for every token of a model that could answer.
+    A model that attends to later tokens, or pools a mean, needs each text in one piece. For
+    others only the last row counts, so a text can come in pieces. Pieces bound the logits that
+    libllama computes for every token of a model that could answer.
+
+    Args:
+        header: The model's header.
+        context_length: The most tokens of a text.
     """
     stated = f"{header.architecture}."
     takes_last = header.number(f"{stated}pooling_type") in _LAST_ROW

@@ -1,9 +1,10 @@
-"""A model's vocabulary, as libllama knows it."""
+"""A model's vocabulary, by libllama."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import re
 import threading
@@ -22,7 +23,7 @@ from localspec.system.call_thread import on_deep_stack
 _STACK_PER_BYTE = 1024
 _BASE_STACK = 1 << 20
 _STACK_UNIT = 1 << 16  # the largest page of any system
-_SAFE_BYTES = 512  # of text: tokenised on whatever stack the caller has
+_SAFE_BYTES = 512  # a text of at most that many bytes is tokenised on the caller's stack
 _MAX_TEXT_BYTES = 8 << 20
 _MAX_STACK = 1 << 28 if os.name == "nt" else 1 << 34  # Windows: all that Python will ask for
 _STEERING = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
@@ -45,7 +46,7 @@ class LlamaVocabulary:
     Args:
         vocab: A pointer of libllama.
         require_open: Called before each use; raises EngineError once the pointer is freed.
-        in_use: A lock that whoever frees it has to hold.
+        in_use: A lock that has to be held while the pointer is freed.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class LlamaVocabulary:
         self._in_use = in_use
         self._pieces: dict[int, bytes] = {}
         self._ends: dict[int, bool] = {}
-        self._controls: list[int] | None = None  # until they are asked for
+        self._controls: list[int] | None = None  # None until they are asked for
         self.size: int = llama_cpp.llama_vocab_n_tokens(vocab)
         self.kind: int = llama_cpp.llama_vocab_type(vocab)
         self.bos: int = llama_cpp.llama_vocab_bos(vocab)
@@ -65,11 +66,11 @@ class LlamaVocabulary:
 
     @contextlib.contextmanager
     def pointer(self) -> Iterator[int]:
-        """libllama's pointer, which nobody frees while the block runs. For this package only.
+        """libllama's pointer, which is not freed while the block runs. For this package only.
 
         Raises EngineError once it is freed.
         """
-        self._require_open()  # in a fork, the lock's copy may be taken for ever
+        self._require_open()  # in a fork, the lock's copy may be locked for ever
         with self._in_use:
             self._require_open()
             yield self._vocab
@@ -82,19 +83,22 @@ class LlamaVocabulary:
         Raises ContextError for more text than any model reads.
 
         Args:
-            after: The token that the text follows, if it was cut out of a longer one. Some
+            text: The text.
+            parse_special: Whether the texts of control tokens in it name these.
+            after: The token before the text, if it was cut out of a longer text. Some
                 tokenizers put a space before a text, which is wrong in the middle of one.
         """
         if not isinstance(text, str):
             raise OptionError(f"the text to tokenise is {text!r}", "Give a str.")
         data = text.encode("utf-8", errors="replace")
-        # A text starts after no token, or after one that libllama cuts out.
+        # A text starts at the very beginning, or after a token that libllama cuts out.
         starts = after is None or self._attributes(after) & _CUT_OUT
         if self.kind != llama_cpp.LLAMA_VOCAB_TYPE_SPM or starts:
             return self._tokenize(data, parse_special=parse_special)
         mark = _NEVER_MERGED.encode()
         before = self._tokenize(mark, parse_special=parse_special)
-        return self._tokenize(mark + data, parse_special=parse_special)[len(before) :]
+        tokens = self._tokenize(mark + data, parse_special=parse_special)
+        return tokens[len(before) :]
 
     def _tokenize(self, data: bytes, *, parse_special: bool) -> list[int]:
         if len(data) > _MAX_TEXT_BYTES:
@@ -104,12 +108,11 @@ class LlamaVocabulary:
             )
         if len(data) <= _SAFE_BYTES:
             return self._tokenize_here(data, parse_special=parse_special)
-        stack = _BASE_STACK + len(data) * _STACK_PER_BYTE // _STACK_UNIT * _STACK_UNIT
+        num_units = len(data) * _STACK_PER_BYTE // _STACK_UNIT
+        stack = min(_BASE_STACK + num_units * _STACK_UNIT, _MAX_STACK)
+        tokenize = functools.partial(self._tokenize_here, data, parse_special=parse_special)
         try:
-            return on_deep_stack(
-                lambda: self._tokenize_here(data, parse_special=parse_special),
-                min(stack, _MAX_STACK),
-            )
+            return on_deep_stack(tokenize, stack)
         except MemoryError as error:
             raise ContextError(
                 f"not enough memory for a text of {len(data)} bytes: {error}", "Shorten it."
@@ -128,7 +131,7 @@ class LlamaVocabulary:
             capacity = -count
 
     def piece(self, token: int) -> bytes:
-        """Bytes of a token as they stand in an answer: none for a control token.
+        """Bytes of a token in the text of an answer: none for a control token.
 
         Raises OptionError for an invalid id.
         """
@@ -140,9 +143,10 @@ class LlamaVocabulary:
         if known is None:
             to_piece = llama_cpp.llama_token_to_piece
             with self.pointer() as vocab:
-                known = self._pieces[token] = _bytes_from(
+                known = _bytes_from(
                     lambda buffer, size: to_piece(vocab, token, buffer, size, 0, False)
                 )
+            self._pieces[token] = known
         return known
 
     def _is_id(self, token: int) -> bool:
@@ -161,15 +165,18 @@ class LlamaVocabulary:
         """The text of tokens; U+FFFD stands for bytes that are not a whole character.
 
         Args:
+            tokens: The ids.
             special: Whether to include the entries of control tokens.
 
         Raises:
             OptionError: For an invalid id.
         """
-        pieces = (
-            self.piece(token) or (self.text(token).encode() if special else b"")
-            for token in tokens
-        )
+        pieces = []
+        for token in tokens:
+            piece = self.piece(token)
+            if special and not piece:
+                piece = self.text(token).encode()
+            pieces.append(piece)
         return b"".join(pieces).decode("utf-8", errors="replace")
 
     def entries(self) -> list[bytes]:
@@ -185,12 +192,13 @@ class LlamaVocabulary:
         return self._of_all(_spelling)
 
     def spelled_out(self) -> list[bytes]:
-        """Bytes of every token as they stand in an answer, control tokens by their entries.
+        """Bytes of every token in the text of an answer, control tokens by their entries.
 
         (size,), in order.
         """
-        # No entry is shorter than the bytes that it stands for.
-        buffer = ctypes.create_string_buffer(max(64, *map(len, self.entries())))
+        # No entry is shorter than the bytes for which it stands.
+        longest = max(len(entry) for entry in self.entries())
+        buffer = ctypes.create_string_buffer(max(64, longest))
         to_piece = llama_cpp.llama_token_to_piece
 
         def piece(vocab: int, token: int) -> bytes:
@@ -201,32 +209,35 @@ class LlamaVocabulary:
 
     def control_ids(self) -> list[int]:
         """Tokens that steer the model, in order."""
-        if self._controls is None:  # to find them takes 0.2 s of 150 000 tokens
-            of_all = self._of_all(llama_cpp.llama_vocab_get_attr)
-            self._controls = [t for t, each in enumerate(of_all) if self._steers(t, each)]
+        if self._controls is None:  # among 150 000 tokens this takes 0.2 s
+            controls = []
+            for token, attributes in enumerate(self._of_all(llama_cpp.llama_vocab_get_attr)):
+                if self._steers(token, attributes):
+                    controls.append(token)
+            self._controls = controls
         return list(self._controls)
 
     def control_texts(self) -> list[str]:
         """Texts that the tokenizer turns into control tokens, if it may."""
-        return [text for text in map(self.text, self.control_ids()) if text]
+        texts = [self.text(token) for token in self.control_ids()]
+        return [text for text in texts if text]
 
     def is_control(self, token: int) -> bool:
         """Whether the token steers the model rather than spelling text.
 
-        libllama cuts two kinds of tokens out of a text before it splits the rest. Control
+        libllama cuts two kinds of tokens out of a text before it splits the other text. Control
         tokens steer, and are cut out on request. User-defined tokens are always cut out: most
         vocabularies use them for ordinary text, such as runs of blanks, but some also for marks
-        of turns, thoughts and tools. `is_ordinary_text` tells the two apart.
+        of turns, thoughts and tools. `is_ordinary_text` tells these uses apart.
         """
         return self._steers(token, self._attributes(token))
 
     def _steers(self, token: int, attributes: int) -> bool:
         if attributes & _STEERING:
             return True
-        is_user_defined = bool(attributes & llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED)
-        return is_user_defined and (
-            self.is_end(token) or not is_ordinary_text(self.text(token))
-        )
+        if not attributes & llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED:
+            return False
+        return self.is_end(token) or not is_ordinary_text(self.text(token))
 
     def _attributes(self, token: int) -> int:
         if not self._is_id(token):
@@ -242,7 +253,8 @@ class LlamaVocabulary:
         known = self._ends.get(token)
         if known is None:
             with self.pointer() as vocab:
-                known = self._ends[token] = bool(llama_cpp.llama_vocab_is_eog(vocab, token))
+                known = bool(llama_cpp.llama_vocab_is_eog(vocab, token))
+            self._ends[token] = known
         return known
 
     def ends(self) -> list[int]:
@@ -272,13 +284,17 @@ def _bytes_from(write: Callable[[Any, int], int]) -> bytes:
 def is_ordinary_text(entry: str) -> bool:
     """Whether a user-defined entry is ordinary text, rather than a mark.
 
-    Blanks, words, single characters and HTML tags are. Anything else has signs around it that
-    were chosen because nobody writes them, so it counts as a mark: at worst something harmless
-    is spelled by several tokens.
+    Blanks, words, single characters and HTML tags are ordinary. Other entries have signs around
+    them that were chosen because people do not write them, so they count as marks. At worst,
+    harmless text is spelled by several tokens.
     """
     if len(entry) == 1 or _HTML_TAG.fullmatch(entry):
         return True
-    return all(
-        char.isspace() or char == "▁" or unicodedata.category(char)[0] in "LMN"
-        for char in entry
-    )
+    return all(_is_of_word(character) for character in entry)
+
+
+def _is_of_word(character: str) -> bool:
+    """Whether a character is a blank, a letter, a mark of one, or a number."""
+    if character.isspace() or character == "▁":
+        return True
+    return unicodedata.category(character)[0] in "LMN"

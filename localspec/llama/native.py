@@ -22,16 +22,16 @@ from localspec.llama.quirks.spinning import spinning_briefly
 logger = logging.getLogger("localspec.llama")
 logger.addHandler(logging.NullHandler())  # otherwise warnings go to stderr
 
-# What ggml, its backends and libllama log when an allocation fails.
+# Texts that ggml, its backends and libllama log when an allocation fails.
 _NO_MEMORY = re.compile(
     r"(failed|unable) to (allocate|reserve)|cannot allocate|out of memory|bad_alloc|"
     r"OutOf(Device|Host)Memory",
     re.IGNORECASE,
 )
-_LOG_LEVELS = {3: logging.WARNING, 4: logging.ERROR}  # of ggml_log_level; the rest is detail
-# Warnings that tell users nothing: of each tensor of a head that is left out, of each matrix of
-# an adapter that is in main memory, of each picture that a hybrid reads, and of how pictures
-# are best.
+_LOG_LEVELS = {3: logging.WARNING, 4: logging.ERROR}  # by ggml_log_level; others are details
+# Warnings without meaning for users: about each tensor of a head that is left out, each matrix
+# of an adapter that is in main memory, each picture that a hybrid reads, and the best form of
+# pictures.
 _DETAILS = re.compile(
     r"-- ignoring$|^llama_adapter_lora_init_impl: .*fallback to CPU$|"
     r"^find_slot: non-consecutive|^load_hparams: "
@@ -44,7 +44,7 @@ class Complaints(collections.deque[str]):
     callback: Any = None  # kept alive: C holds its pointer
 
     def because(self) -> str:
-        """ ": reason; reason", or nothing if there is none. Clears them."""
+        """ ": reason; reason", or "" without a reason. Clears the lines."""
         reason = "; ".join(self)
         self.clear()
         if reason:
@@ -52,9 +52,13 @@ class Complaints(collections.deque[str]):
         return ""
 
     def as_error(self, what: str, hint: str) -> LocalspecError:
-        """An error of ours with libllama's reason. Clears the lines.
+        """An error with libllama's reason. Clears the lines.
 
         A MemoryLimitError if memory ran out, or else a ModelFileError with this hint.
+
+        Args:
+            what: What failed, in words.
+            hint: The hint of a ModelFileError.
         """
         lacks_memory = any(_NO_MEMORY.search(line) for line in self)
         message = f"{what}{self.because()}"
@@ -69,14 +73,19 @@ class Complaints(collections.deque[str]):
 
 def shared_library(lib: Any) -> ctypes.CDLL:
     """libllama as loaded by ctypes."""
-    found: ctypes.CDLL = lib.llama_cpp._lib
-    return found
+    library: ctypes.CDLL = lib.llama_cpp._lib
+    return library
 
 
 def ggml_function(lib: Any, name: str, result: Any, *arguments: Any) -> Any:
-    """A C function of ggml that llama-cpp-python does not declare, with these types.
+    """A C function of ggml that llama-cpp-python does not declare.
 
-    On Linux and macOS libllama leads to it, on Windows only the library that has it.
+    On Linux and macOS it can be found through libllama, on Windows only in its own library.
+
+    Args:
+        lib: The llama_cpp module.
+        name: The function's name.
+        result, arguments: Its types.
     """
     libraries = [shared_library(lib)]
     if os.name == "nt":
@@ -84,13 +93,14 @@ def ggml_function(lib: Any, name: str, result: Any, *arguments: Any) -> Any:
         names = ("ggml.dll", "ggml-base.dll")
         libraries = [ctypes.CDLL(os.path.join(folder, file)) for file in names]
     for library in libraries:
+        function_type = ctypes.CFUNCTYPE(result, *arguments)
         with contextlib.suppress(AttributeError):
-            return ctypes.CFUNCTYPE(result, *arguments)((name, library))
+            return function_type((name, library))
     raise EngineError(f"the ggml of {libraries[0]._name} has no {name}", binding.HINT)
 
 
 def load_backends(lib: Any, library: binding.Library) -> None:
-    """Load ggml's back ends where they are files, in libllama's folder or in bin/.
+    """Load ggml's back ends if they are files, in libllama's folder or in bin/.
 
     Raises EngineError if there are none.
     """
@@ -113,10 +123,11 @@ def capture_logs(lib: Any) -> Complaints:
         line = text.decode("utf-8", errors="replace").strip()
         if not line:
             return
-        known = None if _DETAILS.search(line) else _LOG_LEVELS.get(level)
-        logger.log(known or logging.DEBUG, line)
-        if known:
-            complaints.append(line)
+        if level not in _LOG_LEVELS or _DETAILS.search(line):
+            logger.debug(line)
+            return
+        logger.log(_LOG_LEVELS[level], line)
+        complaints.append(line)
 
     complaints.callback = log
     lib.llama_log_set(log, ctypes.c_void_p(0))
@@ -124,9 +135,9 @@ def capture_logs(lib: Any) -> Complaints:
 
 
 class LoadWatch:
-    """Reports a load's progress, and notices why it has to end.
+    """Reports a load's progress, and catches the exception that ends it.
 
-    An exception cannot pass through C, so what `progress` raises is stored as `error`, and
+    An exception cannot pass through C. So an exception of `progress` is stored as `error`, and
     libllama stops the load. Ctrl-C becomes KeyboardInterrupt at Python's next instruction; if
     that is at the edge of a callback, Python reports it as unraisable and drops it.
     """
@@ -137,7 +148,7 @@ class LoadWatch:
         self._is_over = False
 
     def on_progress(self, fraction: float, _data: object = None) -> bool:
-        """Report the loaded share, 0 … 1. False: stop the load."""
+        """Report the loaded share, 0 … 1. Returns False to stop the load."""
         if self.error is None:
             try:
                 self._progress(fraction)
@@ -166,19 +177,20 @@ class LoadWatch:
 def new_stop_callback(lib: Any) -> Any:
     """An abort callback that stops a decode if its data is not an empty C string.
 
-    libllama asks before every node of its graph whether to stop. Python code would wait for the
-    interpreter's lock each time, so it gets a C function that reads a byte: strlen, which
-    returns 0 (continue) or 1 (stop).
+    libllama calls it before every node of its graph. Python code would wait for the
+    interpreter's lock each time, so the callback is a C function that reads a byte: strlen,
+    which returns 0 (continue) or 1 (stop).
     """
     libc = ctypes.cdll.msvcrt if os.name == "nt" else ctypes.CDLL(None)
-    return lib.ggml_abort_callback(ctypes.cast(libc.strlen, ctypes.c_void_p).value)
+    address = ctypes.cast(libc.strlen, ctypes.c_void_p).value
+    return lib.ggml_abort_callback(address)
 
 
 def return_freed_memory() -> None:
     """Return freed memory of the C heap to the system.
 
-    glibc keeps freed buffers of up to 32 MiB: a host that opens and closes small models would
-    hold a hundred unused MiB. Other C libraries return them by themselves.
+    glibc keeps freed buffers of up to 32 MiB: a process that opens and closes small models
+    would hold a hundred unused MiB. Other C libraries return them without a call.
     """
     if sys.platform.startswith("linux"):
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -1,4 +1,4 @@
-"""Opens a model file with libllama: its weights, a context of them, and their parameters."""
+"""Opens a model file with libllama: its weights, a context, and the parameters of both."""
 
 from __future__ import annotations
 
@@ -49,6 +49,7 @@ def open_watched(
 
     Args:
         progress: Called with the loaded share, 0 … 1.
+        open_it: Loads, and reports to its argument.
 
     Raises:
         EngineError: In a fork of a process that has loaded libllama.
@@ -80,12 +81,14 @@ def model_params(options: LlamaOptions) -> Any:
     if options.num_gpu_layers is not None:
         params.n_gpu_layers = options.num_gpu_layers
     if options.rpc or options.device is not None:
-        remote = remote_pointers(options.rpc) if options.rpc else []
-        devices = [*remote, *_pointers_here(options), None]
+        devices: list[int | None] = []
+        if options.rpc:
+            devices += remote_pointers(options.rpc)
+        devices += [*_pointers_here(options), None]
         _point_to(params, "devices", (ctypes.c_void_p * len(devices))(*devices))
     elif options.num_gpu_layers == 0:
-        # Otherwise libllama takes GPU memory all the same, to compute prompts there, and does
-        # not repack weights for the processor.
+        # Without an empty list, libllama takes GPU memory even so, to compute prompts there,
+        # and does not repack weights for the processor.
         _point_to(params, "devices", (ctypes.c_void_p * 1)(None))
     if options.num_cpu_moe_layers:
         name = "ggml_backend_cpu_buffer_type"
@@ -94,9 +97,9 @@ def model_params(options: LlamaOptions) -> Any:
         experts = _BufferOverride(pattern.encode(), main_memory)
         _point_to(params, "tensor_buft_overrides", (_BufferOverride * 2)(experts))
     if options.main_gpu is not None:
-        found = usable_gpus(list_devices(llama_cpp))
-        names = [found[index].name for index in default_gpus(found)]
-        if names and options.main_gpu >= len(names):  # without any, the processor computes
+        gpus = usable_gpus(list_devices(llama_cpp))
+        names = [gpus[index].name for index in default_gpus(gpus)]
+        if names and options.main_gpu >= len(names):  # without a GPU, the processor computes
             listed = ", ".join(f"{index} for {name}" for index, name in enumerate(names))
             raise OptionError(
                 f"there is no GPU {options.main_gpu}", f"Choose main_gpu=N: {listed}."
@@ -107,13 +110,23 @@ def model_params(options: LlamaOptions) -> Any:
         shares = (ctypes.c_float * llama_cpp.llama_max_devices())(*options.tensor_split)
         params.tensor_split = shares
     if options.use_mmap is not None or options.use_mlock:
-        modes = ["MMAP"] * (options.use_mmap is not False) + ["MLOCK"] * options.use_mlock
-        params.load_mode = getattr(llama_cpp, f"LLAMA_LOAD_MODE_{'_'.join(modes) or 'NONE'}")
+        params.load_mode = _load_mode(options)
     return params
 
 
+def _load_mode(options: LlamaOptions) -> Any:
+    """libllama's way to load weights."""
+    if options.use_mmap is False:
+        if options.use_mlock:
+            return llama_cpp.LLAMA_LOAD_MODE_MLOCK
+        return llama_cpp.LLAMA_LOAD_MODE_NONE
+    if options.use_mlock:
+        return llama_cpp.LLAMA_LOAD_MODE_MMAP_MLOCK
+    return llama_cpp.LLAMA_LOAD_MODE_MMAP
+
+
 def _pointers_here(options: LlamaOptions) -> list[int]:
-    """ggml's pointers to the GPUs of this machine that the options want.
+    """ggml's pointers to the GPUs of this machine that the options name.
 
     Raises OptionError for a device that does not exist.
     """
@@ -128,7 +141,7 @@ def _pointers_here(options: LlamaOptions) -> list[int]:
 
 
 class _BufferOverride(ctypes.Structure):
-    """llama_model_tensor_buft_override; an array of them ends with one of nulls."""
+    """llama_model_tensor_buft_override. An array of them ends with an element of nulls."""
 
     _fields_ = (("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p))
 
@@ -163,10 +176,12 @@ def loaded_weights(path: Path, options: LlamaOptions, watch: native.LoadWatch) -
 
 
 def loaded_adapters(model: int, adapters: Sequence[AdapterFile]) -> list[Any]:
-    """libllama's pointers to the adapters of a model, with which it frees them.
+    """libllama's pointers to the adapters of a model, which are freed with it.
 
-    Before any context of the model is made, whose graph has to have room for them. Raises, with
-    libllama's own words, ModelFileError if it refuses a file, and MemoryLimitError.
+    Call it before a context of the model is made: the context's graph needs room for them.
+
+    Raises, with libllama's own words, ModelFileError if it refuses a file, and
+    MemoryLimitError.
     """
     pointers = []
     for adapter in adapters:
@@ -184,20 +199,20 @@ def loaded_adapters(model: int, adapters: Sequence[AdapterFile]) -> list[Any]:
 def context_params(options: LlamaOptions, context_length: int) -> Any:
     """llama_context_params."""
     params = llama_cpp.llama_context_default_params()
-    # Each sequence has cells of its own, and its decodes are those of a context of one, to the
-    # bit. In cells that all share, attention would read those of the others, too.
+    # Each sequence has its own cells, so its decodes equal those of a context for one sequence,
+    # to the bit. With shared cells, attention would read those of other sequences, too.
     params.n_seq_max = options.num_sequences
     params.n_ctx = num_cells(context_length) * options.num_sequences
-    # libllama ends the process where a batch or its rows are fewer than its sequences, or than
-    # the cells of a picture that is read at once.
+    # libllama ends the process if a batch or its rows are fewer than the sequences, or than the
+    # cells of a picture that is read at once.
     at_once = options.num_picture_cells
     params.n_batch = max(min(BATCH_SIZE, context_length), options.num_sequences, at_once)
     params.n_ubatch = max(graph_batch_size(options.flash_attention, context_length), at_once)
     params.n_outputs_max = options.most_outputs
     params.n_rs_seq = options.num_snapshots or 0
     params.n_threads = options.num_threads or num_usable_cores()
-    # By default the same: otherwise a batch of one and a batch of n run on different cores,
-    # and verifying does not cost what was measured.
+    # By default the same number: otherwise decodes of one and of several tokens would run on
+    # different cores, and verifying would not have the measured cost.
     params.n_threads_batch = options.num_batch_threads or params.n_threads
     flash_attention = _FLASH_ATTENTION[options.flash_attention]
     params.flash_attn_type = getattr(llama_cpp, f"LLAMA_FLASH_ATTN_TYPE_{flash_attention}")

@@ -1,8 +1,8 @@
 """The libllama that `localspec kernels` has compiled for this processor.
 
-It lies in the user's data folder, under a name made of the version of llama-cpp-python, whose
-source archive it is, and of the processor. It is used in place of one library: the one that it
-was found faster than. If another is installed, such as one for a GPU, it is stale.
+It lies in the user's data folder. Its name consists of the version of llama-cpp-python, whose
+source archive was compiled, and of the processor. It replaces one library: the one that was
+measured slower. If another library is installed, such as one for a GPU, the build is stale.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import platformdirs
 from localspec.errors import DAMAGES
 
 BINDINGS = "llama-cpp-python"
-OWN_ORIGIN = "localspec kernels"  # how the origin of each begins
+OWN_ORIGIN = "localspec kernels"  # the origin of each build begins with this
 _FACTS = "build.json"
 _LIBRARIES = "lib"
 _CPUINFO = Path("/proc/cpuinfo")
@@ -31,7 +31,7 @@ _FEATURES = ("flags", "Features", "isa")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnBuild:
-    """A finished build, which computes right and was faster when it was made."""
+    """A finished build that computes correctly and was faster when it was made."""
 
     folder: Path
     bindings: str
@@ -41,29 +41,29 @@ class OwnBuild:
     """See `processor_here`."""
 
     instead_of: str
-    """The origin of the library that it is used in place of."""
+    """The origin of the library that it replaces."""
 
     compiler: str
-    """Its name and version."""
+    """The compiler's name and version."""
 
     speedups: dict[str, float]
     """How many times as fast it was, by product."""
 
     @property
     def libraries(self) -> Path:
-        """The folder of libllama and what it is linked to."""
+        """The folder of libllama and the libraries that it is linked to."""
         return self.folder / _LIBRARIES
 
     @property
     def origin(self) -> str:
-        """Where the library is from, in words."""
+        """The origin of the library, in words."""
         return f"{OWN_ORIGIN} ({BINDINGS} {self.bindings}, {self.compiler})"
 
     def staleness(self, installed: str) -> str:
-        """Why it is not used, in words; empty if it is.
+        """Why the build is not used, in words; "" if it is used.
 
         Args:
-            installed: The origin of the library that is used without it.
+            installed: The origin of the library that would be used without it.
         """
         if self.bindings != version(BINDINGS):
             return f"it is of {BINDINGS} {self.bindings}, and {version(BINDINGS)} is installed"
@@ -75,34 +75,41 @@ class OwnBuild:
 
 
 def builds_folder() -> Path:
-    """Where builds are."""
+    """The folder of all builds."""
     return platformdirs.user_data_path("localspec", appauthor=False) / "kernels"
 
 
 def folder_here() -> Path:
-    """Where a build for this processor and this llama-cpp-python is, or will be."""
+    """The folder of a build for this processor and this llama-cpp-python."""
     digest = hashlib.sha256(processor_here().encode()).hexdigest()
     return builds_folder() / f"{version(BINDINGS)}-{digest[:12]}"
 
 
 def processor_here() -> str:
-    """This machine's processor: its name and its features, which a compiler makes use of."""
+    """This machine's processor: its name and its features, which a compiler uses."""
     if not _CPUINFO.exists():
         return f"{platform.machine()} {platform.processor()}"
-    of_first = _CPUINFO.read_text(encoding="utf-8", errors="replace").split("\n\n")[0]
+    cores = _CPUINFO.read_text(encoding="utf-8", errors="replace").split("\n\n")
     facts = {}
-    for line in of_first.splitlines():
+    for line in cores[0].splitlines():
         name, _, value = line.partition(":")
         facts[name.strip()] = value.strip()
-    named = [facts[name] for name in _NAMES if name in facts]
-    features = [" ".join(sorted(facts[name].split())) for name in _FEATURES if name in facts]
-    return ": ".join([*named, *features])
+    parts = [facts[name] for name in _NAMES if name in facts]
+    for name in _FEATURES:
+        if name in facts:
+            features = sorted(facts[name].split())
+            parts.append(" ".join(features))
+    return ": ".join(parts)
 
 
 def all_builds() -> list[OwnBuild]:
     """All finished builds, also those for other processors and versions."""
-    found = (_read_build(folder) for folder in sorted(builds_folder().glob("*-*")))
-    return [build for build in found if build is not None]
+    builds = []
+    for folder in sorted(builds_folder().glob("*-*")):
+        build = _read_build(folder)
+        if build is not None:
+            builds.append(build)
+    return builds
 
 
 def usable_build(installed: str) -> OwnBuild | None:
@@ -114,7 +121,7 @@ def usable_build(installed: str) -> OwnBuild | None:
 
 
 def write_facts(build: OwnBuild) -> None:
-    """Write down what a build is. Without that it is none."""
+    """Write the facts of a build. A folder without them is no build."""
     facts = dataclasses.asdict(build)
     del facts["folder"]
     (build.folder / _FACTS).write_text(json.dumps(facts, indent=1), encoding="utf-8")
@@ -129,7 +136,7 @@ def remove_builds() -> list[OwnBuild]:
 
 
 def _read_build(folder: Path) -> OwnBuild | None:
-    """The build in a folder; None if there is none, or what it is cannot be read."""
+    """The build in a folder; None if there is none, or its facts cannot be read."""
     try:
         facts = json.loads((folder / _FACTS).read_text(encoding="utf-8"))
         return OwnBuild(folder=folder, **facts)

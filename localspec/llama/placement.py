@@ -44,14 +44,14 @@ class Placement:
     """Copies made of a graph's inputs."""
 
     num_cpu_moe_layers: int
-    """First layers whose experts are in main memory, wherever the rest is."""
+    """First layers whose experts are in main memory, wherever their other weights are."""
 
     def gpu_layers(self) -> tuple[int, ...]:
         """The number of layers on each GPU; the output counts as one."""
         return tuple(self.layers.count(gpu) for gpu in range(self.num_gpus))
 
     def computes_on(self, place: int) -> bool:
-        """Whether the place has a layer other than the output, or experts of one."""
+        """Whether the place has a layer other than the output, or experts of a layer."""
         takes_experts = place == MAIN_MEMORY and self.num_cpu_moe_layers > 0
         return takes_experts or place in self.layers[:-1]
 
@@ -68,7 +68,8 @@ class Placement:
             if not with_head and shape.is_head_tensor(tensor.name):
                 continue
             sizes[self._place(tensor.name)] += tensor.size_bytes
-            # Used as the output layer, too, it is copied if that is on a GPU.
+            # If the embeddings are also the output layer, and that is on a GPU, they are
+            # copied.
             is_head = tensor.name == "token_embd.weight" and "output.weight" not in names
             if is_head and self.layers[-1] != MAIN_MEMORY:
                 sizes[self.layers[-1]] += tensor.size_bytes
@@ -78,7 +79,8 @@ class Placement:
         experts = _ANY_EXPERTS.match(name)
         if experts and int(experts[1]) < self.num_cpu_moe_layers:
             return MAIN_MEMORY
-        if (block := block_of(name)) is not None:
+        block = block_of(name)
+        if block is not None:
             return self.layers[min(block, len(self.layers) - 1)]
         if _INPUT.match(name):
             return MAIN_MEMORY
@@ -87,25 +89,30 @@ class Placement:
     def read_share(self, header: Header) -> float:
         """The part of a token's weights that GPUs read: 0 (none) … 1 (all)."""
         shape = ModelShape(header)
-        used = 1.0
-        if num_experts := header.number(f"{header.architecture}.expert_count"):
-            used = shape.num_experts_used / num_experts
+        share_of_experts = 1.0
+        num_experts = header.number(f"{header.architecture}.expert_count")
+        if num_experts:
+            share_of_experts = shape.num_experts_used / num_experts
         on_gpus = 0.0
-        in_all = 0.0
+        total = 0.0
         for tensor in header.tensors:
             if shape.is_head_tensor(tensor.name) or _INPUT.match(tensor.name):
-                continue  # of an input a token reads one row
-            size = tensor.size_bytes * (used if _ANY_EXPERTS.match(tensor.name) else 1.0)
-            in_all += size
-            on_gpus += size if self._place(tensor.name) != MAIN_MEMORY else 0.0
-        if in_all:
-            return on_gpus / in_all
+                continue  # a token reads only one row of an input
+            size: float = tensor.size_bytes
+            if _ANY_EXPERTS.match(tensor.name):
+                size *= share_of_experts
+            total += size
+            if self._place(tensor.name) != MAIN_MEMORY:
+                on_gpus += size
+        if total:
+            return on_gpus / total
         return 0.0
 
 
 def experts_pattern(num_layers: int) -> str:
     """A regular expression for the names of the first layers' experts."""
-    return _EXPERTS.format(f"({'|'.join(map(str, range(num_layers)))})")
+    numbers = "|".join(str(number) for number in range(num_layers))
+    return _EXPERTS.format(f"({numbers})")
 
 
 def has_experts(header: Header) -> bool:
@@ -114,7 +121,7 @@ def has_experts(header: Header) -> bool:
 
 
 def usable_gpus(devices: Sequence[Device]) -> tuple[Device, ...]:
-    """The GPUs that libllama can use, in its order; integrated ones behind all others."""
+    """The GPUs that libllama can use, in its order; integrated ones after all others."""
     gpus = tuple(device for device in devices if device.kind == "GPU")
     return gpus + tuple(device for device in devices if device.kind == "integrated GPU")
 
@@ -122,8 +129,10 @@ def usable_gpus(devices: Sequence[Device]) -> tuple[Device, ...]:
 def default_gpus(gpus: Sequence[Device]) -> list[int]:
     """Numbers of the GPUs of this machine that libllama uses if none is named.
 
+    Integrated ones are used only if there are no others.
+
     Args:
-        gpus: The GPUs of `usable_gpus`. Integrated ones only if there are no others.
+        gpus: The GPUs of `usable_gpus`.
     """
     here = [index for index, gpu in enumerate(gpus) if not gpu.server]
     dedicated = [index for index in here if gpus[index].kind == "GPU"]
@@ -134,8 +143,8 @@ def named_devices(used: Sequence[Device], helping: Sequence[Device]) -> str:
     """The devices that compute, in words.
 
     Args:
-        used: the GPUs that have layers; none for the processor.
-        helping: the GPU that computes large batches of layers in main memory, if any.
+        used: The GPUs that have layers; none for the processor.
+        helping: The GPU that computes large batches of layers in main memory, if any.
     """
     names = " and ".join(f"{gpu.name} ({gpu.description})" for gpu in used) or "CPU"
     if helping:
@@ -148,13 +157,15 @@ def require_device(name: str, gpus: Sequence[Device]) -> None:
     """Raise OptionError if none of the GPUs has that name."""
     if any(gpu.name == name for gpu in gpus):
         return
-    listed = ", ".join(f"{gpu.name} ({gpu.description})" for gpu in gpus)
-    hint = f"Choose cpu, or one of: {listed}." if listed else "Choose cpu: there is no other."
+    hint = "Choose cpu: there is no other."
+    if gpus:
+        listed = ", ".join(f"{gpu.name} ({gpu.description})" for gpu in gpus)
+        hint = f"Choose cpu, or one of: {listed}."
     raise OptionError(f"there is no device {name!r}", hint)
 
 
 def unused_gpu(gpus: Sequence[Device], num_gpu_layers: int | None) -> str:
-    """A GPU of this machine, where no layer lies, and why not, in words; "" without a GPU.
+    """A GPU of this machine that has no layer, and why, in words; "" without a GPU.
 
     Args:
         gpus: The GPUs of `usable_gpus`.
@@ -163,11 +174,12 @@ def unused_gpu(gpus: Sequence[Device], num_gpu_layers: int | None) -> str:
     names = [gpu.description for gpu in gpus] or gpus_of_drivers()
     if not names:
         return ""
+    variable = hiding_variable()
     if num_gpu_layers == 0:
         reason = "num_gpu_layers=0"
     elif gpus:
         reason = "too little of its memory is free"
-    elif variable := hiding_variable():
+    elif variable is not None:
         reason = f"{variable} hides it"
     else:
         reason = "this build of llama.cpp cannot compute on it"
@@ -175,7 +187,7 @@ def unused_gpu(gpus: Sequence[Device], num_gpu_layers: int | None) -> str:
 
 
 def is_in_main_memory(gpu: Device) -> bool:
-    """Whether a GPU has no memory of its own: Apple's have none, though of kind "GPU"."""
+    """Whether a GPU has no memory of its own. Apple's GPUs have none, though of kind "GPU"."""
     return gpu.kind != REMOTE and (gpu.kind == "integrated GPU" or sys.platform == "darwin")
 
 
@@ -185,42 +197,57 @@ def chosen_gpus(gpus: Sequence[Device], options: LlamaOptions) -> list[int]:
         return []
     here = default_gpus(gpus)
     if options.device is not None:
-        here = [
-            index
-            for index, gpu in enumerate(gpus)
-            if gpu.name == options.device and not gpu.server
-        ]
+        here = []
+        for number, gpu in enumerate(gpus):
+            if gpu.name == options.device and not gpu.server:
+                here.append(number)
     if options.main_gpu is not None:
         return here[options.main_gpu : options.main_gpu + 1]
-    remote = [n for at in options.rpc for n, gpu in enumerate(gpus) if gpu.server == at]
-    return [*remote, *here]
+    chosen = []
+    for address in options.rpc:
+        for number, gpu in enumerate(gpus):
+            if gpu.server == address:
+                chosen.append(number)
+    return [*chosen, *here]
 
 
 def place_layers(
     header: Header, options: LlamaOptions, gpus: Sequence[Device], free_bytes: Sequence[int]
 ) -> Placement:
-    """Place the layers. free_bytes: of each GPU, when the model is opened."""
+    """Place the layers.
+
+    Args:
+        header: The model's header.
+        options: The options with which it is opened.
+        gpus: The GPUs of `usable_gpus`.
+        free_bytes: The free memory of each GPU.
+    """
     chosen = chosen_gpus(gpus, options)
     num_layers = ModelShape(header).num_blocks + 1
     if not chosen:
         return Placement((MAIN_MEMORY,) * num_layers, len(gpus), 1, 0)
     num_placed = min(num_layers, options.num_gpu_layers or num_layers)
-    shares = [float(free_bytes[index]) for index in chosen]
+    shares = [float(free_bytes[number]) for number in chosen]
     if any(options.tensor_split[: len(chosen)]):
-        shares = [*options.tensor_split, *[0.0] * len(chosen)][: len(chosen)]
-    borders = list(itertools.accumulate(shares if any(shares) else [1.0] * len(chosen)))
-    first = num_layers - num_placed
-    layers = [MAIN_MEMORY] * first + [
-        chosen[bisect.bisect_right(borders, borders[-1] * index / num_placed)]
-        for index in range(num_placed)
-    ]
-    experts = min(num_layers, options.num_cpu_moe_layers or 0) if has_experts(header) else 0
-    is_pipelined = len(chosen) > 1 and num_placed == num_layers and not experts
-    copies = _NUM_COPIES if is_pipelined else 1
+        padding = [0.0] * len(chosen)
+        shares = [*options.tensor_split, *padding][: len(chosen)]
+    if not any(shares):
+        shares = [1.0] * len(chosen)
+    borders = list(itertools.accumulate(shares))
+    layers = [MAIN_MEMORY] * (num_layers - num_placed)
+    for index in range(num_placed):
+        position = borders[-1] * index / num_placed
+        layers.append(chosen[bisect.bisect_right(borders, position)])
+    experts = 0
+    if has_experts(header):
+        experts = min(num_layers, options.num_cpu_moe_layers or 0)
+    copies = 1
+    if len(chosen) > 1 and num_placed == num_layers and not experts:
+        copies = _NUM_COPIES  # the GPUs pipeline a batch
     return Placement(tuple(layers), len(gpus), copies, experts)
 
 
 def is_on_gpus(header: Header, options: LlamaOptions, gpus: Sequence[Device]) -> bool:
-    """Whether GPUs compute every layer: the number of threads then decides nothing."""
+    """Whether GPUs compute every layer, so that the number of threads has no effect."""
     placement = place_layers(header, options, gpus, (1,) * len(gpus))
     return not placement.computes_on(MAIN_MEMORY)

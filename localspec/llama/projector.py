@@ -1,7 +1,7 @@
 """libmtmd's part of a model that sees: a projector, which turns pictures into rows.
 
-A model gets such rows in place of the embeddings of tokens. Each picture is shown to libmtmd by
-itself, so that what stands for it in a prompt depends on nothing else.
+A model gets such rows in place of the embeddings of tokens. Each picture is given to libmtmd
+alone, so that its tokens in a prompt depend on nothing else.
 """
 
 from __future__ import annotations
@@ -29,40 +29,43 @@ from localspec.pictures.cells import cell_numbers, cell_rows
 from localspec.pictures.picture import KEPT_PICTURE_BYTES, KEPT_ROW_BYTES, Picture
 
 _MARKER = b"<localspec-picture>"
-_CELL_BYTES = 128  # of what is kept for each cell, about, without the pixels
-_MOST_TIMES = 200  # a longer side ÷ the shorter: libmtmd may make a picture of no height
-_NODES_AT_ONCE = 32  # of a picture's graph, between two looks at whether to go on
+_CELL_BYTES = 128  # memory that is kept for each cell, about, without the pixels
+_MOST_TIMES = (
+    200  # longer side ÷ shorter side: above it libmtmd may make a picture of no height
+)
+_NODES_AT_ONCE = 32  # nodes of a picture's graph between two checks for cancellation
 
 
 @dataclass(frozen=True, eq=False)
 class PicturePart:
-    """Cells in a row that a picture takes, and what libllama is to be told of them."""
+    """A row of a picture's cells, with their positions."""
 
     picture: Picture
+
     number: int
     """The part's number among all pieces of its picture, text included."""
 
     cells: Sequence[int]
-    """Their numbers."""
+    """The numbers of the cells."""
 
     num_positions: int
-    """Positions from the first part's to that of what follows."""
+    """Positions from the first cell's to that of the next token."""
 
     offsets: NDArray[np.int32]
-    """(4, n) int32, the positions of all cells where the first is at 0: in time, and down,
-    across and in a third direction where a position has parts."""
+    """(4, n) int32, the positions of all cells if the first one is at 0. The rows are time, and
+    the directions down, across and a third one if a position has parts."""
 
     shifts: NDArray[np.int32]
-    """(4, n) what each of them grows by with the first one's."""
+    """(4, n) int32, how much each position grows if the first one grows by 1."""
 
     def positions(self, first: int) -> NDArray[np.int32]:
-        """(4, n) int32, where the first cell is at that position."""
-        found: NDArray[np.int32] = self.offsets + self.shifts * np.int32(first)
-        return found
+        """(4, n) int32, the positions of all cells if the first one is at `first`."""
+        positions: NDArray[np.int32] = self.offsets + self.shifts * np.int32(first)
+        return positions
 
     @property
     def last(self) -> int:
-        """The largest position in time minus the first."""
+        """The largest position in time minus the first one."""
         return int(self.offsets[0].max())
 
 
@@ -72,22 +75,29 @@ class _TokenizedPicture(NamedTuple):
     tokens: list[int]
     parts: list[PicturePart]
     num_bytes: int
-    """About the memory that these take."""
+    """Their memory, about."""
 
 
 class Projector:
     """A projector in a file, open for a model. Implements `picture.Vision`.
 
-    `cells` and `show` from any thread; `rows` in one at a time. content: what the file holds,
-    in words, to be set before the first picture. is_causal: whether no cell attends to those
-    behind it.
+    `cells` and `show` may be called from any thread, `rows` in one thread at a time.
 
     Raises ModelFileError if libmtmd refuses the file, OptionError without libmtmd.
+
+    Args:
+        path: The file.
+        handle: The model's handle.
+        num_threads: Threads on the processor.
+        use_gpu: Whether to compute on a GPU if there is one.
     """
 
     def __init__(self, path: Path, handle: Handle, *, num_threads: int, use_gpu: bool) -> None:
         self.name = path.name
+
         self.content = ""
+        """A hash of the file's content; has to be set before the first picture."""
+
         self._handle = handle  # kept: libmtmd has the model's pointer
         self._is_cancelled: Callable[[], bool] = lambda: False
         self._num_nodes = 0  # nodes of the graph that libmtmd has asked about
@@ -97,7 +107,8 @@ class Projector:
         params.print_timings = False
         params.n_threads = num_threads
         params.media_marker = _MARKER
-        # Kept, since C has its pointer. With a weak reference, so that this can still be freed.
+        # The callback is kept, since C has its pointer. It has a weak reference, so that the
+        # projector can still be freed.
         looks = functools.partial(_on_node, weakref.ref(self))
         self._looks = llama_cpp.ggml_backend_sched_eval_callback(looks)
         params.cb_eval = self._looks
@@ -119,9 +130,12 @@ class Projector:
             )
         self.width = int(llama_cpp.llama_model_n_embd_inp(handle.model))
         self._most_at_once = int(llama_cpp.llama_n_ubatch(handle.context))
+
         self.is_causal = not self._mtmd.mtmd_decode_use_non_causal(self._context, None)
+        """Whether cells attend only to earlier ones."""
+
         self._latest: OrderedDict[bytes, _TokenizedPicture] = OrderedDict()  # by picture
-        # By first cell: parts of the latest pictures, and parts that somebody else keeps.
+        # By first cell: parts of the latest pictures, and parts that callers keep.
         self._parts: weakref.WeakValueDictionary[int, PicturePart] = (
             weakref.WeakValueDictionary()
         )
@@ -135,22 +149,26 @@ class Projector:
             return tokens
 
     def show(self, pictures: Sequence[Picture]) -> list[PicturePart]:
-        """Find the parts of pictures whose cells are about to be read. Raises as `cells`.
+        """The parts of pictures whose cells are about to be read. Raises as `cells`.
 
-        Their parts are at hand as long as the caller keeps what is returned.
+        They stay loaded as long as the caller keeps them.
         """
         with self._lock():
-            parts = [part for picture in pictures for part in self._tokenized(picture).parts]
+            parts = []
+            for picture in pictures:
+                parts += self._tokenized(picture).parts
             self._forget_some(len(pictures))
             return parts
 
     def readable(self, tokens: Sequence[int]) -> tuple[int, list[PicturePart]]:
-        """How many tokens of a text come before the first picture that is not at hand.
+        """How many tokens come before the first picture that is not loaded; their parts.
 
-        And the parts among them, which are at hand as long as the caller keeps them.
+        The parts stay loaded as long as the caller keeps them.
         """
         parts: list[PicturePart] = []
-        for row in cell_rows(tokens) if min(tokens, default=0) < 0 else ():
+        if min(tokens, default=0) >= 0:
+            return len(tokens), parts
+        for row in cell_rows(tokens):
             part = self._parts.get(tokens[row.start])
             if part is None:
                 return row.start, parts
@@ -167,12 +185,15 @@ class Projector:
         return part
 
     def rows(self, part: PicturePart, is_cancelled: Callable[[], bool]) -> Rows:
-        """(cells, width) float32: what the model reads for a part of a picture.
-
-        Raises Interrupted once it is true, DecodeError.
+        """(cells, width) float32: the rows that the model reads for a part of a picture.
 
         Args:
-            is_cancelled: Called again and again.
+            part: The part.
+            is_cancelled: Called repeatedly.
+
+        Raises:
+            Interrupted: Once `is_cancelled` returns True.
+            DecodeError: If libmtmd fails.
         """
         first = part.cells[0]
         if first in self._rows:
@@ -195,7 +216,7 @@ class Projector:
         complaints.clear()
         try:
             status = self._mtmd.mtmd_encode_chunk(self._context, chunk)
-        finally:  # it may refer to this projector
+        finally:  # the callback may refer to this projector
             self._is_cancelled = lambda: False
         if is_cancelled():
             raise Interrupted("reading a picture was cancelled")
@@ -207,7 +228,7 @@ class Projector:
         return np.ctypeslib.as_array(given, (count, self.width)).copy()
 
     def _tokenized(self, picture: Picture) -> _TokenizedPicture:
-        """The tokens and parts of a picture, found once."""
+        """The tokens and parts of a picture, computed once."""
         if picture.digest in self._latest:
             self._latest.move_to_end(picture.digest)
             return self._latest[picture.digest]
@@ -220,13 +241,14 @@ class Projector:
                 f"a picture of {width} by {height} pixels is too narrow",
                 f"Crop it: its longer side may be at most {_MOST_TIMES} times the shorter.",
             )
-        # Without its pixels: its tokens and parts follow from its size.
+        # Without its pixels, since its tokens and parts follow from its size.
         with self._chunks(picture, None) as chunks:
             for number in range(self._mtmd.mtmd_input_chunks_size(chunks)):
                 chunk = self._mtmd.mtmd_input_chunks_get(chunks, number)
                 tokens += self._tokens_of(picture, number, chunk, parts)
         num_bytes = len(picture.rgb) + _CELL_BYTES * len(tokens)
-        known = self._latest[picture.digest] = _TokenizedPicture(tokens, parts, num_bytes)
+        known = _TokenizedPicture(tokens, parts, num_bytes)
+        self._latest[picture.digest] = known
         return known
 
     def _tokens_of(
@@ -259,11 +281,14 @@ class Projector:
         return cells
 
     def _offsets(self, chunk: Any, count: int, first: int) -> NDArray[np.int32]:
-        """The positions of a chunk's cells: (4, count)."""
+        """(4, count) int32, the positions of a chunk's cells if the first one is at `first`."""
         cells = self._mtmd.mtmd_input_chunk_get_tokens_image(chunk)
         ask = self._mtmd.mtmd_image_tokens_get_decoder_pos
-        found = [ask(cells, first, index) for index in range(count)]
-        return np.array([[p.t, p.y, p.x, p.z] for p in found], dtype=np.int32).T
+        positions = np.empty((4, count), dtype=np.int32)
+        for index in range(count):
+            position = ask(cells, first, index)
+            positions[:, index] = (position.t, position.y, position.x, position.z)
+        return positions
 
     @contextmanager
     def _chunks(self, picture: Picture, rgb: bytes | None) -> Iterator[Any]:
@@ -272,7 +297,8 @@ class Projector:
         Raises OptionError.
 
         Args:
-            rgb: Its pixels; without them only what stands for it is found.
+            picture: The picture.
+            rgb: Its pixels; None if only its tokens are needed.
         """
         self._require_open()
         library = self._mtmd
@@ -298,15 +324,15 @@ class Projector:
             library.mtmd_bitmap_free(bitmap)
 
     def _forget_some(self, num_shown: int) -> None:
-        """Let pictures go that were asked for longest ago, but for the last num_shown."""
+        """Forget the least recently used pictures, except for the last num_shown."""
         num_bytes = sum(known.num_bytes for known in self._latest.values())
         while num_bytes > KEPT_PICTURE_BYTES and len(self._latest) > num_shown:
             num_bytes -= self._latest.popitem(last=False)[1].num_bytes
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        """In the block nobody else looks at pictures, and the projector stays open."""
-        self._require_open()  # in a fork the lock may be taken, by nobody
+        """Hold the lock: the projector stays open in the block. Raises if it is closed."""
+        self._require_open()  # in a fork the lock's copy may be locked for ever
         with self._in_use:
             self._require_open()
             yield
@@ -318,7 +344,7 @@ class Projector:
 
     def close(self) -> None:
         """Free everything. Idempotent."""
-        if own_process.is_this():  # a fork has a copy, which ends with it
+        if own_process.is_this():  # a fork's copy ends with it
             with self._in_use:
                 self._context = None
                 self._finalizer()
@@ -327,7 +353,11 @@ class Projector:
 def _on_node(
     projector: weakref.ref[Projector], _node: object, is_before: int, _data: object
 ) -> bool:
-    """ggml's callback. Before a node: whether to call after it; after: whether to continue."""
+    """libmtmd's callback at each node of its graph.
+
+    Called before a node, it returns whether to call it after the node. Called after it, it
+    returns whether to continue.
+    """
     alive = projector()
     if alive is None:
         return not is_before

@@ -1,6 +1,6 @@
 """libllama's RPC backend: whether this build has it, its version, and its devices.
 
-Any failure in it ends the process, so `rpc_servers` asks the servers first.
+Each failure in it ends the process, so `rpc_servers` asks the servers first.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ def usable_servers(addresses: Sequence[str]) -> list[RpcServer]:
     """
     if addresses:
         _require_backend()
-    found = []
+    servers = []
     for server in ask_servers(addresses):
         if isinstance(server, RpcError):
             raise server
         _require_protocol(server)
-        found.append(server)
-    return found
+        servers.append(server)
+    return servers
 
 
 def server_fault(server: RpcServer) -> LocalspecError | None:
@@ -65,14 +65,15 @@ def protocol_of(library: str) -> Protocol | None:
 
     None if no process can be started to find out.
     """
-    found = re.search(r" v(\d+)\.(\d+)\.(\d+)", written_by(rpc_version.__file__, library))
-    if found is None:
+    written = written_by(rpc_version.__file__, library)
+    match = re.search(r" v(\d+)\.(\d+)\.(\d+)", written)
+    if match is None:
         return None
-    return Protocol(*map(int, found.groups()))
+    return Protocol(int(match[1]), int(match[2]), int(match[3]))
 
 
 def _require_protocol(server: RpcServer) -> None:
-    """Raise RpcError for a server over which this libllama would end the process."""
+    """Raise RpcError for a server whose protocol would make this libllama end the process."""
     ours = protocol_of(shared_library(llama_cpp)._name)
     theirs = server.protocol
     if ours is not None and (ours.major != theirs.major or ours.minor < theirs.minor):
@@ -84,7 +85,7 @@ def _require_protocol(server: RpcServer) -> None:
 
 
 def remote_pointers(addresses: Sequence[str]) -> list[int]:
-    """Connect to the servers; ggml's pointers to their devices, in order.
+    """Connect to the servers. Returns ggml's pointers to their devices, in order.
 
     The servers are not registered with ggml, so only models that name them use them.
     """
@@ -107,10 +108,12 @@ def touch_servers(addresses: Sequence[str]) -> None:
 
 
 def _add_server(address: str) -> int | None:
+    """ggml's pointer to a server's registry; None if it has no device."""
     text = ctypes.c_char_p
-    by_name = "ggml_backend_reg_get_proc_address"
-    named = ggml_function(llama_cpp, "ggml_backend_reg_by_name", _Pointer, text)
-    find = ggml_function(llama_cpp, by_name, _Pointer, _Pointer, text)
-    add = find(named(b"RPC"), b"ggml_backend_rpc_add_server")
-    added: int | None = ctypes.CFUNCTYPE(_Pointer, text)(add)(address.encode())
-    return added
+    get_address = "ggml_backend_reg_get_proc_address"
+    by_name = ggml_function(llama_cpp, "ggml_backend_reg_by_name", _Pointer, text)
+    find = ggml_function(llama_cpp, get_address, _Pointer, _Pointer, text)
+    function = find(by_name(b"RPC"), b"ggml_backend_rpc_add_server")
+    add = ctypes.CFUNCTYPE(_Pointer, text)(function)
+    registry: int | None = add(address.encode())
+    return registry

@@ -1,9 +1,9 @@
 """Asks llama.cpp's RPC servers for their devices, with a plain socket.
 
-libllama ends the process if a server does not answer, so each is tried here first, with a limit
-on every wait. Follows ggml-rpc.cpp: a request is a command (1 byte), a size (8 bytes; all
-numbers are little-endian) and that many bytes; an answer is a size and that many bytes. A
-server serves one client at a time: the system accepts others, which then wait.
+libllama ends the process if a server does not answer, so each server is tried here first, with
+a limit on every wait. Follows ggml-rpc.cpp: a request is a command (1 byte), a size (8 bytes;
+all numbers are little-endian) and that many bytes; an answer is a size and that many bytes. A
+server serves one client at a time: the system accepts other connections, which then wait.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from localspec.errors import RpcError
 from localspec.llama.devices import REMOTE, Device
 from localspec.system.call_thread import CallThread
 
-SERVER_WAIT_S = 5.0  # for a connection, and for each answer
+SERVER_WAIT_S = 5.0  # seconds for a connection, and for each answer
 _HELLO = 14
 _DEVICE_COUNT = 15
 _DEVICE_MEMORY = 11  # of enum rpc_cmd
@@ -39,7 +39,7 @@ class Protocol(NamedTuple):
     patch: int
 
     def __str__(self) -> str:
-        return ".".join(map(str, self))
+        return f"{self.major}.{self.minor}.{self.patch}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,9 @@ def ask_server(address: str) -> RpcServer:
             # The version is followed by a byte of padding and 24 bytes of capabilities.
             protocol = Protocol(*ask(_HELLO, _CAPABILITIES, "<3B25x"))
             (count,) = ask(_DEVICE_COUNT, b"", "<I")
-            memory = [
-                ask(_DEVICE_MEMORY, struct.pack("<I", index), "<QQ")
-                for index in range(min(count, _MOST_DEVICES))
-            ]
+            memory = []
+            for index in range(min(count, _MOST_DEVICES)):
+                memory.append(ask(_DEVICE_MEMORY, struct.pack("<I", index), "<QQ"))
     except TimeoutError as error:
         raise RpcError(
             f"{address} did not answer within {SERVER_WAIT_S:.0f} s",
@@ -85,17 +84,21 @@ def ask_server(address: str) -> RpcServer:
         ) from error
     if not memory:
         raise RpcError(f"{address} has no device", "Start it with one (--device).")
-    devices = [
-        Device(
-            name=address if index == 0 else f"{address}, device {index + 1}",
-            description=f"llama.cpp RPC server, protocol {protocol}",
-            kind=REMOTE,
-            free_bytes=free,
-            total_bytes=total,
-            server=address,
+    devices = []
+    for number, (free_bytes, total_bytes) in enumerate(memory, 1):
+        name = address
+        if number > 1:
+            name = f"{address}, device {number}"
+        devices.append(
+            Device(
+                name=name,
+                description=f"llama.cpp RPC server, protocol {protocol}",
+                kind=REMOTE,
+                free_bytes=free_bytes,
+                total_bytes=total_bytes,
+                server=address,
+            )
         )
-        for index, (free, total) in enumerate(memory)
-    ]
     return RpcServer(address, protocol, tuple(devices))
 
 
@@ -113,23 +116,26 @@ def _asking(address: str) -> Iterator[Callable[[int, bytes, str], tuple[int, ...
         line.connect((host, int(port)))
 
         def received(layout: str) -> tuple[int, ...]:
-            data = file.read(struct.calcsize(layout))
-            if len(data) < struct.calcsize(layout):
+            size = struct.calcsize(layout)
+            data = file.read(size)
+            if len(data) < size:
                 raise EOFError("it closed the connection")
             return struct.unpack(layout, data)
 
         def ask(command: int, request: bytes, answer: str) -> tuple[int, ...]:
-            line.sendall(struct.pack("<BQ", command, len(request)) + request)
+            head = struct.pack("<BQ", command, len(request))
+            line.sendall(head + request)
             (size,) = received("<Q")
-            if size != struct.calcsize(answer):
-                raise ValueError(f"it sent {size} bytes instead of {struct.calcsize(answer)}")
+            expected = struct.calcsize(answer)
+            if size != expected:
+                raise ValueError(f"it sent {size} bytes instead of {expected}")
             return received(answer)
 
         yield ask
 
 
 def ask_servers(addresses: Sequence[str]) -> list[RpcServer | RpcError]:
-    """Ask all servers at once; of each, its description or why there is none."""
+    """Ask all servers at once. Returns the description of each, or its error."""
 
     def ask(address: str) -> RpcServer | RpcError:
         try:
@@ -146,17 +152,15 @@ def ask_servers(addresses: Sequence[str]) -> list[RpcServer | RpcError]:
 def reset_at_end(connection: socket.socket) -> None:
     """Reset the connection when it is closed, or its process ends.
 
-    SIGPIPE ends a server of llama.cpp that writes to a client that has left, even one that only
-    waited. Reading from and writing to a connection that was reset fails, and the server
-    continues with its next client.
+    SIGPIPE ends a server of llama.cpp that writes to a client that has left, even to one that
+    only waited. On a connection that was reset, reads and writes fail, and the server continues
+    with its next client.
     """
+    layout = "hh" if sys.platform == "win32" else "ii"
     on = 1
     seconds = 0
-    connection.setsockopt(
-        socket.SOL_SOCKET,
-        socket.SO_LINGER,
-        struct.pack("hh" if sys.platform == "win32" else "ii", on, seconds),
-    )
+    linger = struct.pack(layout, on, seconds)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
 
 
 def reset_lines_at_end(addresses: Sequence[str]) -> None:
@@ -164,9 +168,12 @@ def reset_lines_at_end(addresses: Sequence[str]) -> None:
     descriptors = Path("/dev/fd")
     if not addresses or not descriptors.is_dir():
         return
-    known = {(socket.gethostbyname(host), int(port)) for host, port in map(_parts, addresses)}
+    known = set()
+    for address in addresses:
+        host, port = _parts(address)
+        known.add((socket.gethostbyname(host), int(port)))
     for name in os.listdir(descriptors):
-        with contextlib.suppress(OSError):  # not a socket, without a peer, or already closed
+        with contextlib.suppress(OSError):  # no socket, no peer, or closed already
             line = socket.socket(fileno=os.dup(int(name)))
             with line:
                 if line.family == socket.AF_INET and line.getpeername() in known:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import ctypes
 import enum
-import itertools
 import os
 import struct
 import sys
@@ -44,7 +43,7 @@ class _InitParams(ctypes.Structure):
 
 
 class AmxTrial(str, enum.Enum):
-    """What a trial found. The values of the first two are what it writes."""
+    """The verdict of a trial. A trial writes the values of the first two."""
 
     RIGHT = "right"
     WRONG = "wrong"  # a product was wrong, or ended the process
@@ -53,7 +52,7 @@ class AmxTrial(str, enum.Enum):
 
 
 def leave_out_unless_right(lib: Any) -> AmxTrial:
-    """Keep ggml from placing weights where kernels multiply them that no trial found right.
+    """Keep ggml from using the AMX kernels, unless a trial found them right.
 
     Args:
         lib: The llama_cpp module, whose back ends are loaded.
@@ -68,23 +67,28 @@ def leave_out_unless_right(lib: Any) -> AmxTrial:
     if verdict is AmxTrial.RIGHT:
         return verdict
     buffer_types = extra_buffer_types(ggml)
-    kept = [each for each in listed(buffer_types) if name_of(ggml, each) != BUFFER_TYPE]
-    for index, buffer_type in enumerate([*kept, None]):
-        buffer_types[index] = buffer_type
+    kept: list[int | None] = []
+    for buffer_type in listed(buffer_types):
+        if name_of(ggml, buffer_type) != BUFFER_TYPE:
+            kept.append(buffer_type)
+    kept.append(None)  # the array's end
+    for index, kept_type in enumerate(kept):
+        buffer_types[index] = kept_type
     return verdict
 
 
 def tried(ggml: ctypes.CDLL, buffer_type_name: bytes) -> AmxTrial:
-    """What another process finds of the kernels of a buffer type."""
+    """The verdict of another process on the kernels of a buffer type."""
     from localspec.llama.quirks.own_process import written_by
 
     library = ggml._name
     back_end = _file_of_cpu_back_end(ggml)
-    return verdict_of(written_by(__file__, library, back_end, buffer_type_name.decode()))
+    written = written_by(__file__, library, back_end, buffer_type_name.decode())
+    return verdict_of(written)
 
 
 def verdict_of(written: str) -> AmxTrial:
-    """The verdict of a trial that wrote this."""
+    """The verdict of a trial by its output."""
     lines = written.split()
     if _BEGINS not in lines:
         return AmxTrial.UNTRIED
@@ -94,10 +98,16 @@ def verdict_of(written: str) -> AmxTrial:
 
 
 def _call(ggml: ctypes.CDLL, name: str, *arguments: Any) -> Any:
-    """Result of a function of ggml, as a pointer."""
+    """Result of a function of ggml, as a pointer. Whole numbers are passed as size_t."""
     function = ggml[name]
     function.restype = _Pointer
-    return function(*(_Size(each) if isinstance(each, int) else each for each in arguments))
+    values = []
+    for argument in arguments:
+        if isinstance(argument, int):
+            values.append(_Size(argument))
+        else:
+            values.append(argument)
+    return function(*values)
 
 
 def extra_buffer_types(ggml: ctypes.CDLL) -> Any:
@@ -107,11 +117,12 @@ def extra_buffer_types(ggml: ctypes.CDLL) -> Any:
     """
     cpu = _call(ggml, "ggml_backend_dev_by_type", _CPU_DEVICE)
     address = _finder_of_extra_buffer_types(ggml, cpu)
-    return ctypes.CFUNCTYPE(ctypes.POINTER(_Pointer), _Pointer)(address)(cpu)
+    find = ctypes.CFUNCTYPE(ctypes.POINTER(_Pointer), _Pointer)(address)
+    return find(cpu)
 
 
 def _finder_of_extra_buffer_types(ggml: ctypes.CDLL, cpu: int) -> Any:
-    """The address of a function of the CPU back end."""
+    """The address of the CPU back end's function that lists its buffer types."""
     registry = _call(ggml, "ggml_backend_dev_backend_reg", cpu)
     wanted = b"ggml_backend_dev_get_extra_bufts"
     return _call(ggml, "ggml_backend_reg_get_proc_address", registry, wanted)
@@ -129,7 +140,7 @@ class _Place(ctypes.Structure):
 
 
 def _file_of_cpu_back_end(ggml: ctypes.CDLL) -> str:
-    """The file that the CPU back end in use was loaded from: one of several may be."""
+    """The file from which the CPU back end in use was loaded; several may be loaded."""
     cpu = _call(ggml, "ggml_backend_dev_by_type", _CPU_DEVICE)
     address = _finder_of_extra_buffer_types(ggml, cpu)
     place = _Place()
@@ -140,8 +151,13 @@ def _file_of_cpu_back_end(ggml: ctypes.CDLL) -> str:
 
 
 def listed(buffer_types: Any) -> list[int]:
-    """The buffer types in such an array, without the NULL."""
-    return list(itertools.takewhile(lambda buffer_type: buffer_type is not None, buffer_types))
+    """The buffer types in an array that ends with NULL, without the NULL."""
+    kept = []
+    for buffer_type in buffer_types:
+        if buffer_type is None:
+            break
+        kept.append(buffer_type)
+    return kept
 
 
 def name_of(ggml: ctypes.CDLL, buffer_type: int) -> bytes:
@@ -150,15 +166,18 @@ def name_of(ggml: ctypes.CDLL, buffer_type: int) -> bytes:
 
 
 def products_are_right(ggml: ctypes.CDLL, buffer_type: int) -> bool:
-    """Whether a batch of ones times weights in such a buffer, all ones, gives their number.
+    """Whether ones times ones, with weights in such a buffer, give the weights' width.
 
     Nothing is freed: the process ends soon.
     """
     params = _InitParams(mem_size=1 << 20, no_alloc=True)
-    for_weights, for_rows = (_call(ggml, "ggml_init", params) for _ in range(2))
+    for_weights = _call(ggml, "ggml_init", params)
+    for_rows = _call(ggml, "ggml_init", params)
     weight = _call(ggml, "ggml_new_tensor_2d", for_weights, _Q8_0, _WIDTH, _NUM_OUTPUTS)
     _call(ggml, "ggml_backend_alloc_ctx_tensors_from_buft", for_weights, buffer_type)
-    data = struct.pack("<e32b", 1.0, *[1] * 32) * (_WIDTH * _NUM_OUTPUTS // 32)
+    ones = [1] * 32
+    block = struct.pack("<e32b", 1.0, *ones)
+    data = block * (_WIDTH * _NUM_OUTPUTS // 32)
     _call(ggml, "ggml_backend_tensor_set", weight, data, 0, len(data))
 
     cpu = _call(ggml, "ggml_backend_dev_by_type", _CPU_DEVICE)
@@ -171,18 +190,18 @@ def products_are_right(ggml: ctypes.CDLL, buffer_type: int) -> bool:
     data = struct.pack("<f", 1.0) * (_WIDTH * _NUM_ROWS)
     _call(ggml, "ggml_backend_tensor_set", batch, data, 0, len(data))
     _call(ggml, "ggml_backend_graph_compute", backend, graph)
-    found = (ctypes.c_float * (_NUM_ROWS * _NUM_OUTPUTS))()
-    _call(ggml, "ggml_backend_tensor_get", product, found, 0, ctypes.sizeof(found))
-    return all(abs(each - _WIDTH) < 1.0 for each in found)
+    results = (ctypes.c_float * (_NUM_ROWS * _NUM_OUTPUTS))()
+    _call(ggml, "ggml_backend_tensor_get", product, results, 0, ctypes.sizeof(results))
+    return all(abs(result - _WIDTH) < 1.0 for result in results)
 
 
 def main(library: str, back_end: str, name: str) -> None:
     """Try the kernels of a buffer type.
 
     Args:
-        library: the path of libllama.
-        back_end: the path of its CPU back end, loaded if libllama is not linked to one.
-        name: the name of the buffer type. Nothing is written if there is none of that name.
+        library: The path of libllama.
+        back_end: The path of its CPU back end, loaded if libllama is not linked to one.
+        name: The name of the buffer type. Nothing is written if there is none of that name.
     """
     if sys.platform != "win32":
         import resource

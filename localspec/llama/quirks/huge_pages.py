@@ -16,7 +16,7 @@ import ctypes
 import sys
 from collections.abc import Callable
 
-_LEAST_BYTES = 16 << 20  # of a region: small buffers of others are left alone
+_LEAST_BYTES = 16 << 20  # of a region; smaller ones may be another library's buffers
 _MAPS = "/proc/self/maps"
 _MADV_HUGEPAGE = 14  # of Linux
 
@@ -24,8 +24,8 @@ _MADV_HUGEPAGE = 14  # of Linux
 def asking_for_huge_pages(progress: Callable[[float], None]) -> Callable[[float], None]:
     """Wrap a load's progress callback, which libllama first calls with all memory allocated.
 
-    The wrapper's first call asks for large pages in what was allocated since it was made. The
-    request is a hint, and never an error.
+    The wrapper's first call asks for large pages in the memory that was allocated since the
+    wrapper was made. The request is a hint, and never an error.
     """
     before = _regions()
     is_asked = False

@@ -22,8 +22,8 @@ _CONTEXT = ctypes.c_void_p
 _LAYER = ctypes.c_uint32
 _ROWS = ctypes.POINTER(ctypes.c_float)
 _MSVC = "PEAUllama_context@@"  # a context as an argument
-# By name: how C++ writes the arguments behind the context on Linux and macOS, the signature on
-# Windows, and both in ctypes.
+# By name: C++'s letters for the arguments after the context on Linux and macOS, the signature
+# on Windows, and the arguments and the result in ctypes.
 HEAD_FUNCTIONS: dict[str, tuple[str, str, list[Any], Any]] = {
     "set_embeddings_nextn": ("bb", f"X{_MSVC}_N1@Z", [ctypes.c_bool, ctypes.c_bool], None),
     "get_embeddings_nextn": ("", f"PEAM{_MSVC}@Z", [], _ROWS),
@@ -42,12 +42,12 @@ def missing_functions(*, reads_layers: bool) -> tuple[str, ...]:
         reads_layers: Whether the head reads inputs of its target's layers.
     """
     library = native.shared_library(llama_cpp)
-    return tuple(
-        f"llama_{name}"
-        for name in HEAD_FUNCTIONS
-        if (reads_layers or name not in LAYER_FUNCTIONS)
-        and _find_function(library, name) is None
-    )
+    missing = []
+    for name in HEAD_FUNCTIONS:
+        is_needed = reads_layers or name not in LAYER_FUNCTIONS
+        if is_needed and _find_function(library, name) is None:
+            missing.append(f"llama_{name}")
+    return tuple(missing)
 
 
 @functools.cache
@@ -56,22 +56,27 @@ def require_nextn_functions(*, reads_layers: bool) -> SimpleNamespace:
 
     Raises EngineError if a head needs one that is missing.
     """
-    if missing := missing_functions(reads_layers=reads_layers):
+    missing = missing_functions(reads_layers=reads_layers)
+    if missing:
         raise EngineError(
             f"this libllama has no {', '.join(missing)}, which such a head needs",
             "Install the version of llama-cpp-python that localspec was tested with.",
         )
     library = native.shared_library(llama_cpp)
-    return SimpleNamespace(**{name: _find_function(library, name) for name in HEAD_FUNCTIONS})
+    functions = {name: _find_function(library, name) for name in HEAD_FUNCTIONS}
+    return SimpleNamespace(**functions)
 
 
 def _find_function(library: ctypes.CDLL, name: str) -> Any:
+    """A function of libllama; None if it is missing."""
     itanium, msvc, arguments, result = HEAD_FUNCTIONS[name]
+    function_type = ctypes.CFUNCTYPE(result, _CONTEXT, *arguments)
     in_c = f"llama_{name}"
-    in_cpp = f"_Z{len(in_c)}{in_c}P13llama_context{itanium}", f"?{in_c}@@YA{msvc}"
-    for exported in (in_c, *in_cpp):
+    on_unix = f"_Z{len(in_c)}{in_c}P13llama_context{itanium}"
+    on_windows = f"?{in_c}@@YA{msvc}"
+    for exported in (in_c, on_unix, on_windows):
         try:
-            return ctypes.CFUNCTYPE(result, _CONTEXT, *arguments)((exported, library))
+            return function_type((exported, library))
         except AttributeError:
             continue
     return None

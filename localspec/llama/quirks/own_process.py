@@ -13,7 +13,7 @@ _MOST_S = 20.0  # a run takes a tenth of a second
 
 
 def written_by(program: str, *arguments: str) -> str:
-    """What a program wrote; empty if it cannot be started or takes too long."""
+    """The output of a program; "" if it cannot be started or takes too long."""
     # A frozen application, or one that embeds Python, would start itself again.
     is_frozen = hasattr(sys, "frozen")
     if is_frozen or not Path(sys.executable or "").name.startswith("python"):

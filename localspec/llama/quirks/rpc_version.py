@@ -19,7 +19,7 @@ _Pointer = ctypes.c_void_p
 
 
 def main(library: str) -> None:
-    """Start the server of the library at that path, which fails. Nothing without one."""
+    """Start the server of the library at that path, which fails; nothing without a server."""
     ggml = ctypes.CDLL(library)
     named = ctypes.CFUNCTYPE(_Pointer, ctypes.c_char_p)(("ggml_backend_reg_by_name", ggml))
     find = ctypes.CFUNCTYPE(_Pointer, _Pointer, ctypes.c_char_p)(
@@ -27,7 +27,9 @@ def main(library: str) -> None:
     )
     of_kind = ctypes.CFUNCTYPE(_Pointer, ctypes.c_int)(("ggml_backend_dev_by_type", ggml))
     registry = named(b"RPC")
-    address = find(registry, b"ggml_backend_rpc_start_server") if registry else None
+    if not registry:
+        return
+    address = find(registry, b"ggml_backend_rpc_start_server")
     if not address:
         return
     devices = (_Pointer * 1)(of_kind(_CPU_DEVICE))

@@ -1,11 +1,11 @@
-"""ggml's tiled kernels for K-quants and IQ types, left out where decodes must be exact.
+"""ggml's tiled kernels for K-quants and IQ types, switched off if decodes must be exact.
 
 On x86 they multiply 8 rows or more at once, and add in another order than the kernels for
-fewer rows do: the rows of a decode then depend on its size. ggml asks an environment variable
-once in a process, before its first such product.
+fewer rows: so the rows of a decode depend on its size. ggml reads an environment variable once
+in a process, before its first such product.
 
-Remove it when ggml's tiles add as its other kernels do, or can be left out for one context, in
-the oldest llama-cpp-python that is allowed.
+Remove it when ggml's tiles add as its other kernels do, or can be switched off for one context,
+in the oldest llama-cpp-python that is allowed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from localspec.gguf_file.header import Header
 from localspec.gguf_file.tensor_types import type_name
 
 _SWITCH = "GGML_CPU_TILED_MM"
-_may_be_used = False  # whether a model was opened here while they were not left out
+_may_be_used = False  # whether a model was opened in this process while they were on
 
 
 def allow() -> None:
@@ -28,7 +28,7 @@ def allow() -> None:
 def leave_out() -> bool:
     """Let this process compute without them, unless the user has set the switch.
 
-    False: it is too late, or the user wants them.
+    Returns False if it is too late, or the user wants them.
     """
     if not _may_be_used:
         os.environ.setdefault(_SWITCH, "0")
