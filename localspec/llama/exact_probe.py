@@ -99,7 +99,7 @@ class _ExactProbe:
             reason: Why some sizes have other rows.
         """
         best = Exactness(reason=reason)
-        candidates = _SMALLEST
+        candidates: tuple[int, ...] = _SMALLEST
         if not self._can_cut:
             # A recurrent state would have to take back padding, and then refused tokens.
             candidates = _SMALLEST[:1]

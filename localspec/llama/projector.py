@@ -30,9 +30,9 @@ from localspec.pictures.picture import KEPT_PICTURE_BYTES, KEPT_ROW_BYTES, Pictu
 
 _MARKER = b"<localspec-picture>"
 _CELL_BYTES = 128  # memory that is kept for each cell, about, without the pixels
-_MOST_TIMES = (
-    200  # longer side ÷ shorter side: above it libmtmd may make a picture of no height
-)
+# The most that a picture's longer side may be, in times of the shorter: libmtmd may make a
+# picture of no height.
+_MOST_TIMES = 200
 _NODES_AT_ONCE = 32  # nodes of a picture's graph between two checks for cancellation
 
 
