@@ -31,7 +31,7 @@ from localspec.speculative.proposers import (
 )
 from localspec.speculative.shared_vocabulary import SharedVocabulary
 
-# A replay of a block ends behind a token whose chance of being accepted is below this.
+# A replay of a block ends after a token whose chance of being accepted is below this.
 _LEAST_CHANCE = 0.5
 
 
@@ -39,8 +39,8 @@ class RowReader(Protocol):
     """A head, which reads a part of its target's text with the target's rows."""
 
     read_size: int
-    """Tokens, or rows of the target, that a decode which drafts nothing has at least: fewer
-    are padded, which leaves no entries."""
+    """The least number of tokens, or rows of the target, in a decode that drafts nothing.
+    Smaller decodes are padded; the padding leaves no entries."""
 
     @property
     def begins_at(self) -> int:
@@ -58,23 +58,23 @@ class RowReader(Protocol):
         """Forget everything, and continue at that position of the text."""
 
     def pause(self, num_tokens: int) -> None:
-        """Read nothing for the next `num_tokens`; the target need not give their rows."""
+        """Read nothing for `num_tokens` tokens, whose rows the target need not give."""
 
 
 class HeadModel(RowReader, Model, Protocol):
     """A head that drafts token by token, and caches what it has read.
 
-    `truncate` also drops the entries that it made with rows of its own.
+    `truncate` also drops the entries that it made with its own rows.
     """
 
     num_layers: int
-    """The head's layers. Of several, each drafts one token."""
+    """The head's layers. If there are several, each drafts one token."""
 
 
 class Head(DraftModel):
     """A draft that belongs to its target and has the same vocabulary.
 
-    It cannot read tokens whose rows are no longer kept, and skips them.
+    It skips tokens whose rows are no longer kept, since it cannot read them.
     """
 
     kind = ProposerKind.HEAD
@@ -83,7 +83,7 @@ class Head(DraftModel):
         size = model.vocab_size
         super().__init__(model, SharedVocabulary(size, size, size, ()), is_end)
         self._head = model
-        # libllama makes a graph anew for each layer anyway.
+        # With several layers libllama makes a new graph for each layer anyway.
         self._reads_ahead = model.num_layers == 1
 
     def reset(self, chain: SamplerChain) -> None:
@@ -91,7 +91,7 @@ class Head(DraftModel):
 
     @property
     def begins_at(self) -> int:
-        # The head's, which may be copied to another text.
+        # The head has it, since its state may be copied to another text.
         return self._head.begins_at
 
     def pause(self, num_tokens: int) -> None:
@@ -114,7 +114,7 @@ class Head(DraftModel):
         yield Decode(self.model, missing, 0)
 
     def read_from(self, position: int) -> None:
-        # As close to the position as it can.
+        # It reads from the first possible position.
         position = max(position, self._head.readable.start)
         super().read_from(position)
         self._head.read_from(position)
@@ -127,7 +127,7 @@ class BlockModel(RowReader, Protocol):
     """The tokens of text and draft together."""
 
     is_block: bool
-    """One decode gives all rows, so a draft costs the same whatever its length."""
+    """Whether one decode gives all rows, so that drafts of all lengths cost the same."""
 
     num_cached: int
     """Tokens that it has read."""
@@ -142,16 +142,16 @@ class BlockModel(RowReader, Protocol):
         """(vocab,) logits of the next token of the draft: a view that may be written to."""
 
     def confidence(self, index: int) -> float | None:
-        """How likely the token at that index is right; None if the head does not say."""
+        """The probability that the token at that index is right; None if the head has none."""
 
 
 class Blocks(Proposer):
     """Proposes the tokens of one block.
 
-    The distribution of a token is its row of the block. Rows are computed before anything is
-    drawn, so they are independent of each other; or the token drawn before chooses among
-    several (DFlash2). Either way each token is drawn from its distribution given those before
-    it, which is all that the rules ask for.
+    The distribution of a token is its row of the block. Rows are computed before a token is
+    drawn, so they are independent of each other; or the token before chooses among several rows
+    (DFlash2). In both cases each token is drawn from its distribution given the tokens before
+    it, and the rules need no more than that.
     """
 
     kind = ProposerKind.HEAD
@@ -191,10 +191,10 @@ class Blocks(Proposer):
         yield from ()
         head = self._head
         num_read = self._to_read(tokens)
-        # A row may depend on the size, which must not depend on what is drawn or refused.
+        # A row may depend on the size, so the size must not depend on tokens that are drawn.
         size = min(extent.limit, head.max_draft_tokens)
         if self.keeps_sizes:
-            # The next block reads one token more at most than are drafted from this one.
+            # The next block reads at most one token more than this one drafts.
             head.read_size = max(head.read_size, size + 1)
             size = min(head.read_size - 1, head.context_length - len(tokens))
         head.decode_block(tokens[self._num_read :], size)
@@ -214,14 +214,16 @@ class Blocks(Proposer):
     ) -> tuple[Distribution, float]:
         row = self._head.row(drafted)
         distribution = chain.draft_distribution(row, tokens, drafted)
-        own = self._head.confidence(len(drafted))
-        return distribution, confidence_in(row, distribution) if own is None else own
+        confidence = self._head.confidence(len(drafted))
+        if confidence is None:
+            confidence = confidence_in(row, distribution)
+        return distribution, confidence
 
     def replay(
         self, tokens: Sequence[int], probs: Sequence[float], chain: SamplerChain
     ) -> Decoding[ReplayScores]:
         yield from ()
-        # One block in front of the latest tokens, as far as it would have been accepted.
+        # One block before the latest tokens, as far as it would have been accepted.
         count = min(self._num_unjudged(tokens), len(probs))
         self._num_judged = len(tokens)
         if count == 0:
@@ -235,13 +237,14 @@ class Blocks(Proposer):
         chances: list[tuple[float, float]] = []
         for index, token in enumerate(after):
             distribution, confidence = self._row(before, after[:index], chain)
-            chances.append((confidence, chance(distribution, token, probs[index - count])))
-            if chances[-1][1] < _LEAST_CHANCE:
+            would_accept = chance(distribution, token, probs[index - count])
+            chances.append((confidence, would_accept))
+            if would_accept < _LEAST_CHANCE:
                 break
         return ReplayScores(chances, num_read)
 
     def _num_unjudged(self, tokens: Sequence[int]) -> int:
-        """How many of the last tokens a block in front of them would show."""
+        """How many of the last tokens a block before them would judge."""
         # At least one token has to be read first.
         first = max(self._head.readable.start, self._head.begins_at)
         begin = max(self._num_judged, first + 2)
@@ -249,7 +252,7 @@ class Blocks(Proposer):
 
     @property
     def _num_read(self) -> int:
-        """The position behind the tokens that it has read."""
+        """The position after the tokens that it has read."""
         return self._head.begins_at + self._head.num_cached
 
     def _to_read(self, tokens: Sequence[int]) -> int:
@@ -263,7 +266,7 @@ class Blocks(Proposer):
         return count
 
     def read_from(self, position: int) -> None:
-        # As close to the position as it can.
+        # It reads from the first possible position.
         self._head.read_from(max(position, self._head.readable.start))
 
     def truncate(self, num_tokens: int) -> None:

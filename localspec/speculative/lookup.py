@@ -1,4 +1,4 @@
-"""Lookup: proposes what followed the last tokens where they occurred before.
+"""Lookup: proposes the tokens that followed an earlier occurrence of the last tokens.
 
 Saxena, "Prompt Lookup Decoding" (2023), and Oliaro et al., "SuffixDecoding" (arXiv
 2411.04975), which looks into earlier texts as well. It costs almost nothing, and pays where
@@ -37,72 +37,80 @@ from localspec.speculative.policy_api import (
 from localspec.speculative.proposers import Draw, Proposal, Proposer
 
 LONGEST_MATCH = 64  # tokens; a longer match is no better
-_MAX_REPLAYED = 16  # tokens that a replay judges at most
-# An occurrence is followed if at least this many tokens agree; fewer where it is resumed: so
-# many tokens after the text left it, and at most so many away from where it would go on.
-_FOLLOWED_FROM = SIZES[1]
+_MAX_REPLAYED = 16  # the most tokens that a replay judges
+_FOLLOWED_FROM = SIZES[1]  # an occurrence is followed if at least this many tokens agree
+# An occurrence that was followed may be resumed after some replaced tokens. It has to agree in
+# at least FROM tokens, at most WITHIN tokens after the text left it, and at most AWAY tokens
+# from the position at which it would continue.
 _RESUMED_FROM = 2
 _RESUMED_WITHIN = 24
 _RESUMED_AWAY = 16
 MOST_REMEMBERED = 1_000_000  # tokens; about 30 bytes each
 _RUN = SIZES[-1]
 _KNOWN_RUN = 2 * _RUN  # tokens; a known run as long is not added again
-_KEPT_SHARE = 0.75  # of the bound that is left once it is reached
+_KEPT_SHARE = 0.75  # share of the bound that is kept once it is reached
 
 
 class Occurrence(NamedTuple):
-    """An earlier occurrence of the last tokens; `text` goes on at `position` behind it."""
+    """An earlier occurrence of the last tokens."""
 
     text: array[int]
+
     position: int
+    """The position in `text` of the token after the occurrence."""
 
 
 class TextMemory:
     """Earlier texts, each part of them once.
 
-    Beyond the bound the parts that were least recently used are forgotten.
+    Above the bound the least recently used parts are forgotten.
 
     Args:
-        most_tokens: The bound of all together.
+        most_tokens: The bound, in tokens of all texts together.
     """
 
     def __init__(self, most_tokens: int = MOST_REMEMBERED) -> None:
         self.index = NgramIndex()
-        self.num_changes = 0  # after a change, what was found here is searched again
+        self.num_changes = 0  # counted, since users search again after a change
         self._most_tokens = most_tokens
-        self._begins: list[int] = []  # of the parts, ascending
-        self._used: list[int] = []  # when each was used: a larger number is later
+        self._begins: list[int] = []  # the first position of each part, ascending
+        self._used: list[int] = []  # the last use of each part: a larger number is later
         self._now = 0
 
     def __len__(self) -> int:
-        """Tokens, with the gaps between them."""
+        """Tokens, including the gaps between texts."""
         return len(self.index)
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Remember a text, as far as it is not known already, without gaps in it."""
-        # Between gaps and cells of pictures.
+        """Remember the parts of a text that are not known already, without gaps in it."""
+        # The runs between gaps and cells of pictures.
         for is_text, run in itertools.groupby(tokens, lambda token: token > GAP):
-            if is_text and len(text := array("i", run)) > SIZES[0]:
-                self._add(text)
+            if is_text:
+                text = array("i", run)
+                if len(text) > SIZES[0]:
+                    self._add(text)
 
     def _add(self, text: array[int]) -> None:
+        """Remember the parts of a text without gaps that are not known already."""
         self._now += 1
         known = self.index.contains_runs(np.array(text, np.int32)).astype(np.int8)
-        # Pairs of indices: the last tokens of the first and behind the last of some known runs.
+        # Pairs of indices at which known runs end: from the first to before the second.
         edges = np.flatnonzero(np.diff(known, prepend=0, append=0))
         begin = 0  # of the new tokens
         for first, end in edges.reshape(-1, 2).tolist():
             known_from = first - _RUN + 1
             if end - known_from >= _KNOWN_RUN:
-                self._append(text[max(begin - _RUN, 0) : known_from + _RUN], known_from - begin)
+                part = text[max(begin - _RUN, 0) : known_from + _RUN]
+                self._append(part, known_from - begin)
                 begin = end
         self._append(text[max(begin - _RUN, 0) :], len(text) - begin)
         self._forget_some()
 
     def mark_used(self, found: Occurrence) -> None:
-        """Mark the part of the memory with this occurrence as just used, if there is one."""
+        """Mark the part with this occurrence as just used, if it is in the memory."""
         if found.text is self.index.text:
-            self._used[bisect.bisect_right(self._begins, found.position) - 1] = self._now
+            number = bisect.bisect_right(self._begins, found.position) - 1
+            self._used[number] = self._now
 
     def _append(self, tokens: array[int], num_new: int) -> None:
         """Add a part if at least one of its tokens is new."""
@@ -139,11 +147,11 @@ class TextMemory:
         self.num_changes += 1
 
 
-# Percent of tokens that came as found, as counted first: versions of this project's files in
-# the order in which they were written, its files after the others, and novels. A row for
-# matches of 2, 4, 8, 16, 32, 64 tokens and more; in it, for 1, 2, 3 and more occurrences that
-# go on alike, the shares where 0, 1, 2 and more others go on differently. The last rows are
-# for 1 token, and 2 or 3, near where the text was followed before.
+# First guesses of the percentage of tokens that come as found. They were counted in versions of
+# this project's files in the order of their writing, in its files after one another, and in
+# novels. A row is for matches of 2, 4, 8, 16, 32, 64 tokens and more. Its columns are for 1, 2,
+# 3 and more occurrences that continue alike, and within them for 0, 1, 2 and more that continue
+# differently. The last rows are for resumed matches of 1 token, and of 2 or 3.
 _FIRST = (
     ((34, 13, 10, 7), (61, 29, 25, 16), (77, 46, 33, 28), (78, 63, 57, 42)),
     ((62, 29, 23, 18), (81, 45, 36, 33), (86, 65, 49, 47), (92, 76, 63, 61)),
@@ -156,8 +164,8 @@ _FIRST = (
 )
 _NUM_RESUMED = 2  # rows
 RESUMED_BELOW = 1 << _NUM_RESUMED  # tokens of a match
-_FIRST_WEIGHT = 8  # tokens that the first counts weigh as much as
-_MOST_COUNTED = 256  # tokens of a kind, after which the older ones count half
+_FIRST_WEIGHT = 8  # weight of the first guesses, in tokens
+_MOST_COUNTED = 256  # tokens of a kind after which all counts are halved
 
 
 class FindingKind(NamedTuple):
@@ -182,8 +190,10 @@ class FindingKind(NamedTuple):
 
         Args:
             length: Tokens that match.
-            num_alike: Occurrences that go on as found, 1 or more.
-            is_resumed: Whether it is near where the text was followed before.
+            num_alike: Occurrences that continue as found, 1 or more.
+            num_different: Occurrences that continue differently.
+            source: The source of the finding.
+            is_resumed: Whether it resumes an occurrence that was followed before.
         """
         num_others = len(_FIRST) - _NUM_RESUMED
         if is_resumed and length < RESUMED_BELOW:
@@ -199,7 +209,7 @@ class Found(NamedTuple):
     occurrences: list[Occurrence]
     length: int
     is_resumed: bool = False
-    """Whether the first one is near where an occurrence was followed before."""
+    """Whether the first one resumes an occurrence that was followed before."""
 
 
 _NOTHING = Found([], 0)
@@ -210,7 +220,7 @@ class Lookup(Proposer):
 
     Args:
         is_end: The target's end-of-generation test; nothing is proposed after such a token.
-        memory: The memory of earlier texts, if any are to be remembered.
+        memory: The memory of earlier texts; None to remember none.
     """
 
     kind = ProposerKind.LOOKUP
@@ -218,31 +228,34 @@ class Lookup(Proposer):
     def __init__(self, is_end: Callable[[int], bool], memory: TextMemory | None = None) -> None:
         self.memory = memory
         self._is_end = is_end
-        self._counts: dict[FindingKind, list[float]] = {}  # of tokens that came, and of all
-        self._own = NgramIndex()
+        # For each kind, tokens that came as found, and all tokens.
+        self._counts: dict[FindingKind, list[float]] = {}
+        self._own = NgramIndex()  # the text
         self._reference = NgramIndex()
-        self._chain: SamplerChain | None = None  # of the answer
+        self._chain: SamplerChain | None = None  # the answer's
         self._found = _NOTHING
-        # An occurrence that was followed, and how many tokens the text had then.
+        # An occurrence that was followed, and the length of the text at that time.
         self._followed: tuple[Occurrence, int] | None = None
-        self._answer_from = 0  # its position in the text
-        self._forced: list[int] = []  # tokens between the text and what was found
-        self._found_at: tuple[int, int] | None = None  # tokens, and changes of the memory
+        self._answer_from = 0  # the answer's position in the text
+        self._forced: list[int] = []  # tokens between the text and the found continuation
+        # The length of the text, and the memory's changes, at the last search.
+        self._found_at: tuple[int, int] | None = None
         self._expected: list[tuple[int, FindingKind]] = []  # the next tokens as found
-        self._alive: list[Occurrence] = []  # occurrences that went on as expected so far
+        self._alive: list[Occurrence] = []  # occurrences that continued as expected so far
         self._judged = 0  # tokens at the front of the text that no replay judges again
 
     def as_dict(self) -> dict[str, list[float]]:
         """How findings fared, by their kinds; to be kept for the next process."""
-        return {
-            " ".join(str(int(part)) for part in kind): [round(came, 2), round(seen, 2)]
-            for kind, (came, seen) in self._counts.items()
-        }
+        kept = {}
+        for kind, (came, seen) in self._counts.items():
+            name = " ".join(str(int(part)) for part in kind)
+            kept[name] = [round(came, 2), round(seen, 2)]
+        return kept
 
     def restore(self, kept: Mapping[str, Sequence[float]]) -> None:
-        """Continue from `as_dict`. Raises for what it does not give."""
+        """Continue from `as_dict`. Raises ValueError for impossible values."""
         for name, (came, seen) in kept.items():
-            length, alike, different, source = map(int, name.split())
+            length, alike, different, source = (int(part) for part in name.split())
             kind = FindingKind(length, alike, different, MatchSource(source))
             if not 0.0 <= came <= seen <= _MOST_COUNTED:
                 raise ValueError(f"{came} of {seen} tokens came")
@@ -253,7 +266,8 @@ class Lookup(Proposer):
         reference = NgramIndex()
         reference.read(tokens)
         self._reference = reference
-        self._found_at = self._followed = None
+        self._found_at = None
+        self._followed = None
 
     def reset(self, chain: SamplerChain) -> None:
         self._chain = chain
@@ -275,9 +289,11 @@ class Lookup(Proposer):
         )
 
     def _find_continuation(self, tokens: Sequence[int]) -> None:
-        """Find what to propose behind these tokens, unless that is known."""
+        """Search for a continuation of these tokens, unless the last search was the same."""
         self._index_new_tokens(tokens)
-        changes = 0 if self.memory is None else self.memory.num_changes
+        changes = 0
+        if self.memory is not None:
+            changes = self.memory.num_changes
         if self._found_at != (len(tokens), changes):
             self._take(self._look(), [])
             self._found_at = (len(tokens), changes)
@@ -289,7 +305,7 @@ class Lookup(Proposer):
         self._expected.clear()
 
     def _join_forced(self, chain: SamplerChain) -> None:
-        """Search behind the forced tokens, unless an allowed continuation was found."""
+        """Search after the forced tokens, unless an allowed continuation was found."""
         assert chain.constraint is not None
         first = self._next(0)
         forced = chain.constraint.forced()[: MAX_DRAFT_TOKENS - 1]
@@ -307,7 +323,7 @@ class Lookup(Proposer):
     def propose(
         self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
     ) -> Decoding[Proposal]:
-        """Propose what follows the longest match. Each distribution is one-hot."""
+        """Propose the tokens after the longest match. Each distribution is one-hot."""
         yield from ()
         self.state(tokens)
 
@@ -336,8 +352,9 @@ class Lookup(Proposer):
         sources = []
         for position in range(first, len(tokens)):
             self._find_continuation(tokens[:position])
-            if (found := self._next(0)) is not None:
-                # A proposal without a choice is kept exactly where the target draws it.
+            found = self._next(0)
+            if found is not None:
+                # A one-hot proposal is kept exactly if the target draws the token.
                 token, kind = found
                 chances.append((self._chance(kind), float(token == tokens[position])))
                 sources.append(kind.source)
@@ -346,19 +363,21 @@ class Lookup(Proposer):
         return ReplayScores(chances, 0, sources)
 
     def truncate(self, num_tokens: int) -> None:
-        """Forget the text beyond its first num_tokens; a longer part goes to the memory."""
+        """Forget the text after its first num_tokens; a longer part goes to the memory."""
         if self.memory is not None and len(self._own) - num_tokens > MAX_DRAFT_TOKENS:
-            self.memory.add(self._own.text[max(num_tokens - SIZES[-1], 0) :])
+            begin = max(num_tokens - SIZES[-1], 0)
+            self.memory.add(self._own.text[begin:])
         self._cut(num_tokens)
 
     def _cut(self, num_tokens: int) -> None:
         if num_tokens < len(self._own):
             self._judged = min(self._judged, num_tokens)
-            self._found_at = self._followed = None
+            self._found_at = None
+            self._followed = None
             self._own.truncate(num_tokens)
 
     def _index_new_tokens(self, tokens: Sequence[int]) -> None:
-        """Read the new tokens of the text, and learn whether they are those that were found."""
+        """Read the new tokens of the text, and learn whether they came as found."""
         num_read = len(self._own)
         if num_read == len(tokens):
             return
@@ -389,7 +408,7 @@ class Lookup(Proposer):
         return self._counts.setdefault(kind, [share * _FIRST_WEIGHT, _FIRST_WEIGHT])
 
     def _look(self, forced: Sequence[int] = ()) -> Found:
-        """Search for the end of the text with forced tokens behind it."""
+        """Search for the end of the text followed by the forced tokens."""
         end = self._own.text
         hashes = self._own.end_hashes
         if forced:
@@ -399,23 +418,27 @@ class Lookup(Proposer):
         found = self._longest(end, hashes)
         if found.length < RESUMED_BELOW:
             found = self._resumed(end, num_tokens, found)
-        if found.length >= (_RESUMED_FROM if found.is_resumed else _FOLLOWED_FROM):
-            self._followed = found.occurrences[0], num_tokens
+        least = _FOLLOWED_FROM
+        if found.is_resumed:
+            least = _RESUMED_FROM
+        if found.length >= least:
+            self._followed = (found.occurrences[0], num_tokens)
         return found
 
     def _longest(self, end: array[int], hashes: Sequence[int]) -> Found:
         """The occurrences of the longest run at this end that occurred before."""
-        memory = () if self.memory is None else (self.memory.index,)
-        texts = [text for text in (self._reference, self._own, *memory) if text]
+        indexes = [self._reference, self._own]
+        if self.memory is not None:
+            indexes.append(self.memory.index)
+        indexes = [index for index in indexes if index]  # those that are not empty
         occurrences: list[Occurrence] = []
         length = 0
         for level, hash_ in enumerate(hashes):
             run = end[-SIZES[level] :]
-            longer = [
-                Occurrence(text.text, position)
-                for text in texts
-                for position in text.ends(level, hash_, run)
-            ]
+            longer = []
+            for index in indexes:
+                for position in index.ends(level, hash_, run):
+                    longer.append(Occurrence(index.text, position))
             if not longer:
                 break
             occurrences = longer
@@ -425,9 +448,14 @@ class Lookup(Proposer):
         return _NOTHING
 
     def _resumed(self, end: array[int], num_tokens: int, found: Found) -> Found:
-        """Find where the followed occurrence goes on behind replaced tokens; else `found`.
+        """The followed occurrence, resumed after replaced tokens; if it is not, `found`.
 
-        A short match near there says more than an equally short match elsewhere.
+        A short match near it says more than an equally short match elsewhere.
+
+        Args:
+            end: The end of the text.
+            num_tokens: The length of the text.
+            found: The longest match.
         """
         if self._followed is None:
             return found
@@ -438,40 +466,48 @@ class Lookup(Proposer):
         expected = position + passed
         last = end[-1]
         first = max(expected - _RESUMED_AWAY, 1)
-        near = [
-            (_matching(text, at, end, 1), -abs(at - expected), at)
-            for at in range(first, min(expected + _RESUMED_AWAY + 1, len(text)))
-            if text[at - 1] == last and text[at] != GAP
-        ]
+        # The longest match counts; of equally long ones the nearest.
+        near = []
+        for at in range(first, min(expected + _RESUMED_AWAY + 1, len(text))):
+            if text[at - 1] == last and text[at] != GAP:
+                near.append((_matching(text, at, end, 1), -abs(at - expected), at))
         length, _, at = max(near, default=(0, 0, 0))
         if length < max(found.length, 1):
             return found
-        others = [e for e in found.occurrences if e.text is not text or e.position != at]
-        return Found([Occurrence(text, at), *others], length, is_resumed=True)
+        occurrences = [Occurrence(text, at)]
+        for other in found.occurrences:
+            if other.text is not text or other.position != at:
+                occurrences.append(other)
+        return Found(occurrences, length, is_resumed=True)
 
     def _next(self, num_drafted: int) -> tuple[int, FindingKind] | None:
         """The token to propose after num_drafted earlier ones of the same draft, and its kind.
 
-        The first occurrence gives it. Its kind counts the occurrences that went on alike so
-        far: how many do so again.
+        The first occurrence gives the token. Its kind counts, of the occurrences that continued
+        alike so far, how many do so again.
         """
         if num_drafted < len(self._expected):
             return self._expected[num_drafted]
-        following = [
-            (token, each)
-            for each in self._alive
-            if (token := self._following(each, num_drafted)) != GAP
-        ]
-        if not following or following[0][1] is not self._alive[0]:
+        if not self._alive:
             return None
-        token = following[0][0]
-        self._alive = [each for other, each in following if other == token]
-        num_alike = len(self._alive)
+        first = self._alive[0]
+        token = self._following(first, num_drafted)
+        if token == GAP:
+            return None
+        alike = [first]
+        num_different = 0
+        for occurrence in self._alive[1:]:
+            following = self._following(occurrence, num_drafted)
+            if following == token:
+                alike.append(occurrence)
+            elif following != GAP:
+                num_different += 1
+        self._alive = alike
         kind = FindingKind.of(
             self._found.length + num_drafted,
-            num_alike,
-            len(following) - num_alike,
-            self._source(self._alive[0], num_drafted),
+            len(alike),
+            num_different,
+            self._source(first, num_drafted),
             is_resumed=self._found.is_resumed,
         )
         self._expected.append((token, kind))
@@ -488,6 +524,7 @@ class Lookup(Proposer):
         return MatchSource.ANSWER
 
     def _following(self, occurrence: Occurrence, num_drafted: int) -> int:
+        """The token after an occurrence and num_drafted tokens; GAP if there is none."""
         text = occurrence.text
         position = occurrence.position + num_drafted
         if position < len(text):
@@ -495,37 +532,49 @@ class Lookup(Proposer):
         if text is not self._own.text:
             return GAP
         # The drafted tokens follow the end of the text, so that a period continues.
-        behind = position - len(text)
-        if behind < len(self._forced):
-            return self._forced[behind]
-        return self._expected[behind - len(self._forced)][0]
+        after_text = position - len(text)
+        if after_text < len(self._forced):
+            return self._forced[after_text]
+        return self._expected[after_text - len(self._forced)][0]
 
 
-def _longest_first(found: list[Occurrence], behind: array[int], length: int) -> Found:
-    """The occurrences of the last `length` tokens, with one that matches longest in front."""
+def _longest_first(found: list[Occurrence], last: array[int], length: int) -> Found:
+    """The occurrences with one that matches longest in front.
+
+    Args:
+        found: Occurrences of the last `length` tokens.
+        last: The last tokens of the text.
+        length: Tokens that match.
+    """
     best = 0
     longest = 0
     for number, (text, end) in enumerate(found):
-        matching = length
-        if length == SIZES[-1]:  # doubled, because long runs are compared fast
-            while (
-                matching < LONGEST_MATCH
-                and end >= 2 * matching <= len(behind)
-                and text[end - 2 * matching : end - matching]
-                == behind[-2 * matching : -matching]
-            ):
-                matching *= 2
+        if length == SIZES[-1]:
+            matching = _doubled_matching(text, end, last, length)
         else:
-            matching = _matching(text, end, behind, length)
+            matching = _matching(text, end, last, length)
         if matching > longest:
             best = number
             longest = matching
     return Found([found[best], *found[:best], *found[best + 1 :]], longest)
 
 
-def _matching(text: array[int], end: int, behind: array[int], length: int) -> int:
-    """How many tokens agree, at most SIZES[-1], where the last `length` do."""
-    most = min(end, len(behind), SIZES[-1])
-    while length < most and text[end - length - 1] == behind[-length - 1]:
+def _doubled_matching(text: array[int], end: int, last: array[int], length: int) -> int:
+    """How many tokens agree if the last `length` do, in doublings of that.
+
+    Long runs are compared fast.
+    """
+    while length < LONGEST_MATCH and end >= 2 * length <= len(last):
+        before = text[end - 2 * length : end - length]
+        if before != last[-2 * length : -length]:
+            break
+        length *= 2
+    return length
+
+
+def _matching(text: array[int], end: int, last: array[int], length: int) -> int:
+    """How many tokens agree, at most SIZES[-1], if the last `length` do."""
+    most = min(end, len(last), SIZES[-1])
+    while length < most and text[end - length - 1] == last[-length - 1]:
         length += 1
     return length

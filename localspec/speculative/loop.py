@@ -53,7 +53,11 @@ class SpeculativeDecoder:
     generator was closed, after an exception.
 
     Args:
-        proposers: Who may propose, the preferred first; with none, draft_off says why.
+        target: The target.
+        proposers: The proposers that may draft, the preferred first.
+        draft_policy: Decides how much is drafted.
+        thread_policy: Decides the number of threads.
+        draft_off: Why there are no proposers; None if there are some.
         clock: Seconds, monotonic.
     """
 
@@ -67,9 +71,9 @@ class SpeculativeDecoder:
         clock: Callable[[], float],
     ) -> None:
         self.tokens: list[int] = []
-        self._probs: list[float] = []  # of the answer's tokens, in the target's distributions
-        self._chain: SamplerChain | None = None  # of the answer
-        self._emitted: list[int] = []  # by the last step
+        self._probs: list[float] = []  # the target's probability of each token of the answer
+        self._chain: SamplerChain | None = None  # the answer's
+        self._emitted: list[int] = []  # tokens that the last step emitted
         self.target = target
         self.proposers = tuple(proposers)
         self.draft_policy = draft_policy
@@ -79,7 +83,7 @@ class SpeculativeDecoder:
 
     @property
     def num_answered(self) -> int:
-        """Tokens at the end of the text that are an answer, produced here."""
+        """Tokens at the end of the text that are an answer of this loop."""
         return len(self._probs)
 
     def start(self, prompt_tokens: list[int]) -> int:
@@ -102,19 +106,21 @@ class SpeculativeDecoder:
         del self.tokens[num_tokens:]
 
     def replay_scores(self, proposer: Proposer, num_tokens: int) -> Iterator[ReplayScores]:
-        """How proposals would have done at the last num_tokens positions of the answer.
+        """How proposals would have fared at the last num_tokens positions of the answer.
 
-        A few positions at a time, in order. The proposer reads what it lacks of the text for
-        that, and judges only what it reads.
+        A few positions at a time, in order. The proposer reads the tokens that it lacks, and
+        judges only these.
 
         Args:
-            num_tokens: The number of tokens to keep, at most `num_answered`.
+            proposer: The proposer.
+            num_tokens: The number of positions, at most `num_answered`.
         """
         end = len(self.tokens)
-        for num_behind in reversed(range(0, num_tokens, REPLAY_TOKENS)):
-            probs = self._probs[: len(self._probs) - num_behind]
+        for num_after in reversed(range(0, num_tokens, REPLAY_TOKENS)):
+            tokens = self.tokens[: end - num_after]
+            probs = self._probs[: len(self._probs) - num_after]
             assert self._chain is not None
-            replay = proposer.replay(self.tokens[: end - num_behind], probs, self._chain)
+            replay = proposer.replay(tokens, probs, self._chain)
             yield result_of(replay)
 
     def steps(self, request: Request) -> Iterator[Step]:
@@ -127,7 +133,7 @@ class SpeculativeDecoder:
             yield result_of(step)
 
     def each_step(self, request: Request) -> Iterator[Decoding[Step]]:
-        """`steps`, each of which is to be driven to its end before the next."""
+        """`steps`, each of which has to be driven to its end before the next."""
         remaining = request.max_tokens
         number = 0
         self._chain = request.chain
@@ -143,20 +149,20 @@ class SpeculativeDecoder:
             number += 1
 
     def _whole_step(self, request: Request, start: StepStart) -> Decoding[Step]:
-        """A step, of which the policies learn."""
+        """A step, from which the policies learn."""
         num_threads = self.thread_policy.choose()
         sees = has_cells(self.tokens[self.target.num_cached :])
         try:
             step = yield from self._step(request, start, num_threads)
         except BaseException:
-            # One token stays pending, so that steps can go on from here.
+            # One token stays pending, so that further steps can follow.
             self._truncate_caches(len(self.tokens) - 1)
             self._probs.clear()  # they may lack some of the last tokens
             raise
         if start.step == 0:
             # An answer that is cut back or generated again continues after its prompt.
             self.target.checkpoint()
-        if not sees:  # reading a picture takes a time of its own
+        if not sees:  # the time of reading a picture is not a step's
             self.draft_policy.learn(step)
             self.thread_policy.learn(step)
         self._emitted = step.tokens
@@ -166,11 +172,13 @@ class SpeculativeDecoder:
         started = self.clock()
         length = len(self.tokens)
         num_cached = self.target.num_cached
-        # The pending token, emitted but not decoded; at first whatever the cache lacks of
-        # the prompt. The first token comes from the prompt's own row, never from a draft:
-        # so the steps, and with them a seed's text, do not depend on what was cached.
+        # The pending token, emitted but not decoded; in the first step the part of the prompt
+        # that the cache lacks. The first token comes from the prompt's own row, never from a
+        # draft: so the steps, and with them a seed's text, do not depend on the cache.
         missing = self.tokens[num_cached:]
-        room = self._room(request.max_tokens - start.num_emitted) if start.step > 0 else 0
+        room = 0
+        if start.step > 0:
+            room = self._room(request.max_tokens - start.num_emitted)
 
         # 1. Propose.
         decision, replay_s = yield from self._choice(request, start, room)
@@ -179,7 +187,9 @@ class SpeculativeDecoder:
         proposed = self.clock()
 
         # 2. Score pending and draft tokens in one decode.
-        batch = self._batch(missing, draft_tokens) if start.step > 0 else missing
+        batch = missing
+        if start.step > 0:
+            batch = self._batch(missing, draft_tokens)
         logits = yield Decode(self.target, batch, len(batch) - len(missing) + 1)
         scored = self.clock()
 
@@ -187,10 +197,10 @@ class SpeculativeDecoder:
         targets = request.chain.distributions(
             logits[: len(draft_tokens) + 1], self.tokens, draft_tokens
         )
-        # Behind a row that holds no numbers any would do: what reaches it is emitted, and the
-        # next step fails at it as plain decoding does.
-        behind = targets[-1:] * (len(draft_tokens) + 1 - len(targets))
-        verdict = request.rule.verdict(start, [*targets, *behind], proposal)
+        # After a row without numbers any rows will do: the tokens before it are emitted, and
+        # the next step fails at that row as plain decoding does.
+        padding = targets[-1:] * (len(draft_tokens) + 1 - len(targets))
+        verdict = request.rule.verdict(start, [*targets, *padding], proposal)
         if verdict.num_accepted >= len(targets):
             verdict = Verdict(len(targets) - 1, draft_tokens[len(targets) - 1])
 
@@ -200,7 +210,8 @@ class SpeculativeDecoder:
         # 5. Emit.
         proposer = decision.proposer
         tokens, provenance = self._emit(verdict, proposal, request)
-        self._probs += [row.prob(token) for row, token in zip(targets, tokens, strict=False)]
+        for row, token in zip(targets, tokens, strict=False):
+            self._probs.append(row.prob(token))
         return Step(
             tokens=tokens,
             provenance=provenance,
@@ -225,7 +236,7 @@ class SpeculativeDecoder:
     def _emit(
         self, verdict: Verdict, proposal: Proposal, request: Request
     ) -> tuple[list[int], list[Provenance]]:
-        """Add the tokens of a verdict to the text. Returns them and where they come from."""
+        """Add the tokens of a verdict to the text. Returns them and their provenance."""
         tokens = proposal.draft_tokens[: verdict.num_accepted]
         provenance = [Provenance.ACCEPTED] * len(tokens)
         # Nothing follows an end token, so it can only be the draft's last one.
@@ -246,11 +257,12 @@ class SpeculativeDecoder:
         most = len(missing) + min(self.target.max_outputs - 1, self.target.max_rollback)
         limit = min(most, self.target.context_length - self.target.num_cached)
         size = self.draft_policy.padded(len(batch), limit)
-        return batch + batch[-1:] * (size - len(batch))
+        padding = batch[-1:] * (size - len(batch))
+        return batch + padding
 
     def _room(self, num_remaining: int) -> int:
         """The most draft tokens that the next step may hold."""
-        # A step emits one token more than it accepts, and must not emit more than remain.
+        # A step emits one token more than it accepts, and must not exceed the answer's limit.
         target = self.target
         most = min(num_remaining, target.max_outputs) - 1
         return min(most, target.max_rollback, MAX_DRAFT_TOKENS)
@@ -258,7 +270,7 @@ class SpeculativeDecoder:
     def _choice(
         self, request: Request, start: StepStart, room: int
     ) -> Decoding[tuple[Decision, float]]:
-        """Decide who proposes in this step; also the seconds of replays that led to it."""
+        """Decide which proposer drafts in this step. Also returns the seconds of replays."""
         if start.step == 0:
             return Decision(None), 0.0
         if not self.proposers:
@@ -269,10 +281,8 @@ class SpeculativeDecoder:
         replay_s = 0.0
         # A replay leaves its proposer nothing to replay, so this ends.
         while True:
-            states = tuple(
-                self._state(index, request.kinds) for index in range(len(self.proposers))
-            )
-            context = PolicyContext(self.target.num_cached, room, num_remaining, states)
+            states = [self._state(index, request.kinds) for index in range(len(self.proposers))]
+            context = PolicyContext(self.target.num_cached, room, num_remaining, tuple(states))
             decision = self.draft_policy.choose(context)
             if isinstance(decision, Decision):
                 return decision, replay_s
@@ -292,7 +302,7 @@ class SpeculativeDecoder:
         return ProposerState(0, draft_off=DraftOff.DOES_NOT_PAY)
 
     def _replay(self, replay: Replay, request: Request) -> Decoding[float]:
-        """Let the proposer replay and the policy learn from it. Returns the seconds it took."""
+        """Let the proposer replay, and the policy learn from that. Returns the seconds."""
         started = self.clock()
         proposer = self.proposers[replay.proposer]
         if replay.reads_from is not None:

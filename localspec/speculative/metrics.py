@@ -99,25 +99,24 @@ class Stats:
     """Steps per reason."""
 
     outlook: PolicyEstimate | None
-    """What the automatic policy expects at the end of the answer; None with any other
-    policy."""
+    """The automatic policy's expectation at the end of the answer; None with another policy."""
 
     steps_per_threads: Mapping[int, int]
     """Steps after the prefill per number of threads."""
 
     threads: ThreadUse | None
-    """The choice at the end, None for an answer that never began."""
+    """The choice of threads at the end; None for an answer that never began."""
 
     exact: bool
-    """Whether greedy or seeded, the text is the same to the bit with any draft and any
-    number of threads, whatever was cached."""
+    """Whether a greedy or seeded text is the same to the bit with any draft, any number of
+    threads and any cache."""
 
     waited_time_s: float = 0.0
     """Seconds in which other answers had the machine; of a joint decode, all but an equal
     part."""
 
     exact_steps: str = ""
-    """What bounds steps for that, and costs, in words."""
+    """The bounds of steps that make it exact, and their cost, in words."""
 
     @property
     def decode_time_s(self) -> float:
@@ -179,17 +178,17 @@ class Meter:
     first_token_s: float | None = None
     num_steps: int = 0
     tokens: Counter[Provenance] = field(default_factory=Counter)
-    """Delivered ones."""
+    """Delivered tokens."""
 
     drafts: Counter[tuple[ProposerKind | None, int, int]] = field(default_factory=Counter)
-    """The number of steps for each proposer, with so many drafted and so many accepted
-    tokens; without a proposer both are 0."""
+    """The number of steps by proposer, number of drafted tokens and number of accepted tokens;
+    without a proposer both numbers are 0."""
 
     draft_time_s: float = 0.0
     target_time_s: float = 0.0
     sampler_time_s: float = 0.0
     waited_s: float = 0.0
-    """Up to the last step."""
+    """Seconds of waiting up to the last step, the prefill's included."""
 
     waited_time_s: float = 0.0
     draft_off: DraftOff | None = None
@@ -209,7 +208,8 @@ class Meter:
         self.waited_s = waited_s
         self.num_steps += 1
         num_drafted = step.num_draft_tokens
-        self.drafts[step.kind if num_drafted else None, num_drafted, step.num_accepted] += 1
+        kind = step.kind if num_drafted else None
+        self.drafts[kind, num_drafted, step.num_accepted] += 1
         if step.draft_off is not None:
             self.draft_off = step.draft_off
             self.draft_off_steps[step.draft_off] += 1
@@ -217,12 +217,15 @@ class Meter:
     def stats(
         self, now_s: float, outlook: PolicyEstimate | None, threads: ThreadUse | None
     ) -> Stats:
-        """Everything so far, for an answer that ends at now_s."""
+        """The statistics of an answer that ends at now_s."""
         total_time_s = now_s - self.started_s
         lengths = Counter[int]()
         drafted_at = Counter[int]()
         accepted_at = Counter[int]()
-        steps, drafted, accepted = (Counter[ProposerKind]() for _ in range(3))
+        steps = Counter[ProposerKind]()
+        drafted = Counter[ProposerKind]()
+        accepted = Counter[ProposerKind]()
+        positions = range(MAX_DRAFT_TOKENS)
         for (kind, num_drafted, num_accepted), count in self.drafts.items():
             lengths[num_drafted] += count
             drafted_at.update(dict.fromkeys(range(num_drafted), count))
@@ -241,14 +244,14 @@ class Meter:
             num_recovered=self.tokens[Provenance.RECOVERED],
             num_bonus=self.tokens[Provenance.BONUS],
             num_plain=self.tokens[Provenance.PLAIN],
-            drafted_per_position=tuple(drafted_at[each] for each in range(MAX_DRAFT_TOKENS)),
-            accepted_per_position=tuple(accepted_at[each] for each in range(MAX_DRAFT_TOKENS)),
+            drafted_per_position=tuple(drafted_at[position] for position in positions),
+            accepted_per_position=tuple(accepted_at[position] for position in positions),
             draft_time_s=self.draft_time_s,
             target_time_s=self.target_time_s,
             sampler_time_s=self.sampler_time_s,
             time_to_first_token_s=self.first_token_s or total_time_s,
             total_time_s=total_time_s,
-            steps_per_length=tuple(lengths[each] for each in range(MAX_DRAFT_TOKENS + 1)),
+            steps_per_length=tuple(lengths[length] for length in range(MAX_DRAFT_TOKENS + 1)),
             steps_per_proposer=dict(steps),
             drafted_per_proposer=dict(drafted),
             accepted_per_proposer=dict(accepted),
@@ -281,9 +284,10 @@ WHY_OFF = {
 
 def why_mostly_off(stats: Stats) -> str | None:
     """Why most steps of an answer did not draft, in words; None if most did."""
-    if stats.draft_off is None or 2 * sum(stats.draft_off_steps.values()) < stats.num_steps:
+    num_off = sum(stats.draft_off_steps.values())
+    if stats.draft_off is None or 2 * num_off < stats.num_steps:
         return None
-    reason = max(stats.draft_off_steps, key=lambda off: stats.draft_off_steps[off])
+    reason = max(stats.draft_off_steps, key=stats.draft_off_steps.__getitem__)
     never_pays = stats.outlook is not None and stats.outlook.break_even is None
     if never_pays and reason in (DraftOff.DOES_NOT_PAY, DraftOff.OVER_BUDGET):
         return "draft off: it costs more here than it could gain"

@@ -3,7 +3,7 @@
 Implemented by `LlamaModel` and by the tests' table models. Knows no files and no text.
 
 What decodes for a text is a generator, which yields each `Decode` and is sent its rows. So
-whoever drives several texts can decode for all of them at once; `result_of` drives one.
+a caller that drives several texts can decode for all of them at once; `result_of` drives one.
 """
 
 from __future__ import annotations

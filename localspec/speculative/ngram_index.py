@@ -1,4 +1,4 @@
-"""Finds where the last tokens of a text occurred before, in time that does not grow with it.
+"""Finds earlier occurrences of the last tokens of a text, in time that does not grow with it.
 
 Runs of 2, 6 and 16 tokens are hashed; all positions with one hash are linked, the latest first,
 as compressors of the LZ77 family do. A search follows at most a few links for each size. A
@@ -16,36 +16,37 @@ from numpy.typing import NDArray
 
 SIZES = (2, 6, 16)  # tokens of the runs that are hashed
 NUM_COMPARED = 8  # the latest positions of a hash that are compared
-GAP = -1  # no token, so nothing continues across it
+GAP = -1  # stands between texts: no run crosses it
 _NOWHERE = -1
 _FEWEST_BITS = 10  # of a table's size
 _WORD = 32  # bits of a hash
 _MASK = (1 << _WORD) - 1
-# Odd, and none of its first 16 powers times 1 … 8 comes near 0, so that ids that differ little
-# are in slots far apart
+# Odd, and none of its first 16 powers times 1 … 8 comes near 0, so that similar ids are in
+# slots far apart
 _BASE = 0x90608919
-# What the token before a run counts in the run's hash, once the next token is added
+# The weight of the token before a run in the run's hash, once the next token is added
 _LEAVING = tuple(pow(_BASE, size + 1, 1 << _WORD) for size in SIZES)
-# New tokens are linked together if they are more, and more than this part of the text
+# New tokens are linked in one pass with all others if they are more than this number, and more
+# than the text ÷ _MANY_SHARE
 _MANY = 256
 _MANY_SHARE = 4
 
 
 def run_hashes(end: Sequence[int]) -> list[int]:
-    """The hash of the last 2, 6 and 16 tokens; of fewer sizes where there are fewer tokens."""
-    found = []
+    """The hashes of the last 2, 6 and 16 tokens; of fewer sizes if there are fewer tokens."""
+    hashes = []
     hash_ = 0
     power = 1
     for number, token in enumerate(reversed(end[-SIZES[-1] :]), 1):
         power = power * _BASE & _MASK
         hash_ += token * power
         if number in SIZES:
-            found.append(hash_ & _MASK)
-    return found
+            hashes.append(hash_ & _MASK)
+    return hashes
 
 
 class NgramIndex:
-    """A text, and where its runs of tokens are."""
+    """A text, and the positions of its runs of tokens."""
 
     def __init__(self) -> None:
         self.text = array("i")
@@ -57,8 +58,11 @@ class NgramIndex:
     @property
     def end_hashes(self) -> list[int]:
         """The result of `run_hashes` for the end of the text."""
-        sizes = zip(SIZES, self._hashes, strict=True)
-        return [hash_ for size, hash_ in sizes if size <= len(self.text)]
+        hashes = []
+        for size, hash_ in zip(SIZES, self._hashes, strict=True):
+            if size <= len(self.text):
+                hashes.append(hash_)
+        return hashes
 
     def read(self, tokens: Sequence[int]) -> None:
         """Continue the text with these tokens. A picture's cells become gaps."""
@@ -94,7 +98,8 @@ class NgramIndex:
         for size, latest, link in zip(SIZES, self._latest, self._links, strict=True):
             first = max(num_tokens, size - 1)
             begin = max(first - size + 1, 0)  # of the first run that is cut
-            hashes = hashes_of(np.array(self.text[begin:], np.int32), size)[first - begin :]
+            tokens = np.array(self.text[begin:], np.int32)
+            hashes = hashes_of(tokens, size)[first - begin :]
             slots = (hashes >> np.uint32(self._shift)).tolist()
             for position in range(len(self.text) - 1, first - 1, -1):
                 latest[slots[position - first]] = link[position]
@@ -111,15 +116,16 @@ class NgramIndex:
             return found
         text = np.array(self.text, np.int32)
         link = np.array(self._links[level], np.int32)
-        slots = (hashes_of(tokens, size) >> np.uint32(self._shift))[size - 1 :]
-        positions = np.arange(size - 1, len(tokens))
-        at = np.array(self._latest[level], np.int32)[slots]
+        latest = np.array(self._latest[level], np.int32)
+        slots = hashes_of(tokens, size)[size - 1 :] >> np.uint32(self._shift)
+        positions = np.arange(size - 1, len(tokens))  # in `tokens`, of runs not found yet
+        at = latest[slots]  # for each of them, a position in the text to compare with
         for _ in range(NUM_COMPARED):
             positions = positions[at >= 0]
             at = at[at >= 0]
             is_same = text[at] == tokens[positions]
             for back in range(1, size):
-                both = is_same.nonzero()[0]  # fewer and fewer
+                both = is_same.nonzero()[0]  # the runs that are equal so far
                 is_same[both] = text[at[both] - back] == tokens[positions[both] - back]
             found[positions[is_same]] = True
             positions = positions[~is_same]
@@ -132,8 +138,9 @@ class NgramIndex:
         An occurrence at the end of the text does not count, because nothing follows it.
 
         Args:
-            level: The level of its size in SIZES.
-            hash_: The hash as `run_hashes` gives it.
+            level: The index of its size in SIZES.
+            hash_: Its hash by `run_hashes`.
+            run: The run.
         """
         text = self.text
         link = self._links[level]
@@ -152,7 +159,7 @@ class NgramIndex:
 
     def _hash_end(self) -> None:
         """Hash the end of the text; `read` continues these hashes with each token."""
-        padding = [0] * SIZES[-1]  # zeros in front leave a hash as it is
+        padding = [0] * SIZES[-1]  # zeros in front do not change a hash
         self._hashes = run_hashes([*padding, *self.text[-SIZES[-1] :]])
 
     def _link_all(self) -> None:
@@ -177,9 +184,11 @@ class NgramIndex:
                 latest[slot[is_last]] = position[is_last]
             self._latest.append(_as_array(latest))
             self._links.append(_as_array(link))
-        # What `read` looks at for each token; the arrays are changed in place.
-        levels = range(len(SIZES)), SIZES, _LEAVING, self._latest, self._links
-        self._levels = tuple(zip(*levels, strict=True))
+        # The values that `read` needs for each token. The arrays are changed in place.
+        levels = range(len(SIZES))
+        self._levels = tuple(
+            zip(levels, SIZES, _LEAVING, self._latest, self._links, strict=True)
+        )
         self._hash_end()
 
 
@@ -202,6 +211,6 @@ def _order(slots: NDArray[np.uint32]) -> NDArray[np.int64]:
 
 
 def _as_array(values: NDArray[np.int32]) -> array[int]:
-    found = array("i")
-    found.frombytes(values.tobytes())
-    return found
+    copied = array("i")
+    copied.frombytes(values.tobytes())
+    return copied

@@ -1,4 +1,4 @@
-"""The interface of draft policies: how many tokens to propose in the next step, and by whom.
+"""The interface of draft policies: how many tokens the next step drafts, with which proposer.
 
 Before each step a policy gets the state of all proposers (`PolicyContext`). It answers with a
 `Decision`, or asks for a `Replay`, learns from its scores, and is asked again. During a
@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, Protocol, get_args
 from localspec.errors import OptionError, is_whole
 
 MAX_DRAFT_TOKENS = 16
-CERTAIN_CONFIDENCE = 1.0  # of a proposer of forced tokens
+CERTAIN_CONFIDENCE = 1.0  # the confidence in forced tokens
 # The most tokens that a draft model judges at once; each takes a row of logits.
 REPLAY_TOKENS = 8
 # Steps without a draft that a fixed number of tokens pads, rather than change sizes twice
@@ -65,13 +65,13 @@ class MatchSource(enum.IntEnum):
 
 
 class ProposerState(NamedTuple):
-    """The state of a proposer for the text as it stands."""
+    """The state of a proposer for the present text."""
 
     max_tokens: int
     """How many tokens it can propose; if 0, draft_off says why."""
 
     num_missing: int = 0
-    """Tokens it has to read first."""
+    """Tokens that it has to read first."""
 
     num_skipped: int = 0
     """Tokens at the front of the text that it does not see."""
@@ -80,14 +80,15 @@ class ProposerState(NamedTuple):
     """Tokens at the end of the text that a replay would judge."""
 
     confidence: float | None = None
-    """The confidence in its next token, 0 … 1, if it knows that before it starts."""
+    """The confidence in its next token, 0 … 1, if it is known before the draft."""
 
     draft_off: DraftOff | None = None
+
     is_block: bool = False
-    """One decode gives all tokens of a draft, so that costs the same whatever its length."""
+    """Whether one decode gives all tokens of a draft, so that all lengths cost the same."""
 
     source: MatchSource = MatchSource.PROMPT
-    """Where its tokens come from."""
+    """The source of its tokens."""
 
 
 class PolicyContext(NamedTuple):
@@ -107,33 +108,36 @@ class PolicyContext(NamedTuple):
 
 
 class Extent(Protocol):
-    """Decides how long one proposal becomes. limit: the most tokens."""
+    """Decides how long one proposal becomes."""
 
     @property
-    def limit(self) -> int: ...
+    def limit(self) -> int:
+        """The most tokens."""
 
     def num_worth(self, num_drafted: int, confidence: float) -> int:
         """How many more tokens are worth proposing after the first num_drafted.
 
+        0 ends the proposal before the next token, 1 after it. The result may depend only on
+        rows and on tokens already drawn: that keeps every rule exact.
+
         Args:
-            confidence: The proposer's, in the next token, whose row is known but which is not
-                drawn yet. 0 ends the proposal before that token, 1 after it. The result may
-                depend only on rows and on tokens already drawn: that keeps every rule exact.
+            num_drafted: Tokens drawn so far.
+            confidence: The proposer's confidence in the next token. Its row is known, but it is
+                not drawn yet.
         """
 
 
 class Decision(NamedTuple):
-    """A policy's answer: who proposes in this step and how much, or why nobody does."""
+    """A policy's answer: which proposer drafts in this step and how much, or why none does."""
 
     proposer: int | None
-    """Its index; None for nobody, and draft_off then says why."""
+    """The proposer's index; None for no draft, and draft_off then says why."""
 
     extent: Extent | None = None
-    """How far it proposes."""
+    """How much it proposes."""
 
     reads_from: int | None = None
-    """Position in the text from which the proposer reads again; None if it keeps what it has
-    read."""
+    """Position in the text from which the proposer reads again; None if it keeps its cache."""
 
     draft_off: DraftOff | None = None
 
@@ -141,8 +145,8 @@ class Decision(NamedTuple):
 class Replay(NamedTuple):
     """A policy's answer that asks for more information before it decides.
 
-    The proposer tells what it would have proposed for tokens that are already in the text
-    (`ReplayScores`). `DraftPolicy.replay` gets that, and then `choose` is called again.
+    The proposer says what it would have proposed for tokens that are already in the text
+    (`ReplayScores`). `DraftPolicy.replay` gets the scores, and then `choose` is called again.
     """
 
     proposer: int
@@ -153,14 +157,14 @@ class Replay(NamedTuple):
 
 
 class ReplayScores(NamedTuple):
-    """How a proposer would have done on tokens that are already in the text."""
+    """How a proposer would have fared at tokens that are already in the text."""
 
     chances: list[tuple[float, float]]
     """The proposer's confidence at each judged token, in order, and the probability, 0 … 1,
     that its proposal would have been accepted."""
 
     num_read: int
-    """Tokens it read for the replay."""
+    """Tokens that it read for the replay."""
 
     sources: Sequence[MatchSource] = ()
     """The sources of the proposals, in the same order; empty if nothing depends on them."""
@@ -178,9 +182,10 @@ class StepRecord:
     """The confidences in the draft tokens."""
 
     num_accepted: int
-    """How many of them were accepted."""
+    """How many draft tokens were accepted."""
 
     num_emitted: int
+
     num_read: int
     """Tokens that the proposer read before its first row."""
 
@@ -188,17 +193,19 @@ class StepRecord:
     """Tokens in the target's decode, padding included."""
 
     num_cached: int
-    """Tokens in its cache before that."""
+    """Tokens in the target's cache before that decode."""
 
     draft_time_s: float
-    """Decision and proposal."""
+    """Seconds of decision and proposal."""
 
     target_time_s: float
+    """Seconds of the target's decode."""
+
     sampler_time_s: float
-    """Samplers and verification."""
+    """Seconds of samplers and verification."""
 
     replay_s: float = 0.0
-    """Replays before that."""
+    """Seconds of replays before the proposal."""
 
     num_threads: int = 1
     """The threads of the target's decode."""
@@ -227,7 +234,7 @@ class PolicyEstimate:
     """The seconds of a draft token, or of a whole block."""
 
     step_ratios: Mapping[int, float]
-    """N → v(n), what decoding n tokens at once costs in target-only steps, of the sizes
+    """n → v(n), the cost of decoding n tokens at once in target-only steps, for the sizes
     measured here."""
 
 
@@ -236,30 +243,30 @@ class DraftPolicy:
 
     @property
     def keeps_sizes(self) -> bool | None:
-        """Whether a model's decode should be as large as its last one: a change costs time.
+        """Whether a model's decode should be as large as its last one, since a change is dear.
 
-        None if nobody has measured that.
+        None if that is not measured yet.
         """
         return None
 
     def reset(self) -> None:
-        """Reset what is of one answer: another begins."""
+        """Prepare for another answer."""
 
     def pause_left(self, proposer: int) -> int:
-        """Tokens for which a proposer is still paused, and not asked for its state."""
+        """Tokens for which a proposer is paused, without being asked for its state; 0 if it is not paused."""
         return 0
 
     def choose(self, context: PolicyContext) -> Decision | Replay:
-        """Decide who proposes in the next step and how far, or ask for a replay first."""
+        """Decide which proposer drafts in the next step and how much, or ask for a replay."""
         raise NotImplementedError
 
     def replay(self, proposer: int, replay_scores: ReplayScores, seconds: float) -> None:
-        """Learn from a replay that `choose` asked for; it took so many seconds."""
+        """Learn from a replay that `choose` asked for, and from its time in seconds."""
 
     def padded(self, num_tokens: int, limit: int) -> int:
         """The number of tokens, num_tokens to limit, that the target decodes fastest.
 
-        It is asked before each step behind the prompt, also where nothing was proposed.
+        Called before each step after the prompt, also for a step without a draft.
         """
         return num_tokens
 
@@ -272,7 +279,7 @@ class DraftPolicy:
 
 
 class UpTo(NamedTuple):
-    """A fixed number of tokens, whatever the proposer's confidence."""
+    """A fixed number of tokens, for any confidence of the proposer."""
 
     limit: int
 
@@ -282,13 +289,17 @@ class UpTo(NamedTuple):
 
 @dataclass(slots=True)
 class FixedDraftPolicy(DraftPolicy):
-    """Drafts the same number of tokens in every step, from the first proposer that has any."""
+    """Drafts the same number of tokens in every step, from the first proposer that has any.
+
+    Raises OptionError for a number outside 0 … MAX_DRAFT_TOKENS.
+    """
 
     draft_tokens: int
-    keeps_sizes: bool | None = field(default=None, compare=False)
-    """Whoever measures it sets it. Raises OptionError outside 0 … MAX_DRAFT_TOKENS."""
 
-    _size: int = field(default=1, init=False, compare=False)  # of the target's decodes
+    keeps_sizes: bool | None = field(default=None, compare=False)
+    """Set by the code that measures it."""
+
+    _size: int = field(default=1, init=False, compare=False)  # tokens of the target's decodes
     _num_idle: int = field(default=0, init=False, compare=False)  # steps without a draft
 
     def __post_init__(self) -> None:
@@ -304,13 +315,17 @@ class FixedDraftPolicy(DraftPolicy):
             return Decision(None, draft_off=DraftOff.SET_TO_ZERO)
         for index, state in enumerate(context.states):
             num_tokens = min(self.draft_tokens, state.max_tokens)
-            if min(num_tokens, context.room) > 0:
+            limit = min(num_tokens, context.room)
+            if limit > 0:
                 self._size = num_tokens + 1
-                return Decision(index, UpTo(min(num_tokens, context.room)))
+                return Decision(index, UpTo(limit))
         return Decision(None, draft_off=reason_for_none(context))
 
     def padded(self, num_tokens: int, limit: int) -> int:
-        self._num_idle = 0 if num_tokens > 1 else self._num_idle + 1
+        if num_tokens > 1:
+            self._num_idle = 0
+        else:
+            self._num_idle += 1
         is_padded = self.keeps_sizes and self._num_idle <= _MOST_IDLE and self._size <= limit
         if is_padded:
             return max(self._size, num_tokens)
@@ -318,21 +333,26 @@ class FixedDraftPolicy(DraftPolicy):
 
 
 def reason_for_none(context: PolicyContext) -> DraftOff | None:
-    """Why nobody can propose: the first proposer's reason; None at the end of an answer."""
-    return next((state.draft_off for state in context.states if state.draft_off), None)
+    """Why no proposer can draft: the first one's reason; None at the end of an answer."""
+    for state in context.states:
+        if state.draft_off:
+            return state.draft_off
+    return None
 
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """A user's settings for drafting: who proposes, and how much."""
+    """A user's settings for drafting: which proposer, and how many tokens.
+
+    Raises OptionError for a value outside its range.
+    """
 
     draft_tokens: int | None = None
-    """Per step; None is the automatic policy."""
+    """Draft tokens per step; None is the automatic policy."""
 
     proposer: ProposerName = "auto"
     """"draft", the draft model; "head" or "mtp", a trained head; "lookup", the text itself;
-    "auto", whichever pays; "none" is plain decoding. Raises OptionError for a value outside
-    its range."""
+    "auto", the one that pays; "none" is plain decoding."""
 
     def __post_init__(self) -> None:
         if self.draft_tokens is not None:
@@ -346,11 +366,11 @@ class Drafting:
 
     @property
     def is_off(self) -> bool:
-        """Whether nothing is ever to be proposed."""
+        """Whether nothing is ever proposed."""
         return self.draft_tokens == 0 or self.proposer == "none"
 
     def may_use(self, kind: ProposerKind) -> bool:
-        """Whether such a proposer may propose; what a constraint forces only for "auto"."""
+        """Whether such a proposer may propose. Forced tokens are proposed only with "auto"."""
         return not self.is_off and self.proposer in ("auto", kind.value)
 
 
@@ -359,7 +379,7 @@ RuleName = Literal["greedy", "token", "block", "coupled"]
 
 @dataclass(frozen=True, slots=True)
 class ThreadUse:
-    """How many threads decode, and whether that is as usual."""
+    """How many threads decode, and whether that is the usual number."""
 
     num_threads: int
     """The threads of the target's decodes now."""
@@ -372,19 +392,19 @@ class ThreadUse:
     threads are no faster."""
 
     slowdown: float | None = None
-    """The time of the answer's decodes, in times of the fastest such decodes that were
-    measured here, in this process or before; None where nothing was, for a short answer, and
-    on GPUs."""
+    """The time of the answer's decodes ÷ that of the fastest such decodes that were measured
+    here, in this process or before; None without a measurement, for a short answer, and on
+    GPUs."""
 
 
 class ThreadPolicy:
     """Chooses the number of threads: by default that with which the models were opened."""
 
     def __init__(self, num_threads: int) -> None:
-        self._num_threads = num_threads  # now
+        self._num_threads = num_threads  # at present
 
     def reset(self) -> None:
-        """Reset what is of one answer: another begins."""
+        """Prepare for another answer."""
 
     def choose(self) -> int:
         """The number for the target's decodes in the next step; the models are set to it."""

@@ -1,4 +1,4 @@
-"""Where draft tokens come from: what every proposer is, and the draft model."""
+"""The interface of proposers, which give draft tokens; the draft model, and forced tokens."""
 
 from __future__ import annotations
 
@@ -25,29 +25,33 @@ from localspec.speculative.policy_api import (
 from localspec.speculative.shared_vocabulary import SharedVocabulary
 
 Draw = Callable[[int, Distribution], int]  # (index in the step, distribution) → token
-# The draft tokens so far → the distribution of the next one and the confidence in it; None
-# where there is no next one.
+# The draft tokens so far → the distribution of the next one and the confidence in it; None if
+# there is no next one.
 NextRow = Callable[[list[int]], tuple[Distribution, float] | None]
 
 
 class Proposal(NamedTuple):
-    """K draft tokens and the K distributions they were really drawn from."""
+    """K draft tokens and the K distributions from which they were really drawn."""
 
     draft_tokens: list[int]
     distributions: list[Distribution]
+
     confidences: list[float]
-    """(K,) the proposer's own in each, 0 … 1."""
+    """(K,) the proposer's confidence in each token, 0 … 1."""
 
     num_read: int = 0
-    """Tokens it read first."""
+    """Tokens that the proposer read first."""
 
     def extend(
         self, next_row: NextRow, extent: Extent, draw: Draw, is_end: Callable[[int], bool]
     ) -> Proposal:
-        """Draw token after token, as far as that is worth; nothing follows an end token."""
-        while (row := next_row(self.draft_tokens)) is not None:
-            if not self.add(*row, extent, draw, is_end):
+        """Draw token after token, as long as it is worth it; nothing follows an end token."""
+        row = next_row(self.draft_tokens)
+        while row is not None:
+            distribution, confidence = row
+            if not self.add(distribution, confidence, extent, draw, is_end):
                 break
+            row = next_row(self.draft_tokens)
         return self
 
     def add(
@@ -58,7 +62,7 @@ class Proposal(NamedTuple):
         draw: Draw,
         is_end: Callable[[int], bool],
     ) -> bool:
-        """Draw one more token if that is worth it; whether another may follow."""
+        """Draw one more token if it is worth it. Returns whether another may follow."""
         drafted = self.draft_tokens
         num_worth = extent.num_worth(len(drafted), confidence)
         if num_worth <= 0:
@@ -73,67 +77,75 @@ class Proposal(NamedTuple):
 class Proposer:
     """Anything that proposes draft tokens for a text.
 
-    The methods here suit a proposer that stores nothing of the answer or the text. What may
-    decode yields its decodes.
+    The methods here suit a proposer that stores nothing of the answer or the text. Methods that
+    may decode yield their decodes.
     """
 
-    kind: ProposerKind  # an engine has one proposer of each kind at most
+    kind: ProposerKind
+    """An engine has at most one proposer of each kind."""
 
-    keeps_sizes = False  # now: `DraftPolicy.keeps_sizes`
+    keeps_sizes = False
+    """The present `DraftPolicy.keeps_sizes`."""
 
     def reset(self, chain: SamplerChain) -> None:
-        """Reset what is of one answer. chain: the next answer's."""
+        """Prepare for an answer with this chain."""
 
     def pause(self, num_tokens: int) -> None:
-        """Need no rows for the next `num_tokens`; called where giving them costs time."""
+        """Pause for `num_tokens` tokens: the target need not compute anything for it."""
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
-        """How many tokens it could propose after `tokens`, and how many it lacks for that."""
+        """How many tokens it could propose after `tokens`, and how many it must read first."""
         raise NotImplementedError
 
     def propose(
         self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
     ) -> Decoding[Proposal]:
-        """Tokens to follow `tokens`, each drawn by `draw` from its distribution, as far as it
-        is worth.
+        """Propose tokens after `tokens`. Ends after an end token.
 
-        Its `state` for the same tokens must allow as many. Ends after an end token.
+        Args:
+            tokens: The text. The proposer's `state` for it must allow a proposal.
+            extent: Decides how many tokens are worth it.
+            chain: The answer's chain.
+            draw: Draws each token from its distribution.
         """
         raise NotImplementedError
 
     def replay(
         self, tokens: Sequence[int], probs: Sequence[float], chain: SamplerChain
     ) -> Decoding[ReplayScores]:
-        """How proposals would have done at the last positions of `tokens`.
+        """How proposals would have fared at the last positions of `tokens`.
 
         Args:
-            probs: The probabilities of the last tokens in the target's distributions.
+            tokens: The text.
+            probs: The probabilities of its last tokens in the target's distributions.
+            chain: The answer's chain.
         """
         yield from ()
         return ReplayScores([], 0)
 
     def read_from(self, position: int) -> None:
-        """Forget the text, and from now on read only what follows `position`."""
+        """Forget the text, and from now on read only the text from `position` on."""
 
     def truncate(self, num_tokens: int) -> None:
-        """Forget the text beyond its first num_tokens."""
+        """Forget the text after its first num_tokens."""
 
 
 class DraftModel(Proposer):
     """A small model that shares the target's tokenizer.
 
-    Its cache holds a part of the text. That begins at the front of the text, or further behind,
-    to save the time of reading a long prompt for a draft that may not pay. Any distribution is
-    correct, as long as the tokens are drawn from it.
+    Its cache holds a part of the text. That begins at the front of the text, or at a later
+    token, to save the time of reading a long prompt for a draft that may not pay. Any
+    distribution is correct, as long as the tokens are drawn from it.
 
     Args:
+        model: The model.
         shared: Ids that mean the same token to target and draft. Other ids are removed before
             the distribution is formed, so they are never drawn.
         is_end: The target's end-of-generation test.
     """
 
     kind = ProposerKind.DRAFT
-    _reads_ahead = True  # where decodes keep their sizes
+    _reads_ahead = True  # whether it uses `_reading` if decodes keep their sizes
 
     def __init__(
         self, model: Model, shared: SharedVocabulary, is_end: Callable[[int], bool]
@@ -148,7 +160,7 @@ class DraftModel(Proposer):
 
     @property
     def begins_at(self) -> int:
-        """Position of the first token that it has read."""
+        """Position in the text of the first token that it has read."""
         return self._begin
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
@@ -156,7 +168,7 @@ class DraftModel(Proposer):
         if max(tokens[self._num_known :], default=0) >= self.model.vocab_size:
             return ProposerState(0, draft_off=DraftOff.TOKEN_UNKNOWN_TO_DRAFT)
         self._num_known = len(tokens)
-        # The last draft token is never decoded here, hence the one more.
+        # One more than the context, since the last draft token is never decoded.
         room = self.model.context_length + 1 - len(tokens)
         if room <= 0:
             return ProposerState(0, draft_off=DraftOff.DRAFT_CONTEXT_FULL)
@@ -166,10 +178,10 @@ class DraftModel(Proposer):
     def propose(
         self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
     ) -> Decoding[Proposal]:
-        # First it decodes what it lacks, all at once: a whole prompt in its first step, later
-        # the last token or two. Its own draft tokens are already in its cache.
+        # First it decodes the tokens that it lacks, all at once: a whole prompt in its first
+        # step, later the last token or two. Its own draft tokens are already in its cache.
         missing = self._missing(tokens)
-        # It passes over pictures, which take it no time.
+        # Passing over pictures takes no time.
         proposal = Proposal([], [], [], len(without_cells(missing)))
         if self.keeps_sizes and self._reads_ahead and len(missing) > 1:
             yield from self._reading(missing[:-1], extent.limit)
@@ -180,7 +192,8 @@ class DraftModel(Proposer):
             if len(drafted) == 1:
                 # From here on it decodes its own tokens, which may be refused.
                 self.model.checkpoint()
-            row = (yield from self._rows(drafted[-1:] or missing, 1))[0]
+            rows = yield from self._rows(drafted[-1:] or missing, 1)
+            row = rows[0]
             distribution = chain.draft_distribution(row, tokens, drafted)
             confidence = confidence_in(row, distribution)
             may_follow = proposal.add(distribution, confidence, extent, draw, self._is_end)
@@ -190,8 +203,8 @@ class DraftModel(Proposer):
     def replay(
         self, tokens: Sequence[int], probs: Sequence[float], chain: SamplerChain
     ) -> Decoding[ReplayScores]:
-        # It has to read what it lacks, except the last token, before it can propose anyway. The
-        # rows of that decode show what it would have proposed.
+        # Before it can propose, it has to read all missing tokens but the last anyway. The rows
+        # of that decode show what it would have proposed.
         missing = self._missing(tokens)[:-1]
         num_rows = min(self._num_unjudged(tokens), len(probs), self.model.max_outputs)
         if not missing:
@@ -213,33 +226,38 @@ class DraftModel(Proposer):
         return tokens[self.begins_at + self.model.num_cached :]
 
     def _num_unjudged(self, tokens: Sequence[int]) -> int:
-        """Tokens at the end for which reading the missing ones shows what it would propose.
+        """Tokens at the end that reading the missing tokens would judge.
 
         It may have proposed some of the missing tokens before: a recurrent draft is rolled back
-        to where it began to draft.
+        to the token at which it began to draft.
         """
         begin = max(self.begins_at + self.model.num_cached + 1, self._num_judged)
         return max(len(tokens) - begin, 0)
 
     def _rows(self, missing: Sequence[int], num_rows: int) -> Decoding[Logits]:
-        """Logits (num_rows, shared vocabulary) after the last num_rows of what is missing.
+        """Logits (num_rows, shared vocabulary) after the last num_rows missing tokens.
 
-        -inf where an id is another token to the target. A view, valid until the next.
+        -inf for an id that is another token to the target. A view, valid until the next decode.
         """
-        rows = (yield Decode(self.model, missing, num_rows))[:, : self._shared_size]
+        logits = yield Decode(self.model, missing, num_rows)
+        rows = logits[:, : self._shared_size]
         rows[:, self._different] = -np.inf
         return rows
 
     def _reading(self, missing: Sequence[int], most: int) -> Decoding[None]:
         """Read all but the last token ahead, so that each decode with a row has one token.
 
-        Behind a draft that was kept whole that is one token, and a decode like all others.
-        libllama keeps the graph of decodes without rows beside that of decodes with some.
+        After a draft that was kept whole this is one token, so the decode is like all others.
+        libllama keeps one graph for decodes without rows and one for decodes with rows.
 
         Args:
-            most: Tokens that a step keeps at most.
+            missing: The tokens to read.
+            most: The most tokens that a step keeps.
         """
-        yield Decode(self.model, missing, 1 if len(missing) == 1 else 0)
+        num_rows = 0
+        if len(missing) == 1:
+            num_rows = 1
+        yield Decode(self.model, missing, num_rows)
 
     def read_from(self, position: int) -> None:
         self.model.truncate(0)
@@ -257,10 +275,13 @@ class DraftModel(Proposer):
 def chance(distribution: Distribution, token: int, prob: float) -> float:
     """The probability that a draft from `distribution` would have been accepted here.
 
+    A draft from q proposes x and has it accepted with probability min(p, q), where p is the
+    target's distribution. Given that x was drawn from p, that is min(1, q / p).
+
     Args:
-        prob: The token's probability in the target's distribution p. A draft from q proposes x
-            and has it accepted with probability min(p, q); given that x was drawn from p, that
-            is min(1, q / p).
+        distribution: The draft's distribution q.
+        token: The token x.
+        prob: Its probability in p.
     """
     return min(1.0, distribution.prob(token) / max(prob, 1e-9))
 
@@ -268,7 +289,7 @@ def chance(distribution: Distribution, token: int, prob: float) -> float:
 def confidence_in(row: Logits, distribution: Distribution) -> float:
     """The draft's confidence in its next token, 0 … 1: the probability of its best token.
 
-    For a one-hot distribution, which says nothing, it compares the best two logits instead.
+    For a one-hot distribution, whose probability is always 1, it compares the best two logits.
     """
     if len(distribution.ids) > 1:
         return distribution.largest_prob
@@ -277,7 +298,7 @@ def confidence_in(row: Logits, distribution: Distribution) -> float:
     row[best] = -np.inf
     second = row.max()
     row[best] = highest
-    with np.errstate(over="ignore", invalid="ignore"):  # to inf; of rows that hold no numbers
+    with np.errstate(over="ignore", invalid="ignore"):  # overflow to inf; rows without numbers
         confidence = float(1.0 / (1.0 + np.exp(second - highest)))
     if math.isnan(confidence):
         return 0.0
@@ -285,7 +306,7 @@ def confidence_in(row: Logits, distribution: Distribution) -> float:
 
 
 class ConstraintProposer(Proposer):
-    """Proposes what the answer's constraint forces, if it has one.
+    """Proposes the tokens that the answer's constraint forces, if it has one.
 
     Args:
         is_end: The target's end-of-generation test; nothing is proposed after such a token.
@@ -312,7 +333,9 @@ class ConstraintProposer(Proposer):
     ) -> Decoding[Proposal]:
         """Propose the forced tokens. Each distribution is one-hot."""
         yield from ()
-        forced = [] if self._constraint is None else self._constraint.forced()
+        forced: list[int] = []
+        if self._constraint is not None:
+            forced = self._constraint.forced()
 
         def next_row(drafted: list[int]) -> tuple[Distribution, float] | None:
             if len(drafted) == len(forced):

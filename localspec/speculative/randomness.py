@@ -28,7 +28,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 _SHIFT_30, _SHIFT_27, _SHIFT_31, _SHIFT_11 = (np.uint64(n) for n in (30, 27, 31, 11))
-_FEW = 256  # up to so many survivors, all are raced without a first selection
+_FEW = 256  # up to this number of survivors, all are raced without a first selection
 
 
 class Purpose(enum.IntEnum):

@@ -1,6 +1,6 @@
-"""A rule of verification, with its random numbers: how tokens are drawn, and how judged.
+"""A rule of verification with its random numbers: how tokens are drawn and judged.
 
-`verify` has the rules themselves; here each is given the numbers that belong to a step.
+`verify` has the rules; here each gets the random numbers that belong to a step.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ from localspec.speculative.verify import Verdict
 
 
 class StepStart(NamedTuple):
-    """A step: its number in the answer, and the answer's tokens before it."""
+    """The place of a step in the answer."""
 
     step: int
+    """Its number, from 0."""
+
     num_emitted: int
+    """Tokens of the answer before it."""
 
 
 def rule_name(name: RuleName | None, *, is_greedy: bool, seed: int | None) -> RuleName:
-    """The rule asked for, or by default greedy (temperature 0), coupled (a seed) or block.
+    """The named rule, or by default greedy (temperature 0), coupled (a seed) or block.
 
     At temperature 0 every rule is greedy. Raises OptionError for an unknown name, or greedy
     at another temperature.
@@ -39,7 +42,11 @@ def rule_name(name: RuleName | None, *, is_greedy: bool, seed: int | None) -> Ru
         raise OptionError("the rule greedy needs temperature 0", "Set it, or choose another.")
     if is_greedy:
         return "greedy"
-    return name or ("block" if seed is None else "coupled")
+    if name is not None:
+        return name
+    if seed is None:
+        return "block"
+    return "coupled"
 
 
 def make_rule(name: RuleName, randomness: Randomness) -> Rule:
@@ -48,8 +55,9 @@ def make_rule(name: RuleName, randomness: Randomness) -> Rule:
         return _Matching(name, verify.argmax)
     if name == "coupled":
         return _Matching(name, randomness.gumbel_max)
-    judge = verify.token if name == "token" else verify.block
-    return _Sampling(name, judge, randomness)
+    if name == "token":
+        return _Sampling(name, verify.token, randomness)
+    return _Sampling(name, verify.block, randomness)
 
 
 class _Matching:
@@ -60,7 +68,7 @@ class _Matching:
         self._choose = choose
 
     def draw(self, start: StepStart) -> Draw:
-        """How the proposer draws the draft tokens of a step."""
+        """The function with which the proposer draws the draft tokens of a step."""
         return lambda index, distribution: self._choose(start.num_emitted + index, distribution)
 
     def verdict(

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from localspec.errors import PairError
 from localspec.vocabulary import TokenTable
 
 _NUM_SHOWN = 5
-# A few renamed special tokens cost some acceptance at most. Where more differs it is another
+# A few renamed special tokens cost only some acceptance. If more tokens differ, it is another
 # tokenizer, and the draft's ids would mean other tokens.
 _MAX_DIFFERENT = 0.01
 
@@ -62,12 +63,11 @@ def shared_vocabulary(target: TokenTable, draft: TokenTable) -> SharedVocabulary
     if target.add_bos != draft.add_bos or (target.add_bos and target.bos != draft.bos):
         raise _does_not_fit("they begin a text with different tokens")
     size = min(target.size, draft.size)
-    theirs = target.entries()[:size]
-    ours = draft.entries()[:size]
+    of_target = target.entries()[:size]
+    of_draft = draft.entries()[:size]
     differences: tuple[Difference, ...] = ()
-    if theirs != ours:
-        both = enumerate(zip(theirs, ours, strict=True))
-        differences = tuple(Difference(i, t, d) for i, (t, d) in both if t != d)
+    if of_target != of_draft:
+        differences = _differences(of_target, of_draft)
     if len(differences) > _MAX_DIFFERENT * size:
         raise _does_not_fit(
             f"{len(differences)} of {size} tokens differ: {_first_differences(differences)}"
@@ -75,9 +75,24 @@ def shared_vocabulary(target: TokenTable, draft: TokenTable) -> SharedVocabulary
     return SharedVocabulary(size, target.size, draft.size, differences)
 
 
+def _differences(
+    of_target: Sequence[bytes], of_draft: Sequence[bytes]
+) -> tuple[Difference, ...]:
+    """The ids whose texts differ."""
+    differences = []
+    pairs = zip(of_target, of_draft, strict=True)
+    for token, (target_text, draft_text) in enumerate(pairs):
+        if target_text != draft_text:
+            differences.append(Difference(token, target_text, draft_text))
+    return tuple(differences)
+
+
 def _first_differences(differences: tuple[Difference, ...]) -> str:
-    more = " …" if len(differences) > _NUM_SHOWN else ""
-    return ", ".join(map(str, differences[:_NUM_SHOWN])) + more
+    """The first differences, in words."""
+    words = ", ".join(str(difference) for difference in differences[:_NUM_SHOWN])
+    if len(differences) > _NUM_SHOWN:
+        words += " …"
+    return words
 
 
 def _does_not_fit(why: str) -> PairError:

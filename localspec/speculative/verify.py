@@ -37,13 +37,15 @@ def match(
 ) -> Verdict:
     """Keep draft tokens while each is the target's own choice; the next token is its choice.
 
-    choose(i, row): the target's token at position i, a pure function. With `argmax` this is the
-    rule greedy. With Gumbel-max noise that the draft used too, this is the rule coupled (Daliri
-    et al., arXiv 2408.07978, algorithm 1): the text depends on the noise alone, so the same
-    noise gives the same text with any draft or none.
+    With `argmax` this is the rule greedy. With Gumbel-max noise that the draft used too, this
+    is the rule coupled (Daliri et al., arXiv 2408.07978, algorithm 1): the text depends on the
+    noise alone, so the same noise gives the same text with any draft or none.
 
     Args:
         targets: K + 1 rows, row i given the first i draft tokens.
+        draft_tokens: The K draft tokens.
+        choose: The target's token at a position, given the position and its row: a pure
+            function.
     """
     for index, drawn in enumerate(draft_tokens):
         own = choose(index, targets[index])
@@ -73,8 +75,10 @@ def token(
 
     Args:
         targets: K + 1 rows.
-        drafts: The K distributions that draft_tokens were really drawn from.
-        accept_uniforms: (K,) in [0, 1), residual_uniform: one more, each used nowhere else.
+        drafts: The K distributions from which draft_tokens were really drawn.
+        draft_tokens: The K draft tokens.
+        accept_uniforms: (K,) in [0, 1), each used nowhere else.
+        residual_uniform: One more uniform, used nowhere else.
     """
     for index, drawn in enumerate(draft_tokens):
         target = targets[index]
@@ -108,7 +112,10 @@ def block(
     for index, drawn in enumerate(draft_tokens):
         target = targets[index].prob(drawn)
         draft = drafts[index].prob(drawn)
-        shares.append(min(1.0, shares[-1] * target / draft) if draft > 0.0 else 0.0)
+        share = 0.0
+        if draft > 0.0:
+            share = min(1.0, shares[-1] * target / draft)
+        shares.append(share)
     num_drafted = len(draft_tokens)
     if num_drafted == 0 or accept_uniforms[num_drafted - 1] < shares[num_drafted]:
         return Verdict(num_drafted, targets[-1].draw(residual_uniform))
@@ -152,5 +159,8 @@ def residual(target: Distribution, draft: Distribution, share: float = 1.0) -> D
 
 
 def _replacement(target: Distribution, left: Distribution, uniform: float) -> int:
-    # Equal rows have no residual: only rounding can refuse a token then.
-    return (left if left.total > 0.0 else target).draw(uniform)
+    """The token in place of a refused one. left: the residual."""
+    if left.total > 0.0:
+        return left.draw(uniform)
+    # Equal rows have no residual: then only rounding can refuse a token.
+    return target.draw(uniform)
