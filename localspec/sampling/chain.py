@@ -1,7 +1,7 @@
 """Raw logits and the text so far → the distribution of the next token.
 
-In llama.cpp's default order: logit bias, penalties, DRY, then the cuts of `filters`. What a
-constraint forbids is removed from the row before the cuts.
+In llama.cpp's default order: logit bias, penalties, DRY, then the cuts of `filters`. Tokens
+that a constraint forbids are removed from the row before the cuts.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ class SamplerChain:
 
     Args:
         num_prompt_tokens: The position in the text at which the answer begins.
+        params: The settings.
         num_said: Tokens that the answer already has.
         ends: Every end-of-generation id of the target.
         breakers: dry_sequence_breakers as token ids of the target.
@@ -50,11 +51,13 @@ class SamplerChain:
         self._ends = np.array(sorted(ends), dtype=np.int64)
         self._ends_from = num_prompt_tokens + params.min_tokens
         self._breakers = breakers or {}
-        added = params.presence_penalty, params.frequency_penalty
-        has_penalty = params.repetition_penalty != 1.0 or any(added)
+        has_additive = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
+        has_penalty = params.repetition_penalty != 1.0 or has_additive
         self._penalises_tokens = has_penalty and params.penalty_last_n > 0
         self._penalises_repeats = params.dry_multiplier > 0.0 and params.dry_penalty_last_n > 0
-        self._states = None if constraint is None else ConstraintStates(constraint)
+        self._states: ConstraintStates | None = None
+        if constraint is not None:
+            self._states = ConstraintStates(constraint)
         # Tokens at the front of the text that are committed to the constraint.
         self._num_committed = num_prompt_tokens + num_said
         self._text = _GrowingText()
@@ -76,7 +79,7 @@ class SamplerChain:
             self._num_committed += len(tokens)
 
     def num_allowed(self, draft_tokens: Sequence[int]) -> int:
-        """How many of the tokens, from the first on, the constraint allows to come next."""
+        """How many of the tokens, counted from the first, the constraint allows next."""
         if self._states is None or not draft_tokens:
             return len(draft_tokens)
         return self._states.committed.validate(draft_tokens)
@@ -107,9 +110,9 @@ class SamplerChain:
     ) -> Distribution:
         """Draft distribution after the same tokens; no error of a draft ends an answer.
 
-        A draft may know few tokens, and the target others that are not banned: where bans
-        leave none of its tokens, its row counts as it is. Where the row holds no numbers the
-        first token is proposed.
+        If bans leave none of the draft's tokens, its row counts without them: the target may
+        know other tokens that are not banned. If the row has no numbers, the first token is
+        proposed.
         """
         with contextlib.suppress(DecodeError):
             return self.distribution(logits, tokens, draft_tokens)
@@ -128,20 +131,20 @@ class SamplerChain:
         before it. All are good until the next call. Raises DecodeError if the first row has no
         numbers, ConstraintError if no token of a row is left.
         """
-        found: list[Distribution] = []
-        self._target_masses.num_used = self._draft_masses.num_used = 0
-        for i, row in enumerate(rows):
+        distributions: list[Distribution] = []
+        buffers = self._target_masses
+        buffers.num_used = 0
+        self._draft_masses.num_used = 0
+        for index, row in enumerate(rows):
+            drafted = draft_tokens[:index]
             try:
-                found.append(
-                    self._distribution(
-                        row, tokens, draft_tokens[:i], self._target_masses, must_fit=True
-                    )
-                )
+                made = self._distribution(row, tokens, drafted, buffers, must_fit=True)
             except DecodeError:
-                if not found:
+                if not distributions:
                     raise
                 break
-        return found
+            distributions.append(made)
+        return distributions
 
     def _distribution(
         self,
@@ -153,11 +156,12 @@ class SamplerChain:
         must_fit: bool,
     ) -> Distribution:
         row = self._transformed(logits, tokens, draft_tokens)
-        state = None
-        # In a replay a draft reads tokens in front of the constraint's state.
+        mask = None
+        # In a replay a draft reads tokens before the constraint's state.
         if self._states and (must_fit or len(tokens) == self._num_committed):
             state = self._states.after(draft_tokens)
-        mask = None if state is None else state.mask()
+            if state is not None:
+                mask = state.mask()
         if mask is None:
             return filtered_distribution(row, self.params, buffers.take)
         # Only allowed tokens go through the cuts: usually far fewer.
@@ -202,7 +206,7 @@ class SamplerChain:
 
 
 class _Buffers:
-    """Rows of masses that each step uses again: page faults of new ones cost more than sums."""
+    """Rows of masses that each step reuses: page faults of new rows cost more than sums."""
 
     def __init__(self) -> None:
         self._rows: dict[int, Logits] = {}
@@ -212,7 +216,8 @@ class _Buffers:
         """A row of this size that nothing else holds until `num_used` is set back."""
         row = self._rows.get(self.num_used)
         if row is None or len(row) < size:
-            row = self._rows[self.num_used] = np.empty(size, dtype=np.float32)
+            row = np.empty(size, dtype=np.float32)
+            self._rows[self.num_used] = row
         self.num_used += 1
         return row[:size]
 
@@ -245,11 +250,11 @@ _LONGEST_TAIL = 20  # tokens of a breaker after its first; llama.cpp's bound
 
 
 class Resolver:
-    """Resolves options against the target's vocabulary, and caches what takes a scan."""
+    """Resolves options against the target's vocabulary, and caches the results of scans."""
 
     def __init__(self, vocabulary: WholeVocabulary) -> None:
         self._vocabulary = vocabulary
-        # Only the last ones, since each answer may have others.
+        # Only the last breakers are kept, since each answer may have others.
         self._breakers = lru_cache(maxsize=1)(partial(find_breakers, vocabulary=vocabulary))
 
     def chain(
@@ -261,8 +266,8 @@ class Resolver:
     ) -> SamplerChain:
         """The chain of an answer.
 
-        Raises OptionError for a bias on no token, or a constrained answer that is not to end
-        where its constraint does.
+        Raises OptionError for a bias on an id without a token, or a constrained answer that
+        must not end at the end of its constraint.
         """
         if constraint is not None and (params.ignore_eos or params.min_tokens):
             name = "ignore_eos" if params.ignore_eos else "min_tokens"
@@ -277,13 +282,18 @@ class Resolver:
                 f"logit_bias names token {unknown[0]} of a vocabulary of {size}",
                 f"Token ids are 0 to {size - 1}.",
             )
-        texts = params.dry_sequence_breakers
+        ends: Sequence[int] = ()
+        if params.ignore_eos or params.min_tokens:
+            ends = self._ends
+        breakers: Breakers = {}
+        if params.dry_multiplier:
+            breakers = self._breakers(params.dry_sequence_breakers)
         return SamplerChain(
             params,
             num_prompt_tokens=num_prompt_tokens,
             num_said=num_said,
-            ends=self._ends if params.ignore_eos or params.min_tokens else (),
-            breakers=self._breakers(texts) if params.dry_multiplier else {},
+            ends=ends,
+            breakers=breakers,
             constraint=constraint,
         )
 
@@ -295,8 +305,8 @@ class Resolver:
 def find_breakers(texts: tuple[str, ...], vocabulary: WholeVocabulary) -> Breakers:
     """Every way in which tokens can spell one of `texts`, perhaps with other text around it.
 
-    After llama.cpp: a token that contains the text is a breaker by itself; one that ends in
-    its beginning is a breaker if the tokens of the rest follow.
+    After llama.cpp: a token that contains the text is a breaker alone; a token that ends with
+    the text's beginning is a breaker if the tokens of the other part follow.
     """
     breakers: dict[int, set[tuple[int, ...]]] = {}
     spellings = list(enumerate(vocabulary.spellings()))
@@ -308,7 +318,8 @@ def find_breakers(texts: tuple[str, ...], vocabulary: WholeVocabulary) -> Breake
         for cut in range(1, len(text)):
             start = text[:cut].encode()
             rest = vocabulary.tokenize(text[cut:], parse_special=False)
+            tail = tuple(rest[:_LONGEST_TAIL])
             for token, spelling in spellings:
                 if spelling.endswith(start) and whole not in spelling:
-                    breakers.setdefault(token, set()).add(tuple(rest[:_LONGEST_TAIL]))
+                    breakers.setdefault(token, set()).add(tail)
     return {token: sorted(tails) for token, tails in breakers.items()}

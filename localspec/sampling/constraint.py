@@ -28,14 +28,15 @@ class Constraint(Protocol):
         """Whether only a token that ends the answer may come next."""
 
     def mask(self) -> Mask | None:
-        """(vocab,) True where a token may come next; None where any may.
+        """(vocab,) True for tokens that may come next; None if all may.
 
-        A token that ends the answer may come when the answer is complete. Where only one text
-        can follow, only the tokens of its usual spelling may be True; `validate` takes any.
+        A token that ends the answer may come when the answer is complete. If only one text can
+        follow, only the tokens of its usual spelling may be True; `validate` takes any
+        spelling.
         """
 
     def validate(self, tokens: Sequence[int]) -> int:
-        """How many of the tokens may come, counted from the first. Changes nothing."""
+        """How many of the tokens may come, counted from the first. The state stays."""
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Continue after these tokens.
@@ -81,7 +82,9 @@ class ConstraintStates:
             return self.committed
         num_known = len(self._drafted)
         if num_known == 0 or list(draft_tokens[:num_known]) != self._drafted:
-            self._drafted, self._state, num_known = [], self.committed.copy(), 0
+            self._drafted = []
+            self._state = self.committed.copy()
+            num_known = 0
         for token in draft_tokens[num_known:]:
             self._drafted.append(token)
             if self._state is not None and self._state.validate([token]):

@@ -1,4 +1,4 @@
-"""A distribution of the next token, and the arrays that it is made of.
+"""A distribution of the next token, and its arrays.
 
 `filters` and `chain` turn logits into one. Nothing here knows a model, a draft or a random
 stream.
@@ -30,12 +30,11 @@ class Distribution(NamedTuple):
     """(m,) strictly ascending token ids."""
 
     masses: Masses
-    """(m,) in proportion to the probabilities; every id that is not listed has probability
-    0."""
+    """(m,) in proportion to the probabilities. Ids that are not listed have probability 0. A
+    row without a cut lists all ids, also banned ones; if it is long, its masses are float32."""
 
     total: float = 1.0
-    """The sum of the masses. Of a row without a cut every id is listed, also the banned
-    ones; a long one has float32 masses."""
+    """The sum of the masses."""
 
     @property
     def probs(self) -> Probs:
@@ -69,29 +68,36 @@ class Distribution(NamedTuple):
         if len(masses) <= MANY:
             reached = masses.cumsum()
             return int(self.ids[_holder(reached, uniform * reached[-1])])
-        # The part that holds the number, and then where in that part.
+        # First the part that holds the number, then the mass within the part.
         reached = _part_sums(masses).cumsum(dtype=np.float64)
         sought = uniform * reached[-1]
         part = _holder(reached, sought)
-        start = float(reached[part - 1]) if part else 0.0
-        inner = masses[part * _PART : (part + 1) * _PART].cumsum(dtype=np.float64)
+        start = 0.0
+        if part > 0:
+            start = float(reached[part - 1])
+        begin = part * _PART
+        inner = masses[begin : begin + _PART].cumsum(dtype=np.float64)
         inner *= (reached[part] - start) / inner[-1]  # the part's own sum was rounded
         inner += start
-        return int(self.ids[part * _PART + _holder(inner, sought)])
+        return int(self.ids[begin + _holder(inner, sought)])
 
 
 def _holder(reached: Probs, sought: float) -> int:
+    """The index of the mass that holds a number. reached: the sums of the masses up to each."""
     # The product of a uniform and a sum can round up to the sum: stay on the last mass.
     last = int(reached.searchsorted(reached[-1]))
     return min(int(reached.searchsorted(sought, side="right")), last)
 
 
 def mass_of(masses: Masses) -> float:
-    """The sum of the masses, in double precision from parts on."""
-    return float((_part_sums(masses) if len(masses) > MANY else masses).sum(dtype=np.float64))
+    """The sum of the masses in double precision; many are first summed in parts."""
+    if len(masses) > MANY:
+        masses = _part_sums(masses)
+    return float(masses.sum(dtype=np.float64))
 
 
 def _part_sums(masses: Masses) -> Masses:
+    """The sums of consecutive parts of the masses."""
     whole = len(masses) // _PART * _PART
     # Three times as fast as a sum along an axis.
     sums: Masses = np.einsum("ij->i", masses[:whole].reshape(-1, _PART))

@@ -1,8 +1,8 @@
 """The cuts: one row of logits → the distribution of the next token.
 
-In llama.cpp's default order: top-n-sigma, top-k, typical-p, top-p, min-p, temperature. Only
-what survives one cut is looked at by the next, and nothing ever sorts a whole vocabulary:
-thresholds do most of the work, so a row of 152 064 logits costs a few passes of NumPy.
+In llama.cpp's default order: top-n-sigma, top-k, typical-p, top-p, min-p, temperature. Each cut
+sees only the survivors of the last one, and no cut sorts a whole vocabulary: thresholds do most
+of the work, so a row of 152 064 logits costs a few passes of NumPy.
 """
 
 from __future__ import annotations
@@ -41,12 +41,18 @@ def filtered_distribution(
     params: SamplingParams,
     row_of: Callable[[int], Logits] = lambda size: np.empty(size, np.float32),
 ) -> Distribution:
-    """The distribution that every cut and the temperature make of `logits` (vocab,).
+    """The distribution that the cuts and the temperature make of a row.
 
-    Biases and penalties are not applied here: `SamplerChain.distribution` does it all. Where
-    equal logits meet the edge of a cut the lowest ids survive. Returns no view of the row.
-    row_of(size): an array for the masses of a long row without a cut. Raises DecodeError if
-    the row holds NaN or no finite maximum.
+    Biases and penalties are not applied here: see `SamplerChain.distribution`. If equal logits
+    are at the edge of a cut, the lowest ids survive. Returns no view of the row.
+
+    Args:
+        logits: (vocab,).
+        params: The settings.
+        row_of: Gives an array of that size for the masses of a long row without a cut.
+
+    Raises:
+        DecodeError: If the row has NaN or no finite maximum.
     """
     if params.is_greedy and params.typical_p == 1.0:  # every other cut keeps the best token
         best = int(logits.argmax())  # the first NaN, if there is one
@@ -78,7 +84,8 @@ def one_hot(token: int) -> Distribution:
 
 def _cut(logits: Logits, params: SamplingParams) -> tuple[TokenIds, Logits]:
     """Ascending ids of the survivors, and their logits."""
-    ids = everything = _all_ids(len(logits))
+    everything = _all_ids(len(logits))
+    ids = everything
     if params.top_n_sigma > 0.0:
         indices = top_n_sigma(logits, params.top_n_sigma)
         ids = ids[indices]
@@ -97,10 +104,10 @@ def _cut(logits: Logits, params: SamplingParams) -> tuple[TokenIds, Logits]:
         logits = logits[indices]
     if ids is everything:
         return ids, logits
-    kept = logits > -np.inf  # banned tokens stay where a cut keeps more than are left
+    kept = logits > -np.inf  # a cut may keep banned tokens if too few others are left
     if kept.all():
-        return (ids, logits)
-    return (ids[kept], logits[kept])
+        return ids, logits
+    return ids[kept], logits[kept]
 
 
 @functools.lru_cache(maxsize=4)  # rows of a target and of a few drafts
@@ -120,8 +127,8 @@ def _softmax(logits: Logits, temperature: float) -> Probs:
 
 
 def _of_many(ids: TokenIds, logits: Logits, temperature: float, masses: Logits) -> Distribution:
-    """The softmax of a long row in float32: what it moves is 1e-7 of the mass."""
-    with np.errstate(over="ignore"):  # to -inf, whose mass is 0
+    """The softmax of a long row in float32, which moves 1e-7 of the mass."""
+    with np.errstate(over="ignore"):  # overflow to -inf, whose mass is 0
         np.subtract(logits, logits.max(), out=masses)
         if temperature != 1.0:
             masses *= np.float32(1.0 / max(temperature, _LOWEST_FLOAT32))
@@ -130,34 +137,34 @@ def _of_many(ids: TokenIds, logits: Logits, temperature: float, masses: Logits) 
 
 
 def _of_few(logits: Logits, params: SamplingParams) -> Distribution:
-    """The distribution where top-k leaves few tokens: plain floats are faster than arrays."""
+    """The distribution if top-k leaves few tokens: plain floats are faster than arrays."""
     ids = _at_least(logits, params.top_k)
     if ids is None or len(ids) > 8 * params.top_k:  # many ties, a short row, or no numbers
         _require_finite(logits.max())
         ids = top_k(logits, params.top_k)
-    found = logits[ids].tolist()
+    values = logits[ids].tolist()
     tokens = ids.tolist()
-    order = sorted(range(len(found)), key=found.__getitem__, reverse=True)  # ties stay in order
+    order = sorted(range(len(values)), key=values.__getitem__, reverse=True)  # stable for ties
     del order[params.top_k :]
-    best = found[order[0]]
-    masses = [math.exp(found[index] - best) for index in order]
-    needed = params.top_p * math.fsum(masses) if params.top_p < 1.0 else math.inf
+    best = values[order[0]]
+    masses = [math.exp(values[index] - best) for index in order]
+    needed = math.inf
+    if params.top_p < 1.0:
+        needed = params.top_p * math.fsum(masses)
     temperature = max(params.temperature, _LOWEST_TEMPERATURE)
     kept: list[tuple[int, float]] = []
     reached = 0.0
     for index, mass in zip(order, masses, strict=True):
-        if mass < params.min_p or found[index] == -math.inf:
+        if mass < params.min_p or values[index] == -math.inf:
             break
-        if kept and reached >= needed:  # top-p 0 keeps the best token, too
+        if kept and reached >= needed:  # top-p 0 keeps the best token
             break
         reached += mass
-        kept.append((tokens[index], math.exp((found[index] - best) / temperature)))
+        kept.append((tokens[index], math.exp((values[index] - best) / temperature)))
     kept.sort()
-    return Distribution(
-        np.array([token for token, _ in kept]),
-        np.array([mass for _, mass in kept]),
-        math.fsum(mass for _, mass in kept),
-    )
+    kept_ids = [token for token, _ in kept]
+    kept_masses = [mass for _, mass in kept]
+    return Distribution(np.array(kept_ids), np.array(kept_masses), math.fsum(kept_masses))
 
 
 def top_n_sigma(logits: Logits, n: float) -> TokenIds:
@@ -166,13 +173,14 @@ def top_n_sigma(logits: Logits, n: float) -> TokenIds:
     Ascending. Banned tokens (-inf) count for neither mean nor deviation.
     """
     spread = logits[logits > -np.inf].std(dtype=np.float64)
-    # No less than float32 has, with which the row is compared: -inf would leave banned tokens.
-    least = max(float(logits.max()) - n * float(spread), -_FLOAT32_MAX)
+    least = float(logits.max()) - n * float(spread)
+    # At least float32's lowest number, since -inf would keep banned tokens.
+    least = max(least, -_FLOAT32_MAX)
     return np.flatnonzero(logits >= least)
 
 
 def top_k(logits: Logits, k: int) -> TokenIds:
-    """Indices of the k largest logits, ascending; of equal ones the first."""
+    """Indices of the k largest logits, ascending; of equal logits the first."""
     if k >= len(logits):
         return _all_ids(len(logits))
     candidates = _at_least(logits, k)
@@ -188,11 +196,13 @@ def top_k(logits: Logits, k: int) -> TokenIds:
 
 
 def _at_least(logits: Logits, k: int) -> TokenIds | None:
-    """Ascending indices of the k largest logits and a few more; None: of all, or not finite.
+    """Ascending indices of the k largest logits and a few more.
+
+    None if that saves nothing, or the row is not finite.
 
     The row is dealt into columns, and their maxima into columns of columns. The k best maxima
     of these belong to k different tokens, so at least k logits reach the k-th of them, and
-    all that do stand in columns whose maximum does. Far cheaper than a partition of the whole
+    all that do are in columns whose maximum does. Far cheaper than a partition of the whole
     row, because taking maxima runs at memory speed.
     """
     columns = max(64 * k, 1024)
@@ -213,8 +223,10 @@ def _at_least(logits: Logits, k: int) -> TokenIds | None:
     if len(tall) > 4 * k:  # ties, or neighbours: no saving
         return None
     # Flat, as `nonzero` of a table takes eight times as long.
-    found = (table.take(tall, axis=1) >= floor).ravel().nonzero()[0]
-    above = found // len(tall) * columns + tall[found % len(tall)]
+    places = (table.take(tall, axis=1) >= floor).ravel().nonzero()[0]
+    row = places // len(tall)
+    column = tall[places % len(tall)]
+    above = row * columns + column
     last = (rest >= floor).nonzero()[0] + rows * columns
     return np.concatenate([above, last])
 
@@ -226,26 +238,31 @@ def typical(logits: Logits, typical_p: float) -> TokenIds:
     content is near the row's entropy. A token of probability 0 adds nothing to the entropy,
     and is never typical (in llama.cpp it makes the entropy NaN).
     """
-    possible = None if logits.min() > -np.inf else np.flatnonzero(logits > -np.inf)
-    known = logits if possible is None else logits[possible]
+    possible = None
+    known = logits
+    if not logits.min() > -np.inf:
+        possible = np.flatnonzero(logits > -np.inf)  # not the banned tokens
+        known = logits[possible]
     shifted = np.subtract(known, known.max(), dtype=np.float64)
     mass = np.exp(shifted)
     total = float(mass.sum())
     # -log p - entropy = mean - shifted, as the normalisation cancels out.
     mean = float((mass * shifted).sum()) / total
-    # The mass must exceed typical_p, where top-p's must only reach it.
-    kept = _leading(np.abs(shifted - mean), mass, math.nextafter(typical_p * total, math.inf))
+    # The mass must exceed typical_p, while top-p's must only reach top_p.
+    needed = math.nextafter(typical_p * total, math.inf)
+    kept = _leading(np.abs(shifted - mean), mass, needed)
     if possible is None:
         return kept
     return possible[kept]
 
 
 def top_p_min_p(logits: Logits, top_p: float, min_p: float) -> TokenIds:
-    """Indices that top-p and then min-p leave, ascending.
+    """Indices of the tokens that top-p and then min-p keep, ascending.
 
     top-p keeps the fewest most probable tokens whose mass reaches top_p, min-p those at
-    least min_p times as probable as the best. Both keep a beginning of the same order, the
-    shorter one counts: so the threshold goes first, and only what it leaves is ordered.
+    least min_p times as probable as the best. Both keep a beginning of the same order, and the
+    shorter one counts. So the threshold of min-p goes first, and only its survivors are
+    ordered.
     """
     with np.errstate(over="ignore"):
         depths = logits.max() - logits  # in nats below the best; inf where banned
@@ -275,8 +292,10 @@ def _leading(keys: Logits | Probs, mass: Logits | Probs, needed: float) -> Token
     bucket = int(np.searchsorted(reached, needed))
     kept = numbers < bucket
     edge = np.flatnonzero(numbers == bucket)
-    needed -= float(reached[bucket - 1]) if bucket else 0.0
-    kept[edge[_first(keys[edge], mass[edge], needed)]] = True
+    if bucket > 0:
+        needed -= float(reached[bucket - 1])
+    first = _first(keys[edge], mass[edge], needed)
+    kept[edge[first]] = True
     return np.flatnonzero(kept)
 
 

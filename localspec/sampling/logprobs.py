@@ -34,18 +34,18 @@ class TokenLogprobs:
     """The log-probability in the model's own distribution, the softmax of its row."""
 
     after: float
-    """The log-probability in the distribution the token was drawn from, which temperature,
-    filters and penalties have shaped."""
+    """The log-probability in the distribution from which the token was drawn, after
+    temperature, filters and penalties."""
 
     top_before: tuple[TokenLogprob, ...]
     """The most probable tokens in the model's own distribution, best first."""
 
     top_after: tuple[TokenLogprob, ...]
-    """The most probable tokens in the distribution that was drawn from, best first; filters
+    """The most probable tokens in the distribution from which it was drawn, best first; filters
     may leave few."""
 
     raw: Mapping[int, bytes] = field(default_factory=dict, hash=False)
-    """All bytes of such tokens, by their ids."""
+    """The bytes of tokens whose text is not whole characters, by their ids."""
 
 
 def token_logprobs(
@@ -58,38 +58,45 @@ def token_logprobs(
     """The log-probabilities of a token and of the best ones at its position.
 
     Args:
-        token: The id of one that was emitted, or that stands in a prompt.
+        token: The id of an emitted token, or of a token in a prompt.
         logits: The target's row at that position, (vocab,).
-        distribution: The one that the token was drawn from. None for a token of a prompt, which
-            was not drawn: `after` is as `before`, and `top_after` empty.
+        distribution: The distribution from which it was drawn. None for a token of a prompt:
+            `after` is then the same as `before`, and `top_after` empty.
         num_top: How many of the best tokens to list.
         bytes_of: Gives the bytes of a token.
     """
     own = float(_logprobs(logits, np.array([token]))[0])
     raw: dict[int, bytes] = {}
 
-    def text_of(one: int) -> str:
-        found = bytes_of(one)
-        text = found.decode("utf-8", "replace")
-        if text.encode() != found:
-            raw[one] = found
+    def text_of(token_id: int) -> str:
+        data = bytes_of(token_id)
+        text = data.decode("utf-8", "replace")
+        if text.encode() != data:
+            raw[token_id] = data
         return text
 
     def named(top: list[tuple[int, float]]) -> tuple[TokenLogprob, ...]:
-        return tuple(TokenLogprob(one, value, text_of(one)) for one, value in top)
+        entries = []
+        for token_id, logprob in top:
+            entries.append(TokenLogprob(token_id, logprob, text_of(token_id)))
+        return tuple(entries)
 
     after = own
+    top_before: tuple[TokenLogprob, ...] = ()
     top_after: tuple[TokenLogprob, ...] = ()
     if distribution is not None:
         after = math.log(distribution.prob(token))
-        top_after = named(top_of_distribution(distribution, num_top)) if num_top else ()
+    if num_top:
+        top_before = named(top_of_row(logits, num_top))
+    if num_top and distribution is not None:
+        top_after = named(top_of_distribution(distribution, num_top))
     return TokenLogprobs(
         token_id=token,
         text=text_of(token),
         raw=raw,
         before=own,
         after=after,
-        top_before=named(top_of_row(logits, num_top)) if num_top else (),
+        top_before=top_before,
         top_after=top_after,
     )
 
@@ -100,7 +107,8 @@ def top_of_row(logits: Logits, num_tokens: int) -> list[tuple[int, float]]:
     The best comes first; of equal ones the lowest id.
 
     Args:
-        num_tokens: 1 or more; fewer come back where fewer are possible.
+        logits: The row.
+        num_tokens: 1 or more; fewer come back if fewer are possible.
 
     Raises:
         DecodeError: If the row holds NaN or no finite maximum.
@@ -111,19 +119,19 @@ def top_of_row(logits: Logits, num_tokens: int) -> list[tuple[int, float]]:
 
 def _logprobs(logits: Logits, ids: TokenIds) -> Probs:
     largest = logits.max()
-    if not math.isfinite(largest):  # a ban of that token lets others be drawn
+    if not math.isfinite(largest):  # if that token is banned, others can be drawn
         raise DecodeError(
             f"the largest logit of a row is {largest}",
             "Leave out logprobs; the file may be damaged: compare its sha256.",
         )
-    with np.errstate(over="ignore"):  # to -inf
+    with np.errstate(over="ignore"):  # overflow to -inf
         total = np.exp(logits - largest).sum(dtype=np.float64)
     # In double precision from here on.
     return logits[ids].astype(np.float64) - float(largest) - math.log(total)
 
 
 def top_of_distribution(distribution: Distribution, num_tokens: int) -> list[tuple[int, float]]:
-    """Best tokens of the distribution that a token is drawn from; as `top_of_row`."""
+    """Best tokens of the distribution from which a token is drawn; as `top_of_row`."""
     probs = distribution.probs
     possible = probs > 0.0
     return _best_first(distribution.ids[possible], np.log(probs[possible]), num_tokens)
@@ -131,5 +139,8 @@ def top_of_distribution(distribution: Distribution, num_tokens: int) -> list[tup
 
 def _best_first(ids: TokenIds, logprobs: Probs, num_tokens: int) -> list[tuple[int, float]]:
     order = np.argsort(-logprobs, kind="stable")[:num_tokens]
-    pairs = zip(ids[order].tolist(), logprobs[order].tolist(), strict=True)
-    return [(token, value) for token, value in pairs if value > -math.inf]
+    pairs = []
+    for token, value in zip(ids[order].tolist(), logprobs[order].tolist(), strict=True):
+        if value > -math.inf:
+            pairs.append((token, value))
+    return pairs

@@ -18,8 +18,8 @@ from localspec.keywords import known_fields, ours_for
 _LARGEST_BIAS = 1e9  # far beyond any logit, and far from overflowing a float32
 _INT32_MAX = 2**31 - 1
 
-# Lowest and highest value, and what to do about any other. A whole number as the lowest
-# means that only whole numbers will do.
+# Lowest and highest value, and the hint for any other. If the lowest is a whole number, only
+# whole numbers are valid.
 _RANGES: dict[str, tuple[float, float, str]] = {
     "repetition_penalty": (0.01, 100.0, "Choose 0.01 to 100; 1 or 0 is off."),
     "presence_penalty": (-100.0, 100.0, "Choose -100 to 100; 0 is off."),
@@ -38,11 +38,12 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "min_tokens": (0, _INT32_MAX, "Choose 0 or more."),
 }
 
-# Many clients send 0 for "off" in these, where it would leave one odd token or none: they are
-# set to the value that is off.
+# Many clients send 0 for "off" here, which would leave one odd token or none. It is replaced by
+# the value that is off.
 _OFF_AT_0 = {"repetition_penalty": 1.0, "typical_p": 1.0}
 
-# Samplers of llama.cpp that no draft can be verified against, by how their options begin.
+# Samplers of llama.cpp against which no draft can be verified, by the beginning of their
+# options.
 _NO_DISTRIBUTIONS = {
     "xtc": "XTC drops tokens by a random number of its own",
     "mirostat": "mirostat steers by what was drawn before",
@@ -51,7 +52,7 @@ _NO_DISTRIBUTIONS = {
 
 
 class SamplingKeywords(TypedDict, total=False):
-    """The fields of `SamplingParams`, each of which may be named by itself."""
+    """The fields of `SamplingParams`, each as a keyword of its own."""
 
     logit_bias: Mapping[int, float]
     repetition_penalty: float
@@ -128,7 +129,7 @@ class SamplingParams:
                 raise OptionError(f"{name} is {value!r}", hint)
         if not isinstance(self.ignore_eos, bool):
             raise OptionError(f"ignore_eos is {self.ignore_eos!r:.80}", "Choose True or False.")
-        # Copies, so that the distribution cannot change behind a frozen dataclass.
+        # Copies, so that a caller cannot change the distribution of a frozen dataclass.
         object.__setattr__(self, "logit_bias", _checked_bias(self.logit_bias))
         breakers = _checked_breakers(self.dry_sequence_breakers)
         object.__setattr__(self, "dry_sequence_breakers", breakers)

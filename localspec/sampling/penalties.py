@@ -47,7 +47,7 @@ def penalise_repeats(
 
     A token is penalised for the longest end of `text` (n,) that it already followed. As in
     llama.cpp, only the last dry_penalty_last_n tokens count, back to the last breaker, and a
-    token that is a breaker by itself is not penalised.
+    token that is a breaker alone is not penalised.
     """
     text = text[-params.dry_penalty_last_n :]
     longest = _longest_repeats(text, params, breakers)

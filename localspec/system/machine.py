@@ -1,4 +1,4 @@
-"""This machine's memory and cores, and what control groups, as of containers, leave of them."""
+"""This machine's memory and cores, as far as control groups (containers) allow their use."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ import psutil
 _USUAL_CACHE_BYTES = 32 << 20
 
 _MEMBERSHIP = re.compile(r"\d+:([^:]*):(/.*)")  # controllers and the group's path
-# Which part of the tree is mounted, where, the type, and the options with the controllers.
+# The mounted part of the tree, its mount point, the type, and the options with the controllers.
 _MOUNT = re.compile(r"\S+ \S+ \S+ (/\S*) (/\S*) .* - (cgroup2?) \S+ (\S+)")
-# What the system drops when a program needs the memory, as in its own MemAvailable: pages of
-# files, which leaves those of shared memory out, and caches of its own.
+# Memory that the system drops when a program needs it, as in its MemAvailable: pages of files
+# (without shared memory), and its own caches.
 _RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
 _SHORTEST_WATCH_S = 0.1  # the system counts hundredths of a second
 _CORE = struct.Struct("<IIxB20xH")  # relationship, size, efficiency class, number of groups
@@ -30,24 +30,27 @@ _GROUP = struct.Struct("<QH6x")  # bit mask of the core's processors in a group,
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Main memory in bytes. available: what a program can use without swapping others out."""
+    """Main memory."""
 
     total_bytes: int
+
     available_bytes: int
+    """Bytes that a program can use without swapping others out."""
 
 
 def memory_here(root: Path = Path("/")) -> Memory:
-    """The machine's memory, or as much as its control groups, such as a container's, leave."""
-    found = psutil.virtual_memory()
-    limits = memory_limits(root)
-    return Memory(
-        min([found.total, *(each.limit for each in limits)]),
-        min([found.available, *(max(0, each.limit - each.used) for each in limits)]),
-    )
+    """The machine's memory, or the part that control groups, such as a container's, allow."""
+    memory = psutil.virtual_memory()
+    total_bytes = memory.total
+    available_bytes = memory.available
+    for group in memory_limits(root):
+        total_bytes = min(total_bytes, group.limit)
+        available_bytes = min(available_bytes, max(0, group.limit - group.used))
+    return Memory(total_bytes, available_bytes)
 
 
 def memory_of_process(number: int) -> int:
-    """Bytes that a process has for itself, without files that it maps; 0 if it is gone."""
+    """A process's own memory in bytes, without mapped files; 0 if the process is gone."""
     try:
         process = psutil.Process(number)
         if sys.platform == "darwin":
@@ -74,7 +77,7 @@ class Cores:
     """The machine's processor cores, and those that a model should use."""
 
     physical: int | None
-    """None where the system does not say."""
+    """None if the system does not say."""
 
     logical: int
     """Including hyperthreads."""
@@ -83,13 +86,13 @@ class Cores:
     """Logical cores that this process may run on."""
 
     efficiency: int
-    """Those that save power, next to faster ones."""
+    """Power-saving cores, if there are faster ones."""
 
     hyperthreads: int
     """Second threads of the other cores."""
 
     quota: float | None
-    """Cores' worth of time that control groups allow, or None."""
+    """Processor time that control groups allow, in cores; None without a limit."""
 
     usable: int
     """The cores that a model should use, at least 1."""
@@ -111,13 +114,13 @@ def num_usable_cores() -> int:
 
 
 def last_cache_bytes(root: Path = Path("/")) -> int:
-    """The size of a processor's last cache, or a usual one where the system does not say it."""
-    found = [_USUAL_CACHE_BYTES]
+    """The size of a processor's last cache, or a usual size if the system does not say it."""
+    sizes = [_USUAL_CACHE_BYTES]
     for file in root.glob("sys/devices/system/cpu/cpu0/cache/index*/size"):
         text = file.read_text(encoding="ascii").strip()
         if text.endswith("K") and text[:-1].isdecimal():
-            found.append(1024 * int(text[:-1]))
-    return max(found)
+            sizes.append(1024 * int(text[:-1]))
+    return max(sizes)
 
 
 def count_cores(
@@ -130,22 +133,30 @@ def count_cores(
     as cores. The quota is rounded down: with more threads it is spent before its period ends,
     and then all threads stop until the next period, in the middle of a step.
     """
-    known = {one.number: one for one in processors if one.number in allowed}
-    efficiency = [one for one in known.values() if one.is_efficient]
-    if len(efficiency) == len(allowed):  # there are no others
-        efficiency = []
-    fast = [one for one in known.values() if one not in efficiency]
-    hyperthreads = len(fast) - len({one.core for one in fast})
-    num_cores = len(allowed) - len(efficiency) - hyperthreads
+    usable = [processor for processor in processors if processor.number in allowed]
+    fast = [processor for processor in usable if not processor.is_efficient]
+    efficiency = len(usable) - len(fast)
+    if efficiency == len(allowed):  # there are no faster ones
+        fast = usable
+        efficiency = 0
+    hyperthreads = len(fast) - _num_cores(fast)
+    num_threads = len(allowed) - efficiency - hyperthreads
+    if quota is not None:
+        num_threads = min(num_threads, int(quota))
     return Cores(
-        physical=len({one.core for one in processors}) or None,
+        physical=_num_cores(processors) or None,
         logical=len(processors) or os.cpu_count() or 1,
         allowed=len(allowed),
-        efficiency=len(efficiency),
+        efficiency=efficiency,
         hyperthreads=hyperthreads,
         quota=quota,
-        usable=max(1, num_cores if quota is None else min(num_cores, int(quota))),
+        usable=max(1, num_threads),
     )
+
+
+def _num_cores(processors: Sequence[Processor]) -> int:
+    """The number of different cores of some processors."""
+    return len({processor.core for processor in processors})
 
 
 def _allowed() -> Set[int]:
@@ -157,23 +168,27 @@ def _allowed() -> Set[int]:
 
 
 def num_busy_cores() -> float:
-    """How many of the allowed cores programs use now. It looks for 0.2 s."""
+    """How many of the allowed cores programs use now, measured for 0.2 s."""
     shares = psutil.cpu_percent(0.2, percpu=True)
     allowed = _allowed()
-    return sum(share for number, share in enumerate(shares) if number in allowed) / 100
+    percent = 0.0
+    for number, share in enumerate(shares):
+        if number in allowed:
+            percent += share
+    return percent / 100
 
 
 class OtherPrograms:
-    """Watches how much of the allowed cores other programs use."""
+    """Measures how much of the allowed cores other programs use."""
 
     def __init__(self) -> None:
         self._begun_s = time.monotonic()
         self._used_before_s = _used_by_others_s()
 
     def num_free_cores(self) -> int | None:
-        """Whole cores of the allowed ones that were left free since this was asked last.
+        """How many of the allowed cores they have left free since the last call, rounded.
 
-        None if that was too short a time ago for the system's clock; watching continues.
+        None if that time is too short for the system's clock; measuring continues.
         """
         now_s = time.monotonic()
         watched_s = now_s - self._begun_s
@@ -187,18 +202,19 @@ class OtherPrograms:
 
 
 def _used_by_others_s() -> float:
-    """Seconds for which other processes than this have computed on the allowed cores."""
-    each = psutil.cpu_times(percpu=True)
+    """Seconds for which other processes have computed on the allowed cores."""
     allowed = _allowed()
-    known = [times for number, times in enumerate(each) if number in allowed]
-    used_s = sum(one.user + one.system + getattr(one, "nice", 0.0) for one in known)
+    used_s = 0.0
+    for number, times in enumerate(psutil.cpu_times(percpu=True)):
+        if number in allowed:
+            used_s += times.user + times.system + getattr(times, "nice", 0.0)
     own = psutil.Process().cpu_times()
     return float(used_s - own.user - own.system)
 
 
 def peak_memory_bytes() -> int:
     """The most memory that this process has used, in bytes."""
-    # Linux, where ru_maxrss includes the parent process.
+    # On Linux ru_maxrss includes the parent process, so this line is read instead.
     for line in _lines(Path("/proc/self/status")):
         if line.startswith("VmHWM"):
             return int(line.split()[1]) * 1024
@@ -214,17 +230,17 @@ class Processor:
     """A logical processor."""
 
     number: int
-    """The system's own."""
+    """The system's number."""
 
     core: int
-    """The same for hyperthreads of one core."""
+    """The number of its core, which hyperthreads share."""
 
     is_efficient: bool
     """Whether it is on a power-saving core, clearly slower than the machine's fast ones."""
 
 
 def processors_here() -> list[Processor]:
-    """This machine's processors; empty where the system does not say."""
+    """This machine's processors; none if the system does not say."""
     if sys.platform == "win32":
         return windows_processors(_windows_cores())
     if sys.platform == "darwin":
@@ -240,21 +256,23 @@ def linux_processors(root: Path) -> list[Processor]:
     for number in _numbers(devices / "system/cpu/online"):
         folder = devices / f"system/cpu/cpu{number}"
         siblings = _numbers(folder / "topology/thread_siblings_list")
-        cores[number] = min(siblings) if number in siblings else number
+        cores[number] = number
+        if number in siblings:
+            cores[number] = min(siblings)
         capacities[number] = max(_numbers(folder / "cpu_capacity"), default=0)
-    # Intel's hybrids: the performance cores have an event counter of their own. Capacities may
-    # be missing there, or differ less than the cores do.
+    # Intel's hybrids list their performance cores. Capacities may be missing there, or differ
+    # less than the cores do.
     fast = _numbers(devices / "cpu_core/cpus")
-    if fast:
-        efficient = cores.keys() - fast
-    else:
-        # Half is between ARM's little cores and the middle cores of chips with a prime core,
-        # which are worth using. Without capacities, all count as fast.
-        most = max(capacities.values(), default=0)
-        efficient = {number for number, one in capacities.items() if 0 < one < most / 2}
-    return [
-        Processor(number, core, number in efficient) for number, core in sorted(cores.items())
-    ]
+    # Half of the most is between ARM's little cores and the middle cores of chips with a prime
+    # core, which are worth using. Without capacities, all count as fast.
+    most = max(capacities.values(), default=0)
+    processors = []
+    for number, core in sorted(cores.items()):
+        is_efficient = 0 < capacities[number] < most / 2
+        if fast:
+            is_efficient = number not in fast
+        processors.append(Processor(number, core, is_efficient))
+    return processors
 
 
 def _numbers(path: Path) -> set[int]:
@@ -263,7 +281,9 @@ def _numbers(path: Path) -> set[int]:
     try:
         for part in "".join(_lines(path)).split(","):
             first, dash, last = part.partition("-")
-            numbers |= set(range(int(first), int(last if dash else first) + 1))
+            if not dash:
+                last = first
+            numbers.update(range(int(first), int(last) + 1))
     except ValueError:
         return set()
     return numbers
@@ -275,12 +295,18 @@ def mac_processors(sysctl: Callable[[str], int | None]) -> list[Processor]:
     Args:
         sysctl: Gives the value of a name, or None.
     """
-    levels = [f"hw.perflevel{level}." for level in range(sysctl("hw.nperflevels") or 0)]
+    num_levels = sysctl("hw.nperflevels") or 0
+    prefixes = [f"hw.perflevel{level}." for level in range(num_levels)]
+    if not prefixes:
+        prefixes = ["hw."]
     processors: list[Processor] = []
     num_cores = 0
-    for level, prefix in enumerate(levels or ["hw."]):
+    for level, prefix in enumerate(prefixes):
         physical = sysctl(f"{prefix}physicalcpu") or 0
-        for index in range(sysctl(f"{prefix}logicalcpu") or 0 if physical else 0):
+        logical = sysctl(f"{prefix}logicalcpu") or 0
+        if physical == 0:
+            continue
+        for index in range(logical):
             core = num_cores + index % physical
             processors.append(Processor(len(processors), core, level > 0))
         num_cores += physical
@@ -302,21 +328,24 @@ def windows_processors(cores: bytes) -> list[Processor]:
 
     A higher efficiency class is a faster kind.
     """
-    found: list[tuple[int, int, int]] = []
-    start = num_cores = 0
+    known: list[tuple[int, int, int]] = []  # number, core, efficiency class
+    fastest = 0
+    start = 0
+    num_cores = 0
     while start + _CORE.size <= len(cores):
         _, size, efficiency_class, num_groups = _CORE.unpack_from(cores, start)
         for index in range(num_groups):
             mask, group = _GROUP.unpack_from(cores, start + _CORE.size + index * _GROUP.size)
-            found += [
-                (64 * group + bit, num_cores, efficiency_class)
-                for bit in range(64)
-                if mask >> bit & 1
-            ]
+            for bit in range(64):
+                if mask >> bit & 1:
+                    known.append((64 * group + bit, num_cores, efficiency_class))
+                    fastest = max(fastest, efficiency_class)
         num_cores += 1
         start += max(size, _CORE.size)
-    fastest = max((one for _, _, one in found), default=0)
-    return [Processor(number, core, one < fastest) for number, core, one in sorted(found)]
+    processors = []
+    for number, core, efficiency_class in sorted(known):
+        processors.append(Processor(number, core, efficiency_class < fastest))
+    return processors
 
 
 def _windows_cores() -> bytes:
@@ -337,7 +366,12 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
     The tightest limit of its own control groups and of all visible groups above them, of both
     versions. Read below root.
     """
-    return min(filter(None, map(_quota, _groups(root, "cpu"))), default=None)
+    quotas = []
+    for group in _groups(root, "cpu"):
+        quota = _quota(group)
+        if quota is not None:
+            quotas.append(quota)
+    return min(quotas, default=None)
 
 
 class MemoryLimit(NamedTuple):
@@ -352,25 +386,35 @@ def memory_limits(root: Path = Path("/")) -> list[MemoryLimit]:
 
     A group without a limit is left out, or states more than any machine has. Read below root.
     """
-    return list(filter(None, map(_memory_limit, _groups(root, "memory"))))
+    limits = []
+    for group in _groups(root, "memory"):
+        limit = _memory_limit(group)
+        if limit is not None:
+            limits.append(limit)
+    return limits
 
 
 def _groups(root: Path, resource: str) -> Iterator[Path]:
     """Folders of the control groups that limit this process: its own and all above it."""
     paths: dict[str, str] = {}
     for line in _lines(root / "proc/self/cgroup"):
-        if member := _MEMBERSHIP.fullmatch(line):
-            paths |= dict.fromkeys(member[1].split(","), member[2])
+        member = _MEMBERSHIP.fullmatch(line)
+        if member is not None:
+            for controller in member[1].split(","):
+                paths[controller] = member[2]
     for line in _lines(root / "proc/self/mountinfo"):
         mount = _MOUNT.fullmatch(line)
         if mount is None:
             continue
-        # Version 2 has one tree, and names no controllers.
-        controller = resource if mount[3] == "cgroup" else ""
+        controller = ""  # version 2 has one tree, and names no controllers
+        if mount[3] == "cgroup":
+            controller = resource
         if controller in paths and controller in ("", *mount[4].split(",")):
             top = root / mount[2].removeprefix("/")
             inside = _inside(PurePosixPath(paths[controller]), PurePosixPath(mount[1]))
-            yield from (top / folder for folder in (inside, *inside.parents))
+            yield top / inside
+            for folder in inside.parents:
+                yield top / folder
 
 
 def _inside(path: PurePosixPath, mounted: PurePosixPath) -> PurePosixPath:
@@ -385,13 +429,11 @@ def _inside(path: PurePosixPath, mounted: PurePosixPath) -> PurePosixPath:
 
 def _quota(group: Path) -> float | None:
     """How many processors' time one group may use, or None."""
-    words = [word for line in _lines(group / "cpu.max") for word in line.split()] or [
-        line.strip()
-        for name in ("cpu.cfs_quota_us", "cpu.cfs_period_us")
-        for line in _lines(group / name)
-    ]
+    words = " ".join(_lines(group / "cpu.max")).split()
+    if not words:  # version 1
+        words = [*_lines(group / "cpu.cfs_quota_us"), *_lines(group / "cpu.cfs_period_us")]
     try:
-        quota_us, period_us = map(int, words)  # which are "max" or -1 without a quota
+        quota_us, period_us = (int(word) for word in words)  # "max" or -1 without a quota
     except ValueError:
         return None
     if min(quota_us, period_us) > 0:
@@ -401,7 +443,10 @@ def _quota(group: Path) -> float | None:
 
 def _memory_limit(group: Path) -> MemoryLimit | None:
     """The limit of one group, or None."""
-    counts = dict(line.partition(" ")[::2] for line in _lines(group / "memory.stat"))
+    counts = {}
+    for line in _lines(group / "memory.stat"):
+        name, _, count = line.partition(" ")
+        counts[name] = count
     for limit, usage, prefix in (
         ("memory.max", "memory.current", ""),
         ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
@@ -411,10 +456,11 @@ def _memory_limit(group: Path) -> MemoryLimit | None:
         if len(words) < 2 + len(dropped) or words[0] == "max":
             continue
         try:
-            most, used, *reclaimable = map(int, words)
+            numbers = [int(word) for word in words]
         except ValueError:
             continue
-        return MemoryLimit(most, max(used - sum(reclaimable), 0))
+        reclaimable = sum(numbers[2:])
+        return MemoryLimit(limit=numbers[0], used=max(numbers[1] - reclaimable, 0))
     return None
 
 
