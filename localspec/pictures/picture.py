@@ -26,13 +26,13 @@ if TYPE_CHECKING:
 
 MAX_PICTURE_BYTES = 32_000_000  # of a file
 MAX_PICTURE_PIXELS = 50_000_000  # 150 MB of red, green and blue
-# Kept in memory for the next question, besides the pictures of the last one: pixels of one of
-# the largest pictures, or of many usual ones, and rows that a model has read.
+# Bytes kept in memory for the next question, in addition to the pictures of the last one: the
+# pixels of one of the largest pictures, or of many usual ones; and rows that a model has read.
 KEPT_PICTURE_BYTES = 3 * MAX_PICTURE_PIXELS
 KEPT_ROW_BYTES = 1 << 26
 _MOST_KNOWN = 256  # pictures whose cells are remembered, of a few hundred each
-MAX_PICTURE_SIDE = 32_767  # pixels; 16 bits are all that some encoders have for a side
-_BAND_PIXELS = 1 << 20  # that are converted at a time
+MAX_PICTURE_SIDE = 32_767  # pixels; some encoders have only 16 bits for a side
+_BAND_PIXELS = 1 << 20  # pixels that are converted at a time
 _UPRIGHT = 1  # EXIF's number of that orientation
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
 _KNOWN = "PNG, JPEG, WebP and GIF are supported."
@@ -60,15 +60,18 @@ class Picture:
     """The name of the file that it was read from; empty without one."""
 
     digest: bytes = field(init=False)
-    """SHA-256 of size and pixels: pictures with the same one are the same."""
+    """SHA-256 of size and pixels. Pictures with the same digest are the same."""
 
     def __post_init__(self) -> None:
         _check_size("the picture", (self.width, self.height))
-        if not isinstance(self.rgb, bytes) or len(self.rgb) != self.width * self.height * 3:
-            given = f"{len(self.rgb)} bytes" if isinstance(self.rgb, bytes) else "no bytes"
+        wanted = self.width * self.height * 3
+        num_bytes = "no bytes"
+        if isinstance(self.rgb, bytes):
+            num_bytes = f"{len(self.rgb)} bytes"
+        if not isinstance(self.rgb, bytes) or len(self.rgb) != wanted:
             raise OptionError(
-                f"a picture of {self.width} by {self.height} pixels has {given}",
-                f"Give {self.width * self.height * 3}: red, green and blue of each pixel.",
+                f"a picture of {self.width} by {self.height} pixels has {num_bytes}",
+                f"Give {wanted}: red, green and blue of each pixel.",
             )
         hashed = hashlib.sha256(f"{self.width}x{self.height}:".encode())
         hashed.update(self.rgb)
@@ -76,11 +79,13 @@ class Picture:
 
     @classmethod
     def read(cls, source: PictureSource, *, most_bytes: int = MAX_PICTURE_BYTES) -> Picture:
-        """The picture in a file, in a file's bytes, or of Pillow; a `Picture` is itself.
+        """The picture in a file, in a file's bytes, or in an image of Pillow.
 
-        A PNG, JPEG, WebP, or the first frame of a GIF; turned upright as EXIF says, and on
-        white where it is transparent. Raises OptionError for anything else, for a file that is
-        missing or damaged, and for one of more than most_bytes or MAX_PICTURE_PIXELS.
+        A PNG, JPEG, WebP, or the first frame of a GIF. It is turned upright as EXIF says, and
+        put on white if it is transparent. A `Picture` is returned unchanged.
+
+        Raises OptionError for other sources, for a file that is missing or damaged, and for more
+        than most_bytes or MAX_PICTURE_PIXELS.
         """
         if isinstance(source, Picture):
             return source
@@ -124,8 +129,8 @@ class Picture:
 
 
 def read_bytes(path: Path, most_bytes: int) -> bytes:
-    """The bytes of a file, at most one more than it may have. Raises OptionError."""
-    if not os.path.isfile(path):  # to open a pipe would wait for its other end
+    """The bytes of a file, at most most_bytes + 1. Raises OptionError."""
+    if not os.path.isfile(path):  # opening a pipe would wait for its other end
         raise OptionError(
             f"{path} does not exist, or is not a file", "Give the path of a file."
         )
@@ -150,14 +155,14 @@ def _check_size(name: str, size: tuple[int, int]) -> None:
 
 
 def _decoded_bands(name: str, data: bytes) -> tuple[tuple[int, int], list[bytes]]:
-    """See `_drawn`, for a file's bytes. Pillow's image and its decoder are gone at the end."""
+    """`_drawn` for a file's bytes. Pillow's image and its decoder are freed at the end."""
     from PIL import Image, UnidentifiedImageError
 
     try:
         image = Image.open(BytesIO(data), formats=_FORMATS)
     except UnidentifiedImageError as error:
         raise OptionError(f"{name} is not a picture that can be read", _KNOWN) from error
-    except Exception as error:  # Pillow lets many kinds through for damaged files
+    except Exception as error:  # Pillow raises many kinds for damaged files
         raise _damaged(name, error) from error
     _check_size(name, image.size)
     return _drawn(name, image)
@@ -166,8 +171,8 @@ def _decoded_bands(name: str, data: bytes) -> tuple[tuple[int, int], list[bytes]
 def _drawn(name: str, image: Image) -> tuple[tuple[int, int], list[bytes]]:
     """The size of an upright image, and red, green and blue of its pixels, band by band.
 
-    A large image takes hundreds of megabytes, and so does each copy: what is on white or of
-    another mode is so for a band at a time. The image's size was checked.
+    A large image takes hundreds of megabytes, and so does each copy, so the image is converted
+    band by band. Its size was checked.
     """
     from PIL import ExifTags, ImageOps
 
@@ -191,7 +196,7 @@ def _on_white(image: Image) -> Image:
     """The image in red, green and blue."""
     from PIL import Image as Pillow
 
-    if image.mode.startswith("I;16"):  # grey, of whose 16 bits Pillow would keep the lower 8
+    if image.mode.startswith("I;16"):  # 16 bits of grey, of which Pillow would keep the lower 8
         image = image.convert("I").point(lambda value: value / 256).convert("L")
     if image.has_transparency_data:
         white = Pillow.new("RGBA", image.size, "white")
@@ -206,13 +211,13 @@ def _damaged(name: str, error: Exception) -> OptionError:
 
 
 class Vision(Protocol):
-    """A model's projector, wherever it is."""
+    """A model's projector, in this process or another."""
 
     def cells(self, picture: Picture) -> list[int]:
         """The picture's tokens in a prompt, in order.
 
-        Ids of the vocabulary for what stands around and within it, and a negative number for
-        each cell of the cache that the picture itself takes: the same for the same picture.
+        Ids of the vocabulary for the text around and within it, and a negative number for each
+        cell of the cache that the picture itself takes. The same picture gets the same numbers.
         """
 
 
@@ -229,10 +234,11 @@ class KnownCells:
 
     def cells(self, picture: Picture) -> list[int]:
         """See `Vision`."""
-        found = self._known.pop(picture.digest, None)
-        if found is None:
-            found = self._vision.cells(picture)
-        self._known[picture.digest] = found  # at the end: it is forgotten last
+        cells = self._known.pop(picture.digest, None)
+        if cells is None:
+            cells = self._vision.cells(picture)
+        self._known[picture.digest] = cells  # at the end, so that it is forgotten last
         while len(self._known) > _MOST_KNOWN:
-            self._known.pop(next(iter(self._known)), None)
-        return found
+            oldest = next(iter(self._known))
+            self._known.pop(oldest, None)
+        return cells
