@@ -84,8 +84,8 @@ class Picture:
         A PNG, JPEG, WebP, or the first frame of a GIF. It is turned upright as EXIF says, and
         put on white if it is transparent. A `Picture` is returned unchanged.
 
-        Raises OptionError for other sources, for a file that is missing or damaged, and for more
-        than most_bytes or MAX_PICTURE_PIXELS.
+        Raises OptionError for other sources, for a file that is missing or damaged, and for
+        more than most_bytes or MAX_PICTURE_PIXELS.
         """
         if isinstance(source, Picture):
             return source

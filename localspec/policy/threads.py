@@ -39,8 +39,8 @@ class AdaptiveThreads(ThreadPolicy):
         counts: The numbers to choose from, as `counts_to_try` gives them; a single one is kept.
         num_free: Cores that other programs left free a moment ago. It begins with as many
             threads.
-        look_again: Gives the cores that they left free since it was called last; None if that
-            is too short a time to say.
+        look_again: Gives the cores that they left free since its last call; None if that time
+            is too short to say.
         use_threads: Sets the models' number of threads.
         was_alone: Whether the last step had decodes of its own. Joint decodes say nothing about
             threads.

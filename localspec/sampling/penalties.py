@@ -13,7 +13,7 @@ import numpy as np
 from localspec.sampling.distribution import Logits, TokenIds
 from localspec.sampling.params import SamplingParams
 
-# Sequences that no repeat crosses: first token → what must follow it, perhaps nothing.
+# Sequences that no repeat crosses: first token → the tokens that must follow it, perhaps none.
 Breakers = Mapping[int, Sequence[tuple[int, ...]]]
 
 _FLOAT32_MAX = float(np.finfo(np.float32).max)
@@ -25,19 +25,22 @@ def penalise_tokens(row: Logits, text: TokenIds, params: SamplingParams) -> None
     Ids beyond the row are skipped: the target may have tokens that the draft lacks.
 
     Args:
-        text: The tokens so far, (n,). The last penalty_last_n count, which is above 0.
+        row: The logits.
+        text: (n,) the tokens so far. The last penalty_last_n count, which is above 0.
+        params: The settings.
     """
     tokens, counts = np.unique(text[-params.penalty_last_n :], return_counts=True)
     num_known = int(np.searchsorted(tokens, len(row)))
     tokens = tokens[:num_known]
     counts = counts[:num_known]
-    # float32 throughout, as llama.cpp computes it.
+    # In float32, as in llama.cpp.
     logits = row[tokens]
     repetition = np.float32(params.repetition_penalty)
     # Division alone would make tokens with negative logits more likely.
     logits = np.where(logits <= 0.0, logits * repetition, logits / repetition)
-    flat = counts.astype(np.float32) * np.float32(params.frequency_penalty)
-    row[tokens] = logits - (flat + np.float32(params.presence_penalty))
+    added = counts.astype(np.float32) * np.float32(params.frequency_penalty)
+    added += np.float32(params.presence_penalty)
+    row[tokens] = logits - added
 
 
 def penalise_repeats(
@@ -81,21 +84,26 @@ def _longest_repeats(
             break
         lengths[alive] = length + 1
     long = lengths >= params.dry_allowed_length
-    pairs = zip(lengths[long].tolist(), text[ends[long] + 1].tolist(), strict=True)
-    return {token: length for length, token in sorted(pairs)}  # the longest is the last
+    following = text[ends[long] + 1].tolist()
+    longest: dict[int, int] = {}
+    for token, length in zip(following, lengths[long].tolist(), strict=True):
+        longest[token] = max(longest.get(token, 0), length)
+    return longest
 
 
 def _length_since_breaker(text: TokenIds, breakers: Breakers) -> int:
     """How many tokens follow the last breaker; all if there is none."""
     if not breakers:
         return len(text)
-    for distance, token in enumerate(map(int, text[::-1])):
+    for distance, token in enumerate(text[::-1].tolist()):
+        tails = breakers.get(token)
+        if tails is None:
+            continue
         following = text[len(text) - distance :]
-        complete = [
-            len(tail)
-            for tail in breakers.get(token, ())
-            if following[: len(tail)].tolist() == list(tail)
-        ]
+        complete = []
+        for tail in tails:
+            if following[: len(tail)].tolist() == list(tail):
+                complete.append(len(tail))
         if complete:
             return distance - max(complete)
     return len(text)

@@ -1,11 +1,11 @@
 """Random numbers that are used once, by address and without state.
 
-Two kinds. Uniforms, for the rules token and block: one for every (seed, turn, step, purpose,
-index). Were two purposes to share a number, or a number to return in a later step, the
+There are two kinds. Uniforms, for the rules token and block: one for every (seed, turn, step,
+purpose, index). If two purposes shared a number, or a number returned in a later step, the
 acceptance rate would look right and the text would be biased. Noise, for the rule coupled:
-one number for every (seed, turn, index in the answer, token id), whatever step, draft or
-cache it is asked for. Both come from Philox4x64 (Salmon et al., SC 2011); noise is spread
-over the token ids by the output function of SplitMix64 (Steele et al., OOPSLA 2014).
+one number for every (seed, turn, index in the answer, token id), in any step, with any draft
+and cache. Both come from Philox4x64 (Salmon et al., SC 2011); noise is spread over the token
+ids by the output function of SplitMix64 (Steele et al., OOPSLA 2014).
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ _NOISE_CHUNK = 256  # positions of an answer whose keys are drawn at once
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
-_SHIFT_30, _SHIFT_27, _SHIFT_31, _SHIFT_11 = (np.uint64(n) for n in (30, 27, 31, 11))
+_SHIFT_30 = np.uint64(30)
+_SHIFT_27 = np.uint64(27)
+_SHIFT_31 = np.uint64(31)
+_SHIFT_11 = np.uint64(11)
 _FEW = 256  # up to this number of survivors, all are raced without a first selection
 
 
@@ -39,7 +42,7 @@ class Purpose(enum.IntEnum):
     RESIDUAL = 2  # also the bonus token and the token of a target-only step
 
 
-_NOISE = len(Purpose)  # in the counter's word where uniforms have 0
+_NOISE = len(Purpose)  # the counter's word of noise; that of uniforms is 0
 
 
 class Randomness:
@@ -48,8 +51,10 @@ class Randomness:
     Raises OptionError for a seed outside 0 … 2**63 - 1.
 
     Args:
+        seed: The seed.
+        turn: The number of the answer in its conversation.
         num_said: Tokens that the answer already has. It continues with the numbers after
-            theirs, since they took no more steps than that.
+            theirs: these tokens took at most that number of steps.
     """
 
     def __init__(self, seed: int, turn: int = 0, num_said: int = 0) -> None:
@@ -75,9 +80,9 @@ class Randomness:
     def gumbel_max(self, index: int, distribution: Distribution) -> int:
         """The token that wins the race of `distribution` at this index of the answer.
 
-        Every token id runs for an exponentially distributed time over its probability; the
-        shortest wins. That draws from the distribution, and it is Gumbel-max with
-        noise = -log(exponential): argmax(log p + noise), written with one logarithm.
+        The time of each token id is an exponentially distributed number divided by its
+        probability, and the shortest time wins. That draws from the distribution, and it is
+        Gumbel-max with noise = -log(exponential): argmax(log p + noise), with one logarithm.
         """
         ids = distribution.ids
         masses = distribution.masses
@@ -93,7 +98,7 @@ class Randomness:
             masses = masses[able]
             uniforms = uniforms[able]
         with np.errstate(divide="ignore", over="ignore"):
-            # A mass that underflowed, also to nearly 0, takes forever.
+            # A mass that underflowed, also to nearly 0, has an infinite time.
             times = -np.log1p(-uniforms) / masses
         return int(ids[int(np.argmin(times))])
 
@@ -110,11 +115,12 @@ class Randomness:
             bits ^= bits >> shift
             bits *= factor
         bits ^= bits >> _SHIFT_31
-        # The middle of one of 2**53 equal parts, so neither 0 nor 1 comes out.
-        return ((bits >> _SHIFT_11).astype(np.float64) + 0.5) * 2.0**-53
+        # The middle of one of 2**53 equal parts, so the result is neither 0 nor 1.
+        parts = (bits >> _SHIFT_11).astype(np.float64)
+        return (parts + 0.5) * 2.0**-53
 
     def _philox(self, kind: int, number: int) -> np.random.Philox:
-        # The first words of the counter are left to the generator, which counts them up.
+        # The generator counts up the first words of the counter.
         counter = np.array([0, 0, kind, number], dtype=np.uint64)
         return np.random.Philox(key=self._key, counter=counter)
 

@@ -13,39 +13,42 @@ from io import TextIOWrapper
 from pathlib import Path
 from typing import BinaryIO
 
-UNFINISHED = ".new"  # how the names of files end that are being written, or were left by a kill
+UNFINISHED = ".new"  # ends the names of files that are being written, or were left by a kill
 _DEVICES = re.compile(
     r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[\d¹²³]) *(\..*)?", re.IGNORECASE
 )
 
 
 def names_device(name: str) -> bool:
-    """Whether Windows takes a file of that name, whatever its ending, for a device."""
+    """Whether Windows takes a file of that name, with any ending, for a device."""
     return _DEVICES.fullmatch(name) is not None
 
 
 def write_whole(path: Path, data: bytes, *, durable: bool) -> None:
-    """Replace the file by the data; a reader sees all of it or the old file.
+    """Replace the file by the data. A reader sees all of it or the old file.
 
     Raises OSError, also for a device, a pipe or a folder.
 
     Args:
-        durable: After a power cut, too, the file is the old or the new one. That waits for the
-            disk, so leave it off for what can be learned again.
+        path: The file.
+        data: Its new content.
+        durable: Whether the file is the old or the new one also after a power cut. That waits
+            for the disk, so leave it off for content that can be learned again.
     """
     write_parts(path, [data], durable=durable)
 
 
 def write_parts(path: Path, parts: Iterable[bytes | memoryview], *, durable: bool) -> None:
-    """`write_whole` for parts that are made while it writes. Raises what making them raises."""
+    """`write_whole` for parts that are made while it writes. Raises what `parts` raises."""
     if path.exists() and not path.is_file():  # such as /dev/full
         raise FileExistsError(errno.EEXIST, "not a regular file; name another", str(path))
-    if path.is_symlink():  # it stays: settings are links into a folder that is kept elsewhere
+    if path.is_symlink():  # the link stays: settings may be links into another folder
         path = Path(os.path.realpath(path))
     new = path.with_name(f".{path.name}.{secrets.token_hex(4)}{UNFINISHED}")
     try:
-        # Only the user may read it.
-        with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+        only_user = 0o600
+        descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, only_user)
+        with os.fdopen(descriptor, "wb") as file:
             for part in parts:
                 file.write(part)
             if durable:
@@ -61,7 +64,7 @@ def write_parts(path: Path, parts: Iterable[bytes | memoryview], *, durable: boo
 
 
 def open_regular(path: Path) -> BinaryIO:
-    """Open a file to read it. What opens a pipe waits for its other end: this does not.
+    """Open a file to read it, without waiting for the other end of a pipe.
 
     Raises OSError, also for a pipe, a device or a folder.
     """
@@ -92,22 +95,23 @@ def _without_waiting(path: str, flags: int) -> int:
 
 
 def make_private_folder(folder: Path) -> None:
-    """Create the folder, and those above it that are missing, for this user alone.
+    """Create the folder, and the missing folders above it, for this user alone.
 
-    Whatever the umask is: with none, others could replace what lies there. A folder that is
-    there keeps its mode. On Windows an older Python takes the rights of the folder above.
+    The umask does not count: without one, other users could replace files there. An existing
+    folder keeps its mode. On Windows an older Python takes the rights of the folder above.
+
     Raises OSError.
     """
     missing = []
     while not folder.is_dir() and folder != folder.parent:
         missing.append(folder)
         folder = folder.parent
-    for each in reversed(missing):
-        each.mkdir(mode=0o700, exist_ok=True)
+    for parent_first in reversed(missing):
+        parent_first.mkdir(mode=0o700, exist_ok=True)
 
 
 def sync_folder(folder: Path) -> None:
-    """Flush a folder's new names to the disk, where the system can do that."""
+    """Flush a folder's new names to the disk, if the system can do that."""
     if os.name == "posix":
         descriptor = os.open(folder, os.O_RDONLY)
         try:
