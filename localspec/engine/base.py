@@ -65,9 +65,9 @@ _WAIT = "Finish or close that answer first, or wait in line for it: queue=True."
 class BaseEngine(Producer, ForeignNames, abc.ABC):
     """Answers and conversations: the base of `Engine` and `IsolatedEngine`.
 
-    Options of an answer: an `AnswerOptions`, or its fields by keyword: sampling, seed, rule,
-    max_tokens, stop, logprobs …; and those of `SamplingParams`, each by itself: temperature,
-    top_k …
+    Options of an answer are an `AnswerOptions`, or its fields by keyword: sampling, seed, rule,
+    max_tokens, stop, logprobs …; and the fields of `SamplingParams` as keywords of their own:
+    temperature, top_k …
 
     Leaving its `with` block closes it; so does the interpreter's end. Methods that begin with
     an underscore are for other packages of localspec.
