@@ -124,7 +124,7 @@ def capture_logs(lib: Any) -> Complaints:
         if not line:
             return
         if level not in _LOG_LEVELS or _DETAILS.search(line):
-            logger.debug(line)
+            logger.log(logging.DEBUG, line)
             return
         logger.log(_LOG_LEVELS[level], line)
         complaints.append(line)
