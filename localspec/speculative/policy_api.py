@@ -253,7 +253,7 @@ class DraftPolicy:
         """Prepare for another answer."""
 
     def pause_left(self, proposer: int) -> int:
-        """Tokens for which a proposer is paused, without being asked for its state; 0 if it is not paused."""
+        """Tokens for which a proposer is still paused, and not asked for its state; else 0."""
         return 0
 
     def choose(self, context: PolicyContext) -> Decision | Replay:

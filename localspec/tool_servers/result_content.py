@@ -15,8 +15,8 @@ def foreign_result(result: Mapping[str, Any]) -> ForeignResult:
     """A result as MCP's JSON has it → as a model gets it.
 
     Texts, links and embedded resources become text. If there are none, and no image, structured
-    content is used instead, as JSON: some servers repeat an image there, in base64. A sound or a
-    file that is no text becomes a note.
+    content is used instead, as JSON: some servers repeat an image there, in base64. A sound, or
+    a file that is no text, becomes a note.
     """
     blocks: Sequence[Mapping[str, Any]] = result.get("content") or ()
     texts: list[str] = []
