@@ -10,8 +10,8 @@ from localspec.policy.acceptance import GAINS, REGIME_TOKENS, Acceptance, Weight
 from localspec.policy.cost import Costs
 from localspec.speculative.policy_api import MatchSource, ProposerKind, ProposerState
 
-# Tokens for which a proposer is paused after a first trial that did not pay, or where no trial is
-# allowed; twice as long after each further trial, up to two regimes
+# Tokens for which a proposer is paused after a first trial that did not pay, or where no trial
+# is allowed; twice as long after each further trial, up to two regimes
 FIRST_PAUSE = 12
 LONGEST_PAUSE = 2 * REGIME_TOKENS
 _LOSS = 4.0  # target-only steps that a proposer may lose before it is paused
