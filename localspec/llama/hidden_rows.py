@@ -16,8 +16,8 @@ from localspec.llama.quirks.nextn import require_nextn_functions
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing from Python 3.11 on
 
-# Rows are left out in pauses longer than this number of tokens. They take 10 % of a token's time
-# on a GPU, but libllama plans its graphs again for each change
+# Rows are left out in pauses longer than this number of tokens. Rows take 10 % of a token's
+# time on a GPU, but libllama plans its graphs again for each change
 _LONG_PAUSE = 64
 _LEAST_READ = 32  # before a head proposes again, it gets the rows of this number of tokens
 
