@@ -59,7 +59,7 @@ def main() -> None:
     begin = time.monotonic()
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-n", "0"]
     # The first decode of a kind may take minutes.
-    command += ["-o", "faulthandler_timeout=0"]
+    command += ["-o", "faulthandler_timeout=0", "-o", "timeout=0"]
     done = subprocess.run(
         [*command, str(TESTS), *for_pytest], env=environment, cwd=TESTS.parents[2], check=False
     )

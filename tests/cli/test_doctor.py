@@ -129,7 +129,7 @@ def test_downloads_that_are_off_are_a_problem():
     assert "Unset" in problem.remedy
 
 
-def test_malformed_presets_are_a_problem(own_folders):
+def test_malformed_presets_are_a_problem(own_config):
     file = user_presets_file()
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("[mine]\nmodel = 3\n")

