@@ -278,7 +278,7 @@ class CachePool:
             )
 
     def _park(self, lane: Lane) -> PooledCache | None:
-        """A copy of the lane's text; None if there is nothing, or no room for it.
+        """A copy of the lane's text in memory; None if there is nothing, or no room for it.
 
         Older copies leave for it.
         """

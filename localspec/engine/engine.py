@@ -270,7 +270,7 @@ class Engine(BaseEngine):
         return _Work(record, facts, request, self._reference(prompt, record.options), parts)
 
     def _start_producing(self, work: _Work) -> None:
-        """Begin an answer. In the worker."""
+        """Give the answer a lane, and start it. In the worker."""
         record = work.record
         if record.state is not State.ADMITTED:
             return

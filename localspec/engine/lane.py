@@ -187,7 +187,7 @@ class Lane:
         policy: FixedDraftPolicy | None,
         reference: Sequence[int],
     ) -> None:
-        """Set what an answer has of its own.
+        """Set what belongs to one answer.
 
         Args:
             on_batch: Called with the number of the prompt's decoded tokens.

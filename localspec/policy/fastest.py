@@ -39,7 +39,7 @@ class FastestDecodes:
         self.reset()
 
     def reset(self) -> None:
-        """Forget the last answer's decodes: another answer begins."""
+        """Reset what belongs to one answer."""
         self._num_compared = 0
         self._spent_s = 0.0
         self._fastest_s = 0.0

@@ -58,7 +58,7 @@ class RowReader(Protocol):
         """Forget everything, and continue at that position of the text."""
 
     def pause(self, num_tokens: int) -> None:
-        """Read nothing for `num_tokens` tokens, whose rows the target need not give."""
+        """Read nothing for the next `num_tokens`; the target need not give their rows."""
 
 
 class HeadModel(RowReader, Model, Protocol):

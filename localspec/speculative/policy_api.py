@@ -250,10 +250,10 @@ class DraftPolicy:
         return None
 
     def reset(self) -> None:
-        """Prepare for another answer."""
+        """Reset what belongs to one answer: another begins."""
 
     def pause_left(self, proposer: int) -> int:
-        """Tokens for which a proposer is still paused, and not asked for its state; else 0."""
+        """Tokens for which a proposer is paused, and not asked for its state; 0 if not."""
         return 0
 
     def choose(self, context: PolicyContext) -> Decision | Replay:
@@ -404,7 +404,7 @@ class ThreadPolicy:
         self._num_threads = num_threads  # at present
 
     def reset(self) -> None:
-        """Prepare for another answer."""
+        """Reset what belongs to one answer: another begins."""
 
     def choose(self) -> int:
         """The number for the target's decodes in the next step; the models are set to it."""

@@ -88,10 +88,10 @@ class Proposer:
     """The present `DraftPolicy.keeps_sizes`."""
 
     def reset(self, chain: SamplerChain) -> None:
-        """Prepare for an answer with this chain."""
+        """Reset what belongs to one answer. chain: the next answer's."""
 
     def pause(self, num_tokens: int) -> None:
-        """Pause for `num_tokens` tokens: the target need not compute anything for it."""
+        """Pause for the next `num_tokens`: the target need not compute anything for it."""
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
         """How many tokens it could propose after `tokens`, and how many it must read first."""

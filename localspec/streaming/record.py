@@ -230,7 +230,7 @@ class AnswerRecord:
             return True
 
     def start_producing(self, facts: PromptFacts) -> None:
-        """Begin the answer, whose prompt is made. Raises what `on_begin` raises."""
+        """Start producing: the prompt is made. Raises what `on_begin` raises."""
         self.on_begin(facts.made)
         self.facts = facts
         self.advance(State.PRODUCING)
