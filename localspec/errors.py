@@ -2,6 +2,33 @@
 
 Each has a message (what is wrong, with the values) and a hint (what to do next). Both survive
 pickle and copy, for example on the way from another process.
+
+    LocalspecError
+    ├─ OptionError             also a ValueError
+    │  ├─ UnknownKeywordError  also a TypeError
+    │  ├─ ConstraintError
+    │  ├─ ModelNotFoundError   also a ModelFileError
+    │  └─ UnknownPresetError   also a PresetError
+    ├─ ParseError              also a ValueError
+    ├─ ModelFileError
+    ├─ MemoryLimitError
+    ├─ PairError
+    ├─ PresetError
+    ├─ DownloadError
+    ├─ TemplateError
+    │  └─ TemplateLimitError
+    ├─ ContextError
+    ├─ SessionError
+    ├─ DecodeError
+    │  └─ Interrupted
+    ├─ CacheError
+    ├─ EngineError
+    │  ├─ BusyError
+    │  ├─ ClosedError
+    │  ├─ RpcError
+    │  ├─ CrashedError
+    │  └─ ForkedError
+    └─ ToolServerError
 """
 
 from __future__ import annotations

@@ -356,7 +356,7 @@ def damaged_files(preset: Preset) -> dict[Path, str]:
                 damaged[path] = again
         else:
             try:
-                role_header(path_of(model), role)
+                role_header(path_of(model), role, embeds=preset.embeds)
             except (ModelFileError, PresetError) as error:
                 damaged[model.path] = error.hint
     for model in preset.adapter_models:
@@ -453,7 +453,7 @@ def read_model_header(
     return FoundHeader(header=header, size_bytes=size_bytes, is_here=True)
 
 
-def role_header(path: Path, role: Role, *, embeds: bool = False) -> Header:
+def role_header(path: Path, role: Role, *, embeds: bool) -> Header:
     """The header of a model or a projector, checked. Raises ModelFileError.
 
     Args:

@@ -260,6 +260,7 @@ def test_a_preset_for_embeddings_is_opened_by_its_name(monkeypatch, tmp_path, me
     )
     with localspec.load_embedder("mine") as embedder:
         assert embedder.embed("fox").values.shape == (1, embedder.width)
+    assert run("models", "verify", "mine").output == "mine: ok\n"
     assert ServedEmbedder("mine").name == "mine"
     assert ServedEmbedder(str(mean)).name == "mean"
     for ask in (localspec.load, localspec.explain):
