@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import sys
@@ -20,6 +19,7 @@ from localspec.system.atomic_write import write_whole
 
 CALL_S = 30.0  # for a call, if the server's entry has no timeout
 _MOST_S = 3600.0  # a larger number is taken for milliseconds, which some programs use
+_LARGEST_TIMEOUT = 1e12  # in milliseconds, thirty years
 _MOST_BYTES = 4_000_000  # of a file
 _KEY = "mcpServers"
 _EXAMPLE = '{"mcpServers": {"time": {"command": "uvx", "args": ["mcp-server-time"]}}}'
@@ -259,7 +259,7 @@ class _Values:
         if value is None:
             return CALL_S
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        if not is_number or not 0 < value < math.inf:
+        if not is_number or not 0 < value <= _LARGEST_TIMEOUT:
             self.refuse(key, "Give seconds, more than 0.")
         seconds = float(value)
         if seconds > _MOST_S:

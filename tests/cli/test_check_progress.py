@@ -25,7 +25,7 @@ BENCH = ("bench", "--seconds", "3600")
 @pytest.mark.parametrize(
     ("arguments", "stage", "words"),
     [
-        (VERIFY, "Checking steps", "Not enough evidence for a verdict, stopped"),
+        (VERIFY, "Comparing greedy text", "Not enough evidence for a verdict, stopped"),
         (BENCH, "writing edit; ", r"times plain (\(|, but anywhere from )"),
     ],
 )
