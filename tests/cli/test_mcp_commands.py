@@ -87,7 +87,10 @@ def test_the_rest_of_a_file_stays(tmp_path):
         ('{"mcpServers": {"a": {"url": "file:///etc"}}}', "begins with http"),
         ('{"mcpServers": {"a": {"command": "x", "env": {"k": 1}}}}', "an object of texts"),
         ('{"mcpServers": {"a": {"command": "x", "timeout": -1}}}', "more than 0"),
-        (f'{{"mcpServers": {{"a": {{"command": "x", "timeout": {10**400}}}}}}}', "Give seconds"),
+        (
+            f'{{"mcpServers": {{"a": {{"command": "x", "timeout": {10**400}}}}}}}',
+            "Give seconds",
+        ),
         ('{"mcpServers": {"a": {"command": "${env:NOT_SET}"}}}', "which is not set"),
         ('{"mcpServers": {"a": {"command": "no-such-program"}}}', "is not found"),
     ],
