@@ -383,11 +383,16 @@ class ChatRecord(AnswerRecord):
             self.turn = unfinished.turn
 
     def _see(self, turns: list[Turn]) -> None:
-        """Make the prompt of these turns and the question, in the conversation as it is now."""
+        """Note what is answered: the question after these turns, in the chat as it is now.
+
+        The prompt itself is made later, by `_chat_source`.
+        """
         chat = self.owner
         self.turn = chat._num_asked
         self._revision = chat._revision
         self._turns = turns
+        # The last turn, if it gets another answer or goes on; none for a new question. The chat
+        # keeps that turn until the new answer has come.
         self._replaced = chat._turns[len(turns) :]
         self._chat_source = chat._source(turns, self._asked, self.options)
 

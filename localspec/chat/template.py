@@ -142,14 +142,16 @@ class ChatTemplate:
             tools: The tools as OpenAI declares them.
             variables: Other variables, such as reasoning_effort. The template gets those that
                 it reads.
-            opens_answer: Whether the prompt opens an answer.
+            opens_answer: True for the prompt, whose end opens the answer; False for the text up
+                to the end of the last message.
         """
+        # The template's own variables take precedence.
         known = {name: value for name, value in variables.items() if name in self._open}
         known |= self._variables
         if tools:  # many templates ask whether they are defined
             known["tools"] = list(tools)
         known["add_generation_prompt"] = opens_answer
-        if self._takes_parts is None:
+        if self._takes_parts is None:  # a trial with a made-up message tells it
             self._takes_parts = self._leaves_out_texts(is_cancelled)
         return self._filled(messages, known, is_cancelled, in_parts=self._takes_parts)
 

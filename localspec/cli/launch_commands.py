@@ -191,9 +191,10 @@ def _server(
 
 
 def _context_for(agent: Agent, name: str, wanted: int | None) -> int:
-    """The context of a model with which a server is started for an agent.
+    """The tokens of context with which a server of this model is started for an agent.
 
-    Raises OptionError if that is too small, and as a `ServedModel` does.
+    If none is wanted: AGENT_CONTEXT; less if the model was trained for less, more if its preset
+    has more. Raises OptionError if that is too small for the agent, and as `ServedModel`.
     """
     from localspec.server.served_models import ServedModel
 
@@ -201,7 +202,7 @@ def _context_for(agent: Agent, name: str, wanted: int | None) -> int:
     context = model.context_length
     if wanted is None:
         context = max(context, min(model.num_trained, AGENT_CONTEXT))
-    require_context(agent, context, model.num_trained, "")
+    require_context(agent, context, model.num_trained, first="")
     return context
 
 

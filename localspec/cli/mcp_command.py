@@ -113,7 +113,7 @@ def try_server(*, name: str, source: str, model: str | None, as_json: bool) -> N
             if state.stderr is not None:
                 note(f"Its stderr is in {state.stderr}.")
         if state.error is not None:
-            raise state.error
+            raise state.error  # quotes the last lines of stderr, if there are any
 
 
 @mcp.command("add")

@@ -110,6 +110,11 @@ class Constrainer:
         start: Start,
         is_cancelled: CancelCheck,
     ) -> AfterBoundary:
+        """A constraint that leaves the text up to the boundary free, and is `inner` after it.
+
+        `marks` are the texts that the boundary may consist of. A token may contain one of them
+        and text after it: these tokens are found once for the same marks.
+        """
         crossing = self._crossing(marks)
         return AfterBoundary(inner, boundary, self._spelling, crossing, start, is_cancelled)
 

@@ -69,11 +69,12 @@ def _caches_of(contents: Sequence[str]) -> list[Path]:
 
 
 def _profiles_of(contents: Sequence[str]) -> list[Path]:
-    """The profiles of these models."""
+    """The files that say what decodes of these models cost, or which of them are exact."""
     paths = []
     for path, identity, _ in kept_profiles():
         models = identity
         if is_of_exactness(identity):
+            # Its last part is no model, but the setting in which decodes are exact.
             models = identity[:-1]
         if _are_of(models, contents):
             paths.append(path)

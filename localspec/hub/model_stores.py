@@ -78,6 +78,8 @@ class Folder:
     def publish(self, remote: RemoteFile, *, fetched: bool) -> Path:
         """Give the whole content its name; returns the path under that name.
 
+        In a folder the content arrives under that name (`slot`), so nothing is left to do.
+
         Args:
             remote: The file.
             fetched: Whether localspec has put it there; False if it was there before.

@@ -118,15 +118,15 @@ def show_answer(conversation: Conversation, answer: Answer) -> Reply:
 def idle_time(engine: BaseEngine, chat: Chat) -> Iterator[None]:
     """Prepare the next answer while a person types.
 
-    A thread prepares the chat, and has ended when the context is left. An error there is not
-    shown: it comes again with the next answer.
+    A thread prepares the chat. Leaving the context cancels that, and waits until the thread has
+    ended. An error in the thread is not shown: the next answer raises it again.
     """
     worker = CallThread(chat.prepare, daemon=True)
     worker.start()
     try:
         yield
     finally:
-        while worker.is_alive():
+        while worker.is_alive():  # a cancel before the work has started does nothing
             engine.cancel()
             worker.join(_RETRY_S)
 

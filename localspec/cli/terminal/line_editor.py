@@ -179,7 +179,10 @@ def _key_bindings() -> KeyBindings:
 
     @bindings.add("enter")
     def send(event: KeyPressEvent) -> None:
-        """Send the message; within quotes or after a backslash, start a new line instead."""
+        """Send the message, or start a new line where it goes on.
+
+        It goes on while its three quotes are open, and after a backslash, which is removed.
+        """
         buffer = event.current_buffer
         if is_unclosed(buffer.text):
             buffer.insert_text("\n")
@@ -191,7 +194,7 @@ def _key_bindings() -> KeyBindings:
 
     @bindings.add("escape", "enter")
     def begin_line(event: KeyPressEvent) -> None:
-        """Alt-Enter."""
+        """Start a new line. Terminals send Alt-Enter as these two keys."""
         event.current_buffer.insert_text("\n")
 
     return bindings

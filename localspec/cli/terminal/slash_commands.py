@@ -203,6 +203,7 @@ def _setting_value(name: str, text: str) -> Any:
 
 
 def _shown_value(name: str, value: object) -> str:
+    """A setting's value as /set shows it; for None what that means, such as "no limit"."""
     if isinstance(value, bool):
         if value:
             return "on"
@@ -247,6 +248,7 @@ def _save(conversation: Conversation, argument: str) -> None:
 
 
 def _load(conversation: Conversation, argument: str) -> None:
+    """Continue the session of that name; without a name, list all sessions."""
     if not argument:
         note("\n".join(session_lines()))
         return
