@@ -234,7 +234,7 @@ def known_fields(cls: type[_Class]) -> type[_Class]:
 def explained(
     hint: str,
 ) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
-    """A decorator of functions: the TypeError for wrong arguments says what to write.
+    """A decorator of functions: for wrong arguments the TypeError says what to write instead.
 
     Args:
         hint: What to write, in a sentence.
@@ -246,10 +246,12 @@ def explained(
         @functools.wraps(function)
         def called(*arguments: _Arguments.args, **keywords: _Arguments.kwargs) -> _Result:
             try:
+                # Only this: a TypeError that the function raises itself stays as it is.
                 signature.bind(*arguments, **keywords)
             except TypeError as error:
-                what = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
-                raise TypeError(f"{what}(): {error}. {hint}") from None
+                # As it is called: a constructor by its class, a method by its own name.
+                name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
+                raise TypeError(f"{name}(): {error}. {hint}") from None
             return function(*arguments, **keywords)
 
         return called

@@ -352,17 +352,22 @@ class _FormReader:
             self._check_reads(form, [_HARD, _PLAIN])
 
     def _check_reads(self, form: CallForm, arguments: list[Mapping[str, Any]]) -> None:
-        """Raise _UnreadError if calls with these arguments are read wrongly."""
+        """Raise _UnreadError if the form does not read the template's calls back.
+
+        The template writes calls with these arguments, as an answer would have them.
+        """
         turn = self._turn_of_calls(*arguments)
-        _, opening, written = turn.partition(form.openings[0])
-        last = (form.end + form.after).strip()
-        length = written.rfind(last or self._turn_end)
-        text = opening + written[:length] + last
+        # Of the turn only the calls, from their opening to their end. In a form without an end
+        # they extend to the end of the turn.
+        _, opening, rest = turn.partition(form.openings[0])
+        end = (form.end + form.after).strip()
+        end_position = rest.rfind(end or self._turn_end)
+        text = opening + rest[:end_position] + end
         stream = CallStream(Calls(form, _USE))
         parts = stream.push(Part(text, is_thought=False))
         parts += stream.finish(is_cut=False)
-        calls = whole_calls(part.call for part in parts)
-        if [call.arguments for call in calls] != arguments:
+        read = [call.arguments for call in whole_calls(part.call for part in parts)]
+        if read != arguments:
             raise _UnreadError("calls are not read as they are written")
 
 

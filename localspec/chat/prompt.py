@@ -434,11 +434,14 @@ def _thoughts(vocabulary: Vocabulary, source: str, texts: Sequence[str]) -> Thou
     marks: list[str] = []
     for family in families:
         marks += family.marks
-    shown: set[int] = set()
+    # A mark may consist of several control texts, with plain text between them.
+    mark_tokens: set[int] = set()
     for text in texts:
-        if any(text in mark for mark in marks):
-            shown.update(vocabulary.tokenize(text, parse_special=True))
-    return Thoughts(families, shown=frozenset(shown))
+        is_in_mark = any(text in mark for mark in marks)
+        if is_in_mark:
+            mark_tokens.update(vocabulary.tokenize(text, parse_special=True))
+    # An answer's text shows these, so that the marks are found in it.
+    return Thoughts(families, shown=frozenset(mark_tokens))
 
 
 def kept_calls(form: CallForm, use: ToolUse, tokens: Mapping[str, int]) -> CallGrammar | None:

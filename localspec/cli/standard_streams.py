@@ -35,8 +35,8 @@ def use_colour() -> bool | None:
 
     None leaves it to click: colour on a terminal, no colour elsewhere.
     """
-    has_none = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
-    if has_none:
+    is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    if is_plain:
         return False
     return None
 

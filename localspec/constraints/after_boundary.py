@@ -167,15 +167,17 @@ class AfterBoundary:
     def mask(self) -> Mask | None:
         if self._stage is _Stage.ENDED:
             return None
-        if self._stage is not _Stage.FREE:
-            mask = self._inner.mask()
-            if mask is not None:
-                mask[list(self._others)] = True
-            return mask
-        mask = self._free_mask()
-        if mask is None:
-            return None
-        return mask.copy()
+        if self._stage is _Stage.FREE:
+            shared = self._free_mask()
+            if shared is None:
+                return None
+            return shared.copy()
+        # At the start, too: an answer that does not begin with an opening is constrained from
+        # its first token.
+        mask = self._inner.mask()
+        if mask is not None:
+            mask[list(self._others)] = True
+        return mask
 
     def _free_mask(self) -> Mask | None:
         """The mask up to the boundary, which must not be changed."""

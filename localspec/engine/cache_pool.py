@@ -278,14 +278,16 @@ class CachePool:
             )
 
     def _park(self, lane: Lane) -> PooledCache | None:
-        """A copy of the lane's text in memory; None if there is nothing, or no room for it.
+        """A copy of the lane's text in memory, for which older copies leave.
 
-        Older copies leave for it.
+        None if there is nothing to copy, or copying fails, or all the room is too small for it.
+        In that last case the text is written to disk instead, if it is worth it.
         """
         num_bytes = sum(lane.sizes())
+        if num_bytes == 0:
+            return None
         if num_bytes > self.budget_bytes:
             self._save_lane(lane)
-        if not 0 < num_bytes <= self.budget_bytes:
             return None
         self.make_room(num_bytes)
         return lane.copied()

@@ -256,18 +256,23 @@ class Engine(BaseEngine):
             self._worker.put(functools.partial(self._start_producing, work))
 
     def _work(self, record: AnswerRecord, source: PromptSource) -> _Work:
-        """Make prompt and grammar. Raises what refuses them, and Interrupted."""
+        """Make an answer ready to begin: its prompt, pictures and constraint.
+
+        Raises what refuses one of them, ClosedError if the engine was closed meanwhile, and
+        Interrupted.
+        """
         is_cancelled = functools.partial(self._is_cancelled, record.cancellation)
         made = source.make(self._workshop, is_cancelled)
         self._prompt_work.progress()
         self._require_open()
         prompt = made.prompt
-        parts = self._models.show(prompt)
-        request = self._request(prompt, record)
+        picture_parts = self._models.show(prompt)
+        request = self._request(prompt, record)  # with the constraint
         self._models.require_unwritten()
-        passed_over = not_kept(spec_of(record.options))
-        facts = PromptFacts(made, len(prompt.tokens), passed_over, prompt.has_tool_words)
-        return _Work(record, facts, request, self._reference(prompt, record.options), parts)
+        not_enforced = not_kept(spec_of(record.options))
+        facts = PromptFacts(made, len(prompt.tokens), not_enforced, prompt.has_tool_words)
+        reference = self._reference(prompt, record.options)
+        return _Work(record, facts, request, reference, picture_parts)
 
     def _start_producing(self, work: _Work) -> None:
         """Give the answer a lane, and start it. In the worker."""
@@ -298,24 +303,28 @@ class Engine(BaseEngine):
     def _produced(
         self, lane: Lane, owner: object | None, work: _Work, run: AnswerRun
     ) -> Producing:
-        """The pieces of an answer, and the decodes that it wants."""
+        """Run an answer in its lane.
+
+        Yields its pieces, the progress of its prompt, and the decodes that it needs. The rows
+        of each decode are sent to it.
+        """
         record = work.record
         num_tokens = work.facts.num_tokens
 
-        def report(num_decoded: int) -> None:
+        def report_reading(num_decoded: int) -> None:
             record.outbox.put(Reading(num_decoded, num_tokens))
 
         try:
             lane.make_ready()
             tokens = work.facts.made.prompt.tokens
             self._cache_pool.switch_to(lane, owner, tokens, _scope_of(record))
-            lane.configure(report, record.plan.policy, work.reference)
+            lane.configure(report_reading, record.plan.policy, work.reference)
             yield Reading(run.start(), num_tokens, is_first=True)
             yield from run.pieces()
         finally:
             lane.reset()
             self._save_profile(lane)
-            work.parts.clear()
+            work.parts.clear()  # frees the pictures
 
     def _read_on(self, record: AnswerRecord) -> None:
         if record.num_put - record.num_taken == MOST_AHEAD - 1:  # the answer may be paused

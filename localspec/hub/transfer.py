@@ -281,11 +281,12 @@ class RemoteSource:
     def _fetch_range(self, offset: int, size: int) -> bytes:
         """Try once to read. Raises HubBusyError if the response ends early."""
         data = bytearray()
-        for piece in content_of(self._remote, offset, offset + size - 1):
+        last = offset + size - 1
+        for piece in content_of(self._remote, offset, last):
             data += piece
-            if len(data) >= size:
+            if len(data) >= size:  # a server without ranges sends more
                 return bytes(data[:size])
-        raise HubBusyError(f"the response ended after {len(data)} of {size} bytes", None)
+        raise HubBusyError(f"the response ended after {len(data)} of {size} bytes", wait_s=None)
 
 
 def has_checksum(

@@ -320,14 +320,21 @@ def _layer_cache_bytes(header: Header, options: LlamaOptions) -> list[int]:
 def compute_bytes(
     header: Header, context_length: int, max_outputs: int, flash_attention: FlashAttention
 ) -> int:
-    """Intermediate results: the graph's buffer, and ggml's copies for products."""
+    """Memory of intermediate results: the graph's buffer, and ggml's buffer for copies.
+
+    Before a product of matrices, ggml copies one of them in the type that it multiplies. All
+    products use one buffer for that, which has the size of the largest copy.
+    """
     shape = ModelShape(header)
     batch = graph_batch_size(flash_attention, context_length)
-    copied = batch * shape.widest * bytes_per_value(_ACTIVATION)
+    # Activations, to be multiplied with weights.
+    copy_bytes = batch * shape.widest * bytes_per_value(_ACTIVATION)
     if flash_attention == "off":
-        # The scores again, in half precision, to be multiplied with the values.
-        copied = max(copied, batch * shape.num_heads * num_cells(context_length) * _HALF)
-    return graph_bytes(header, context_length, max_outputs, flash_attention) + int(copied)
+        # Scores of attention, in half precision, to be multiplied with the cached values.
+        num_scores = batch * shape.num_heads * num_cells(context_length)
+        copy_bytes = max(copy_bytes, num_scores * _HALF)
+    graph = graph_bytes(header, context_length, max_outputs, flash_attention)
+    return graph + int(copy_bytes)
 
 
 def graph_bytes(

@@ -270,15 +270,16 @@ def usual_model() -> Named | None:
 def set_default(name: str | None) -> None:
     """Save the default model's name; None for the demo pair.
 
-    Raises as `resolve_answering`, ModelFileError for a file without a model, PresetError if the
-    file of names is malformed.
+    The path of a file is saved as an absolute one. Raises what `resolve_answering` raises,
+    ModelFileError if the named file is not a model, and PresetError if the file in which names
+    are saved is malformed.
     """
-    meant = None
+    default = None
     if name is not None:
-        meant = _lasting(name)
+        default = _lasting(name)
 
     def with_default(names: Names) -> Names:
-        return replace(names, default=meant)
+        return replace(names, default=default)
 
     change_names(with_default)
 

@@ -13,7 +13,7 @@ from rich.style import Style as Style
 from localspec.cli.standard_streams import num_columns, use_colour
 
 _TAB = "    "
-_JOINER = "\u200d"
+_JOINER = "\u200d"  # makes one emoji of those on both sides
 _OPENING = ("Ps", "Pi")
 _CLOSING = ("Pe", "Pf", "Po")
 # Halves of flags, and skin tones: they belong to the character before them.
@@ -91,19 +91,23 @@ class WrappedWriter:
         self._gap = ""
 
     def _may_break_before(self, character: str) -> bool:
-        """Whether a line may end here: scripts of wide characters have no spaces.
+        """Whether a line may end between the last character and this one, without a space.
 
-        A line does not start with closing punctuation or end with an opening bracket.
+        It may beside a wide character, since the scripts that have these, such as Chinese, have
+        no spaces. But no line starts with closing punctuation or ends with an opening bracket.
         """
-        if not self._word or any(ord(character) in joined for joined in _JOINED):
+        if not self._word:
             return False
         last = self._word[-1][0]
-        if category(character) in _CLOSING or category(last) in _OPENING or last == _JOINER:
+        is_joined = any(ord(character) in joined for joined in _JOINED)
+        if is_joined or last == _JOINER:
             return False
-        size = get_character_cell_size(character)
-        if size == 0:
+        if category(character) in _CLOSING or category(last) in _OPENING:
             return False
-        return size > 1 or get_character_cell_size(last) > 1
+        columns = get_character_cell_size(character)
+        if columns == 0:  # it is drawn over the last one
+            return False
+        return columns > 1 or get_character_cell_size(last) > 1
 
     def _flush_word(self) -> None:
         if not self._word:
