@@ -167,11 +167,12 @@ class Chat(ForeignNames):
             options: The options; keywords replace single ones.
 
         Raises:
-            OptionError: If a result is missing or of no call.
+            OptionError: If the last answer called no tool, if one of its calls has no result,
+                or if a result belongs to none of its calls.
         """
-        found = result_messages(self._turns, results)
+        result_turn = result_messages(self._turns, results)
         chosen = AnswerOptions.of(options, **keywords)
-        asked = (*self._turns[-1], *found)
+        asked = (*self._turns[-1], *result_turn)  # the results continue the last turn
         return self._engine._answer(ChatRecord(self, asked, self._turns[:-1], chosen))
 
     def _end_calls(self, results: Mapping[str, str]) -> None:

@@ -39,19 +39,23 @@ _NO_RESULT = {"role": "tool", "content": "[There is no result of this call.]"}
 
 
 def checked_messages(messages: object) -> list[Message]:
-    """Role and text of each message, and the calls of tools that belong to it.
+    """Check messages as clients give them, and bring them into one form.
+
+    Each has a role and a text, and perhaps pictures, thoughts and calls of tools. The results
+    of calls follow them: see `with_results`.
 
     Args:
-        messages: A sequence of mappings with a role and a content: a str, None for no text, or
-            parts such as {"type": "text", "text": …}, which become lines of one text, with
-            pictures (see `shown.given_in`) in between: their positions are in "pictures". An
-            assistant's message may have tool_calls, and its thoughts by one of THOUGHT_KEYS; a
-            tool's (or function's) may have tool_call_id and name. Other keys are ignored. An
-            image without data, audio and files become notes in results of tools and before the
-            last message. Calls and results: see `with_results`.
+        messages: A sequence of mappings, each with a role and a content. A content is a str,
+            None for no text, or a list of parts such as {"type": "text", "text": …}. Parts with
+            text become lines of one text. Pictures (see `shown.given_in`) go to "pictures",
+            with their positions in the text. An assistant's message may have tool_calls, and
+            thoughts by one of THOUGHT_KEYS. A tool's (or function's) message may have
+            tool_call_id and name. Other keys are ignored. Parts that no model here can read
+            become notes: images without data, audio, video and files. If they are in the last
+            message, and that is not a tool's, they are refused.
 
     Raises:
-        OptionError: For anything else, with the message's number from 0.
+        OptionError: For anything else. The error names the message by its number, from 0.
     """
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
         raise OptionError(
@@ -336,22 +340,26 @@ def _answered(stretch: Sequence[Message]) -> Iterator[Message]:
 def _paired(
     calls: Sequence[Mapping[str, Any]], said: Sequence[Message]
 ) -> Iterator[tuple[Mapping[str, Any], Message | None]]:
-    """Each call with its result, or None, as `with_results` pairs them.
+    """Each call with its result; None for a call without one.
+
+    First the results that state the id of a call are paired. Each of the others goes to the
+    first call without a result: of the tool that it names, or else of any tool.
 
     Args:
         calls: The calls of an answer.
         said: The messages after it, up to the next answer.
     """
+    # The calls' numbers in `calls`; several may have one id.
     of_id: dict[str, deque[int]] = defaultdict(deque)
     of_name: dict[str, deque[int]] = defaultdict(deque)
     for number, call in enumerate(calls):
         of_id[call["id"]].append(number)
         of_name[call["function"]["name"]].append(number)
-    every = deque(range(len(calls)))
-    paired: dict[int, Message] = {}
+    of_any = deque(range(len(calls)))
+    paired: dict[int, Message] = {}  # results by the numbers of their calls
 
     def pair(result: Message, numbers: deque[int] | None) -> bool:
-        """Give the result to the first of the calls that has none yet, if there is one."""
+        """Pair it with the first of these calls that has none. Returns whether it is paired."""
         while numbers and numbers[0] in paired:
             numbers.popleft()
         if numbers:
@@ -366,8 +374,9 @@ def _paired(
         else:
             without_id.append(result)
     for result in without_id:
-        if not pair(result, of_name.get(result.get("name", ""))):
-            pair(result, every)
+        of_its_tool = of_name.get(result.get("name", ""))
+        if not pair(result, of_its_tool):
+            pair(result, of_any)
     for number, call in enumerate(calls):
         yield call, paired.get(number)
 

@@ -91,20 +91,21 @@ class PromptMaker:
         eos = vocabulary.text(vocabulary.eos)
         self._template = ChatTemplate(source, bos=bos, eos=eos, think=think)
         self._system_role = SystemRole(self._template)
-        # Control texts that the template writes by a variable.
+        # Control texts that the template writes without their being in its source.
         self._named: list[str] = []
         if "bos_token" in source:
             self._named.append(bos)
         if "eos_token" in source:
             self._named.append(eos)
         self._source = source
-        # The keys by which the template reads thoughts. It gets them by no other key.
+        # The keys of a message in which the template looks for an answer's thoughts.
         self._thought_keys = self._template.keys.intersection(THOUGHT_KEYS)
         self._vocabulary = vocabulary
         self._vision: KnownCells | None = None
         if vision is not None:
             self._vision = KnownCells(vision)
         self._guard = ControlGuard(vocabulary)
+        # Makes the prompts with tools or calls of tools, if another template does.
         self._for_tools: PromptMaker | None = None
         if takes_tools(tool_source):
             assert tool_source is not None

@@ -122,7 +122,7 @@ def _fetch(plan: DownloadPlan, *, reuse: bool) -> list[Path]:
     """
     if not is_terminal(sys.stderr):
         return run_download(plan, _say_when_done, reuse=reuse)
-    # Imported here to keep every command's start fast: they all import this module.
+    # Imported here, because every command imports this module, and should start fast.
     from rich.console import Console
     from rich.progress import (
         BarColumn,

@@ -65,14 +65,15 @@ class Option(click.Option):
 
 
 def option(name: str, *, flags: Sequence[str] = (), **more: Any) -> Decorator:
-    """Decorate a command with an `Option`; the command receives it by this name.
+    """A decorator that gives a command an `Option`.
 
     Args:
-        name: the name of the command's parameter.
-        flags: the flags to type. [default: those that stand for the keyword of that name]
-        more: keywords for click.
+        name: the command's parameter that gets the option's value.
+        flags: the flags to type. [default: `flags_of(name)`]
+        more: keywords for `Option`.
     """
-    return click.option(*(flags or flags_of(name)), name, cls=Option, **more)
+    typed = flags or flags_of(name)
+    return click.option(*typed, name, cls=Option, **more)
 
 
 def field_type(owner: type, field: str) -> dict[str, Any]:

@@ -391,7 +391,7 @@ def add_profiles(sheet: FactSheet) -> None:
 
 def add_conversations(sheet: FactSheet) -> None:
     """Add the conversations whose caches servers keep on disk."""
-    # Imported here, after libllama, because it loads NumPy.
+    # Imported here, because it loads NumPy, which libllama has to come before.
     from localspec.engine.cache_store import kept_folder, kept_sizes
 
     sizes = kept_sizes()

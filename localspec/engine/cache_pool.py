@@ -245,10 +245,11 @@ class CachePool:
                 self._save(kept, is_cancelled)
 
     def _save_lane(self, lane: Lane, is_cancelled: CancelCheck = never) -> None:
-        """Write a lane's text to disk if it is worth it. Raises as `_save`."""
+        """Write a lane's text to disk if it is worth it. Raises Interrupted, as `_save`."""
         store = self._store
         if store is None or not store.has_room_for(sum(lane.sizes())):
             return
+        # `_save` asks the same, but only once the text is copied.
         outline = lane.models.target.cache.outline()
         if not store.wants(lane.decoder.tokens, outline, lane.scope.scales):
             return
@@ -294,14 +295,18 @@ class CachePool:
 
 
 def _copy_for(tokens: Sequence[int], lane: Lane) -> PooledCache | None:
-    """A copy of another lane's text; of its common beginning with `tokens` during an answer."""
+    """A copy of another lane's text, to go on with `tokens` in this one.
+
+    While an answer runs in that lane, only what both texts begin with is copied. Returns None
+    if there is nothing to copy, or copying fails.
+    """
     if not lane.is_free:
         return lane.beginning(tokens)
     copied = lane.copied()
     head = lane.models.head
     if copied is None or head is None:
         return copied
-    return copied._replace(head=head.copied())
+    return copied._replace(head=head.copied())  # `Lane.copied` leaves out the head's data
 
 
 def _store_of(models: Models, disk: CacheDisk) -> CacheStore | None:

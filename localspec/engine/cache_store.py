@@ -174,16 +174,20 @@ class CacheStore:
         return self._reach_of(_target(head), num_common)
 
     def _own(self, identities: Sequence[str]) -> Iterator[tuple[Path, CacheHead]]:
-        """The files that models of these identities and this owner can use."""
-        known = self._heads
-        self._heads = {}
+        """This owner's files for the target of these identities, each with its first line.
+
+        The identities of the other models may differ. A first line that was read before is not
+        read again.
+        """
+        read_before = self._heads
+        self._heads = {}  # without the files that are gone
         for path in kept_files():
             with contextlib.suppress(FileNotFoundError):  # another process has removed it
                 status = path.stat()
                 key = (path.name, status.st_ino, status.st_size)
-                if key not in known:
-                    known[key] = self._head(path)
-                head = known[key]
+                if key not in read_before:
+                    read_before[key] = self._head(path)
+                head = read_before[key]  # None for another owner's file, among others
                 self._heads[key] = head
                 if head is not None and head.identities[0] == identities[0]:
                     yield path, head

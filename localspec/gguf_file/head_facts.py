@@ -173,7 +173,10 @@ def head_misfit(target: Header, head: Header) -> str:
 
 
 def _vocabulary_misfit(target: Header, head: Header) -> str:
-    """Why a head's vocabulary is not its target's, in words; empty if it is, nearly."""
+    """How a head's vocabulary differs from its target's, in words; empty if they agree.
+
+    They agree even if a few tokens are spelled differently: see `_MAX_DIFFERENT`.
+    """
     ours = HeaderVocabulary(target)
     theirs = HeaderVocabulary(head)
     if ours.size != theirs.size:

@@ -74,9 +74,9 @@ def projector_facts(header: Header) -> ProjectorFacts:
 
 
 def require_projector_of(target: Header, projector: Header) -> None:
-    """Raise PairError if a projector's rows are not as wide as the target's embeddings."""
+    """Raise PairError if a projector's output cannot be as wide as the target's embeddings."""
     width = target.number(f"{target.architecture}.embedding_length")
-    if width not in projector_facts(projector).widths:
+    if width not in projector_facts(projector).widths:  # the header states one of them
         stated = projector.number("clip.vision.projection_dim")
         raise PairError(
             f"{projector.path} is made for models of width {stated}, not {width}",

@@ -66,11 +66,12 @@ class Ggml:
         set_threads(self._backend, 1)
 
     def call(self, name: str, *arguments: Any) -> Any:
-        """The result of a function of ggml, as a pointer or a number."""
+        """Call a function of ggml. Returns a pointer or a number, both as int; None for 0."""
         function = self._library[name]
-        function.restype = _Pointer
+        function.restype = _Pointer  # wide enough for numbers, too
         converted = []
         for argument in arguments:
+            # ctypes would pass an int in 32 bits, and pointers are ints here, too.
             if isinstance(argument, int):
                 argument = _Size(argument)
             converted.append(argument)

@@ -37,7 +37,7 @@ class Ranked:
     only one."""
 
     def attempts(self) -> Iterator[Plan]:
-        """The plans to try, one after another while memory runs out.
+        """The plans to try, the best first. Take the next one if memory runs out with the last.
 
         Once a plan has failed, plans with fewer layers on its GPUs are tried, too.
         """
@@ -45,12 +45,13 @@ class Ranked:
         while waiting:
             attempt = waiting.pop(0)
             yield attempt.plan
+            # The caller wants another plan: this one has failed.
             if not attempt.may_shrink:
                 continue
             for smaller in attempt.plan.fewer():
                 waiting.append(_PlanAttempt(smaller, may_shrink=False))
             if self.measured is not None:
-                waiting.sort(key=lambda attempt: _cost_s(self.measured, attempt.plan))
+                waiting.sort(key=lambda other: _cost_s(self.measured, other.plan))
 
 
 def ranked_plans(

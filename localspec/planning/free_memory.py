@@ -77,6 +77,8 @@ class MemoryRoom:
 def free_memory(rpc: Sequence[str] = ()) -> MemoryRoom:
     """The free memory of this machine now, and of RPC servers at these addresses.
 
+    It also says how this processor repacks weights, which changes the memory that they take.
+
     Raises RpcError for a server that cannot be used.
     """
     from localspec.llama.library import devices, system_info  # loads libllama

@@ -305,13 +305,13 @@ class Costs:
         return kept
 
     def restore(self, kept: Mapping[str, Any]) -> None:
-        """Continue from `as_dict`."""
+        """Continue with the costs in `kept`, which `as_dict` returned."""
         if kept["plain_s"] is not None:
             self.plain_s = float(kept["plain_s"])
         for name, value in kept.items():
             if name != "plain_s":
                 self.ledger[name].restore(value)
-        self._tables.clear()
+        self._tables.clear()  # they were made from other costs
 
 
 def _typical(samples: Collection[float]) -> float:

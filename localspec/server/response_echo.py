@@ -112,9 +112,9 @@ def _is_function(tool: Fields) -> bool:
 
 
 def _function(tool: Fields) -> dict[str, Any]:
-    """A function with all fields of its schema; Chat Completions has them in an object."""
+    """A function of a request, with all fields that Responses has for it, given or not."""
     given = tool
-    if "function" in tool:
+    if "function" in tool:  # Chat Completions puts all but the type into this object
         given = tool.object("function")
     return {
         "type": "function",

@@ -108,17 +108,19 @@ class SpeculativeDecoder:
     def replay_scores(self, proposer: Proposer, num_tokens: int) -> Iterator[ReplayScores]:
         """How proposals would have fared at the last num_tokens positions of the answer.
 
-        A few positions at a time, in order. The proposer reads the tokens that it lacks, and
-        judges only these.
+        The scores come in order, each of a few positions, since a draft model judges no more at
+        once. The proposer reads the tokens that it has not read yet, and judges only these.
 
         Args:
             proposer: The proposer.
             num_tokens: The number of positions, at most `num_answered`.
         """
         end = len(self.tokens)
-        for num_after in reversed(range(0, num_tokens, REPLAY_TOKENS)):
-            tokens = self.tokens[: end - num_after]
-            probs = self._probs[: len(self._probs) - num_after]
+        # Tokens of the text that follow the positions of each replay: 16, 8, 0, for example.
+        following = reversed(range(0, num_tokens, REPLAY_TOKENS))
+        for num_following in following:
+            tokens = self.tokens[: end - num_following]
+            probs = self._probs[: len(self._probs) - num_following]
             assert self._chain is not None
             replay = proposer.replay(tokens, probs, self._chain)
             yield result_of(replay)

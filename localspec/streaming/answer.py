@@ -373,12 +373,12 @@ class Answer(ForeignNames):
             self._receive(await self._record.outbox.take_async())
 
     def _leave_unbegun(self) -> None:
-        """End the answer here if it was never asked for, or belongs to a fork."""
+        """End the answer here if no engine will: it was never asked for, or this is a fork."""
         record = self._record
         if record.leaves(State.NEW, State.OVER):
             record.conclude(None)
             self._unread = deque()
-        elif not self._own_process.is_this():
+        elif not self._own_process.is_this():  # the engine's thread is in the other process
             self._unread = deque()
 
     async def _close_soon(self) -> None:

@@ -105,10 +105,11 @@ class AnswerRun:
             self._stats = partial(self._meter.stats, self._now(), estimate, threads)
 
     def ending(self, num_read: int, num_taken: int) -> Ending | None:
-        """How the answer ends; None if it has not started.
+        """How the answer ends for its reader; None if it has not started.
 
-        Tokens that were not read count as not said. So if the answer was ahead of its reader,
-        its text is parsed once more, from the tokens that were read.
+        Tokens that were not read count as not said. So if there are any, the text is parsed
+        once more, up to the last token that was read. It is parsed, too, if it continues an
+        earlier answer, to get the whole message.
 
         Args:
             num_read: Tokens that were read.
@@ -123,7 +124,7 @@ class AnswerRun:
             finish_reason = "cancelled"
             stopped_by = None
         is_continued = self._prompt.num_said > 0
-        held = self._held
+        held = self._held  # the text that waited for further tokens
         said = None
         if is_cut or is_continued:
             text = self._text()
@@ -134,14 +135,15 @@ class AnswerRun:
             if is_continued:
                 said = Said.of([*parts, *held])
         provenances = self._provenances[:num_read]
-        self._meter.tokens = Counter(provenances)
-        last = Provenance.PLAIN
+        self._meter.tokens = Counter(provenances)  # the statistics leave out unread tokens
+        last_provenance = Provenance.PLAIN
         if provenances:
-            last = provenances[-1]
+            last_provenance = provenances[-1]
+        # Further pieces of the last token that was read, and then the text that waited.
         rest = self._pieces_before(num_read)[num_taken:]
         for part in held:
-            if not part.is_again:
-                rest.append(_without_token(part, last))
+            if not part.is_again:  # else the earlier answer has shown it
+                rest.append(_without_token(part, last_provenance))
         return Ending(finish_reason, self._stats(), stopped_by, tuple(rest), said)
 
     def _pieces_before(self, num_tokens: int) -> list[Piece]:

@@ -98,7 +98,14 @@ class AnswerCalls:
         return CallPiece(number, own_id or self._id_of(number), name, "", is_last=False)
 
     def call(self, written: list[ToolCall]) -> list[Part]:
-        """The parts of whole calls, which no grammar kept to the form."""
+        """Note complete calls. Returns a part for each.
+
+        Such calls come where no grammar keeps calls to the form. So more may come than are
+        allowed: if only one is, the rest are left out.
+
+        Args:
+            written: The calls that the model wrote.
+        """
         parts = []
         for call in written:
             piece = self.start_call(call.name, call.id)._replace(json=call.json, is_last=True)

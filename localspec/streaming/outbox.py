@@ -17,7 +17,7 @@ _LOOK_S = 0.1  # seconds between two checks on Windows, where Ctrl-C does not en
 
 def take_from(queue: SimpleQueue[Item]) -> Item:
     """Wait for the next item. Ctrl-C ends the wait."""
-    while sys.platform == "win32":
+    while sys.platform == "win32":  # wait in short turns, since Ctrl-C comes between two
         try:
             return queue.get(timeout=_LOOK_S)
         except Empty:

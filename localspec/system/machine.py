@@ -349,13 +349,14 @@ def windows_processors(cores: bytes) -> list[Processor]:
 
 
 def _windows_cores() -> bytes:
-    """Windows' description of its cores; empty on other systems."""
+    """Windows' description of its cores; empty if it gives none, and on other systems."""
     if sys.platform == "win32":
         call = ctypes.WinDLL("kernel32").GetLogicalProcessorInformationEx
+        of_cores = 0  # RelationProcessorCore
         size = ctypes.c_uint32()
-        call(0, None, ctypes.byref(size))  # fails, and sets the size that it needs
+        call(of_cores, None, ctypes.byref(size))  # fails, and sets the size that it needs
         buffer = ctypes.create_string_buffer(size.value)
-        if call(0, buffer, ctypes.byref(size)):
+        if call(of_cores, buffer, ctypes.byref(size)):
             return buffer.raw[: size.value]
     return b""
 

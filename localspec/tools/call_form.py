@@ -297,8 +297,11 @@ def _of_object(value: object, tools: Tools) -> ToolCall:
 
 
 def read_fitting(text: str, tools: Tools) -> list[ToolCall]:
-    """As `read_objects`, for one value whose arguments fit the tools' schemas."""
-    json_value(text)
+    """The calls in a text that is one JSON value, with arguments that fit the tools' schemas.
+
+    Raises ValueError for any other text.
+    """
+    json_value(text)  # raises for several values, which `read_objects` would read
     calls = read_objects(text, tools)
     for call in calls:
         schema = tools[call.name].parameters
