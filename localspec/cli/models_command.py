@@ -301,12 +301,12 @@ def _fits(state: PresetState, free: MemoryRoom) -> bool | None:
 
 
 def _state_json(state: PresetState, free: MemoryRoom) -> dict[str, Any]:
-    """All that is known of a preset, for --json."""
+    """All that is known of a preset, for --json: its own fields, and those of its state."""
     written: dict[str, Any] = to_json(state)
-    preset = written.pop("preset")
-    written |= preset
+    preset_fields = written.pop("preset")
+    written |= preset_fields
     written["fits"] = _fits(state, free)
-    del written["models"]  # target, draft and head again
+    del written["models"]  # the same models as under their roles
     for role in get_args(Role):
         if written[role] is not None:
             model = getattr(state.preset, role)

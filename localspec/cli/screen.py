@@ -178,7 +178,8 @@ def _status_parts(stats: Stats, context_length: int) -> Iterator[str]:
     yield f"context {used:.0%} full"
     why_off = why_mostly_off(stats)
     if why_off:
-        yield why_off.partition(":")[0]
+        fact, _, _ = why_off.partition(":")  # the reason after the colon is too long here
+        yield fact
     threads = _threads_of(stats)
     if threads is not None:
         yield threads

@@ -424,10 +424,11 @@ class NumberBound:
         mask = self._inner.mask()
         if mask is None or not self._digits.count:
             return mask
-        kept: Mask = mask & (self._spelling.leading_digits + self._digits.count <= MOST_DIGITS)
+        digits_in_a_row = self._digits.count + self._spelling.leading_digits  # by token
+        kept: Mask = mask & (digits_in_a_row <= MOST_DIGITS)
         if kept.any():
             return kept
-        return mask
+        return mask  # nothing else is allowed
 
     def validate(self, tokens: Sequence[int]) -> int:
         num_valid = self._inner.validate(tokens)

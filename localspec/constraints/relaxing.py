@@ -32,7 +32,7 @@ def relaxed(schema: Node, judge: Judge) -> tuple[Node, set[str]]:
     known: dict[str, str] = {}
 
     def judge_part(part: Node) -> str:
-        """Judge each part once. A schema with too many parts keeps the last ones."""
+        """Judge each part once. After _MOST_PARTS of them, new ones count as accepted."""
         key = json.dumps(part)
         if key not in known and len(known) < _MOST_PARTS:
             known[key] = judge(part)
@@ -43,13 +43,14 @@ def relaxed(schema: Node, judge: Judge) -> tuple[Node, set[str]]:
         _relax_number(node, judge_part, passed_over)
         _relax_names(node, judge_part, passed_over)
 
-    found = changed_schema(schema, change)
-    for _ in range(_MOST_CIRCLES):
-        circle = _CIRCULAR.search(judge(found))
+    relaxed_schema = changed_schema(schema, change)
+    for _ in range(_MOST_CIRCLES):  # each message names one circular reference
+        circle = _CIRCULAR.search(judge(relaxed_schema))
         if circle is None:
             break
-        found = changed_schema(found, _without_siblings(circle[1], passed_over))
-    return found, passed_over
+        remove_siblings = _without_siblings(circle[1], passed_over)
+        relaxed_schema = changed_schema(relaxed_schema, remove_siblings)
+    return relaxed_schema, passed_over
 
 
 def _is_refused(part: Node, judge: Judge) -> bool:

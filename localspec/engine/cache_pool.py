@@ -260,16 +260,16 @@ class CachePool:
     def _save(self, text: PooledCache, is_cancelled: CancelCheck = never) -> None:
         """Write a text to disk if it is worth it. Raises Interrupted once it is cancelled."""
 
-        def check() -> None:
+        def raise_if_cancelled() -> None:
             if is_cancelled():
                 raise Interrupted("a text was not kept on disk: other work came first")
 
-        state = text.states[0]
+        target_state = text.states[0]
         store = self._store
-        if store is None or state is None:
+        if store is None or target_state is None:
             return
-        if store.wants(text.tokens, state, text.scope.scales):
-            store.keep(text, check)
+        if store.wants(text.tokens, target_state, text.scope.scales):
+            store.keep(text, raise_if_cancelled)
 
     def _check_size(self, num_bytes: int) -> None:
         if num_bytes > self.budget_bytes:

@@ -42,12 +42,14 @@ class InboxThread:
 
     def put(self, work: Callable[[], object]) -> None:
         """Have the thread do some work. What the work raises is logged."""
-        with self._starting:  # an inbox that was asked to end would never do the work
+        # Held, so that `end` cannot come in between: the work would then never be done.
+        with self._starting:
             if self._thread is None:
                 self._inbox = SimpleQueue()
+                before = self._last_thread  # it may still work: the new thread waits for it
                 self._thread = self._last_thread = threading.Thread(
                     target=self._run,
-                    args=(self._inbox, self._last_thread),
+                    args=(self._inbox, before),
                     name=self._name,
                     daemon=True,
                 )

@@ -218,9 +218,10 @@ class Lane:
             lookup.memory = self.memory
 
     def learned(self) -> dict[str, Any] | None:
-        """What the policies have learned, to be saved; None where they learn nothing.
+        """What the policies have learned, to be saved; None if there is nothing to save.
 
-        While other answers run they learn nothing: a decode's time is then not its own.
+        Nothing is saved after work that shared a decode with another text, or waited for one:
+        such times say little about a text alone.
         """
         policy = self.decoder.draft_policy
         has_shared = self._num_shared < self.clock.num_shared
@@ -280,9 +281,10 @@ class Lane:
         return PooledCache(self.decoder.tokens[:], states, scope=self.scope)
 
     def beginning(self, tokens: Sequence[int]) -> PooledCache | None:
-        """A copy of the text's common beginning with `tokens`, of target and head.
+        """A copy of the beginning that this text has in common with `tokens`.
 
-        Safe during a step: tokens that were drafted and cached are not part of the copied text.
+        It comes with the states of target and head, which may hold more: `restore` cuts that
+        off. So an answer may run here meanwhile, even if the cache holds drafted tokens.
         """
         try:
             state = self.models.target.cache.save_state()
@@ -292,8 +294,8 @@ class Lane:
         if self.models.head is not None:
             head = self.models.head.copied()
         common = common_length(self.decoder.tokens, tokens)
-        others = [None] * (len(self.models.saved) - 1)
-        return PooledCache(list(tokens[:common]), [state, *others], head, self.scope)
+        without_draft = [None] * (len(self.models.saved) - 1)
+        return PooledCache(list(tokens[:common]), [state, *without_draft], head, self.scope)
 
     def restore(self, kept: PooledCache) -> None:
         """Load a copied text and its caches into this lane."""

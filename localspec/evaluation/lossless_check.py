@@ -167,7 +167,7 @@ class _Check:
             for params in (GREEDY, sampled)
         )
         self._pace = Pace()
-        self._has_prompts = True  # whether any is left
+        self._has_prompts = True  # False once all are used without a decision
         self._started_s = time.monotonic()
 
     def run(self) -> None:
@@ -186,15 +186,21 @@ class _Check:
     def report(self, ending: EndedBy | None) -> Report:
         """The report on the results so far."""
         spent_s = time.monotonic() - self._started_s
-        left_s = self._seconds_left() if self._has_prompts else None
+        is_hopeless = not self._has_prompts
+        left_s = None
+        if not is_hopeless:
+            left_s = self._seconds_left()
+        seconds_needed = None
+        if left_s is not None:
+            seconds_needed = _SPARE * (spent_s + left_s)
         return Report(
-            self._rounding,
-            self._greedy.result,
-            self._seeded.result,
-            spent_s,
-            None if left_s is None else _SPARE * (spent_s + left_s),
-            not self._has_prompts,
-            ending,
+            rounding=self._rounding,
+            greedy=self._greedy.result,
+            seeded=self._seeded.result,
+            time_s=spent_s,
+            seconds_needed=seconds_needed,
+            is_hopeless=is_hopeless,
+            ended_by=ending,
         )
 
     @property

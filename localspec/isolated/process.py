@@ -341,25 +341,26 @@ class _Child:
             return CrashedError(*self._end)
 
     def _how_it_ended(self) -> tuple[str, str]:
+        """Why the child ended, and a hint. Asks RPC servers whether they still answer."""
         if self.prompts.excess:
             return (
                 f"the process of the engine was ended, since {self.prompts.excess}",
                 "Ask again: it will be restarted.",
             )
-        ended = f"the process of the engine ended: {self._exit()}"
+        cause = f"the process of the engine ended: {self._exit()}"
         if not self._servers:
-            return ended, "Ask again: it will be restarted."
+            return cause, "Ask again: it will be restarted."
         if self._is_mute:
-            ended = "the process of the engine waited too long for an RPC server"
+            cause = "the process of the engine waited too long for an RPC server"
         faults = [error for error in ask_servers(self._servers) if isinstance(error, RpcError)]
         if not faults:
             names = ", ".join(self._servers)
             return (
-                f"{ended}{self._last_words}. It used the RPC servers {names}, which answer now",
+                f"{cause}{self._last_words}. It used the RPC servers {names}, which answer now",
                 "Ask again: it will be restarted.",
             )
         return (
-            f"{ended}. {'; '.join(map(str, faults))}",
+            f"{cause}. {'; '.join(map(str, faults))}",
             f"{faults[0].hint} Then ask again: the engine will be restarted.",
         )
 
@@ -458,7 +459,7 @@ class _OwnedChild:
 
 
 class ChildProcess(_OwnedChild):
-    """A running child with an engine; its facts are those of `child.facts_of`."""
+    """A running child with an engine; `facts` is what `child.facts_of` told of it."""
 
     def __init__(
         self,
@@ -469,7 +470,7 @@ class ChildProcess(_OwnedChild):
         servers = servers_used(preset, arguments)
         patience_s = CHILD_PATIENCE_S
         if arguments.get("cache_disk"):
-            patience_s += _WRITING_S
+            patience_s += _WRITING_S  # it writes caches to disk before it ends
         given = (preset, arguments, servers)
         super().__init__("serve_engine", given, progress, servers, patience_s)
         child = self._child

@@ -66,16 +66,20 @@ class LlamaEmbedder(LlamaContext):
         self._sep = llama_cpp.llama_vocab_sep(vocab)
 
     def _tokens_around(self, vocab: int) -> tuple[list[int], list[int]]:
-        """The tokens that libllama puts before and after a text of this vocabulary."""
-        text = b"a"
-        inner = self.vocabulary.tokenize("a", parse_special=False)
+        """The special tokens that libllama puts before and after every text.
+
+        Found by tokenizing a letter with them and without. vocab: libllama's vocabulary.
+        """
+        letter = "a"
+        text = letter.encode()
+        inner = self.vocabulary.tokenize(letter, parse_special=False)
         ids = (ctypes.c_int32 * 16)()
         add_special = True
         parse_special = False
         count = llama_cpp.llama_tokenize(
             vocab, text, len(text), ids, len(ids), add_special, parse_special
         )
-        whole = ids[: max(count, 0)]
+        whole = ids[: max(count, 0)]  # the count is negative if they did not fit
         for begin in range(len(whole)):
             end = begin + len(inner)
             if whole[begin:end] == inner:
