@@ -129,7 +129,7 @@ def schema_text(schema: object) -> str:
     a dataclass of which Pydantic makes no schema.
 
     Args:
-        schema: A mapping or its JSON, which do not change, or a class: see `class_schema`.
+        schema: A mapping or its JSON, whose content is kept, or a class: see `class_schema`.
     """
     if isinstance(schema, ClassSchema):
         return schema

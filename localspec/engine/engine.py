@@ -286,15 +286,15 @@ class Engine(BaseEngine):
             record.outbox.put(error)
 
     def _take_lane(self, work: _Work) -> None:
-        """Produce an answer in the lane whose text is nearest."""
+        """Choose a free lane for an answer, and begin to produce the answer there."""
         record = work.record
         made = work.facts.made
         tokens = made.prompt.tokens
-        text = None
+        text = None  # the answered text that the prompt continues, if it is looked for
         owner = record.owner
         if record.finds_its_text:
             text = self._texts.text_for(tokens, _scope_of(record), made.num_stable)
-            owner = text
+            owner = text  # no conversation is known here, so the text stands for it
         lane = self._cache_pool.lane_for(owner, tokens, _scope_of(record))
         run = AnswerRun(record, made.prompt, work.request, lane)
         self._running[record] = _Running(run, text)
@@ -529,10 +529,10 @@ class Engine(BaseEngine):
         self._while_idle(work, num_asked)
 
     def _keep_on_disk(self) -> None:
-        """Write the caches of conversations that the disk lacks, until an answer begins."""
+        """Write the caches that the disk lacks, in idle time, until the next request."""
 
         def is_cancelled() -> bool:
-            return self._target.is_interrupted
+            return self._target.is_interrupted  # a request interrupts all models
 
         work = functools.partial(self._cache_pool.save_all, is_cancelled)
         self._while_idle(work, self._worker.num_asked)

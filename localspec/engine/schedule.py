@@ -198,7 +198,8 @@ class Schedule:
         lane.clock.done(self._num_decodes, is_joint=is_joint)
         self._move_to_end(lane)
         self._produce(lane, rows, error)
-        del error  # its traceback has frames that this one called
+        # Breaks a cycle: the traceback has frames called from here, which refer to this frame.
+        del error
 
     def _move_to_end(self, lane: Lane) -> None:
         """Move a lane to the end of the round-robin."""

@@ -208,7 +208,7 @@ class PipeOutbox(Outbox[ForReader]):
 
 
 class Served:
-    """Follows the messages of the other process.
+    """Does what the messages of the other process ask for.
 
     Args:
         engine: the engine that answers.
@@ -263,7 +263,8 @@ class Served:
         self._pool.submit(work)
 
     def _start(self, message: StartAnswer) -> None:
-        for conversation in message.gone:  # their caches are freed
+        """Start the answer that a message asks for, or send why it cannot start."""
+        for conversation in message.gone:  # this frees their caches
             self._conversations.pop(conversation, None)
         number = message.number
         source = self._pictures.received(message.source)

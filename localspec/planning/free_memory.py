@@ -152,7 +152,7 @@ class PairMemory:
         """How many layers of each model are on GPUs."""
         phrases = []
         for role, model in zip(self.roles, self.models, strict=True):
-            if role != "mmproj":
+            if role != "mmproj":  # a projector is on one device as a whole
                 count = sum(model.gpu_layers)
                 phrases.append(f"{count} of {model.num_layers} of the {role}")
         return ", ".join(phrases)

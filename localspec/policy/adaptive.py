@@ -93,15 +93,16 @@ class AdaptiveDraftPolicy(DraftPolicy):
         self.costs = self._costs[self._key]
 
     def reset(self) -> None:
+        """Begin another answer: freeze the costs for it, and set what its trials may lose."""
         for prospect in self.prospects:
             prospect.reset()
         for costs in self._costs.values():
             costs.settle()
         self._since_plain = 0
-        self._grant = self._next_grant()
+        self._grant = self._next_grant()  # less if the last answer spent some of it
         self._budget = self._grant
         self._num_decoded = 0
-        self._idle = math.inf
+        self._idle = math.inf  # no step is padded before the first draft
 
     def _next_grant(self) -> float:
         """The grant of the next answer. It has few levels, so that steps repeat."""

@@ -378,13 +378,13 @@ class Answering:
         self.is_complete = True
 
     async def _answer_all(self, engine: IsolatedEngine) -> None:
-        """Give the answers in order, several at once if no other request has to wait for it.
+        """Begin the answers in order; several run at once while no other request has to wait.
 
         The first answer reads the prompt; the others then begin with a copy of its caches.
         """
         asked = self.question
         at_work: dict[asyncio.Task[None], ServerTurn] = {}
-        echo: Echo | None = None
+        echo: Echo | None = None  # one for all answers to an input
         same_options = await self._options(engine)
         try:
             for number in range(len(asked.inputs) * asked.num_answers):
@@ -393,7 +393,7 @@ class Answering:
                 turn = await self._free_turn(at_work)
                 if asked.echoes:
                     if repetition == 0:
-                        echo = None
+                        echo = None  # another input begins
                     echo = await self._echo(engine, given, number, echo)
                     self._events.put(echo)
                 options = same_options
@@ -404,8 +404,8 @@ class Answering:
                 answer = engine._answer(record)
                 task = asyncio.create_task(self._read_answer(number, answer, record, echo))
                 at_work[task] = turn
-                await self._has_begun.wait()
-                if number == 0 and task.done():  # without a word; the others would fail, too
+                await self._has_begun.wait()  # only the first answer is waited for
+                if number == 0 and task.done():  # if it failed, the others would fail, too
                     await self._one_ended(at_work)
             while at_work:
                 await self._one_ended(at_work)
@@ -413,6 +413,7 @@ class Answering:
             for task in at_work:
                 task.cancel()
             while at_work:
+                # Each gives its turn back.
                 with contextlib.suppress(Exception, asyncio.CancelledError):
                     await self._one_ended(at_work)
 

@@ -53,8 +53,8 @@ class Guard:
 
     A page on the web can make a browser on this machine send requests. The Host header exposes
     a page whose own name was made to mean this machine (DNS rebinding). The Origin header
-    exposes any other page; for a POST without it, Sec-Fetch-Site does. A page can follow a link
-    to this server, but cannot read the response to a GET.
+    exposes any other page; for a POST without it, Sec-Fetch-Site does. A GET without Origin is
+    let through: a link on any page may lead here, but the page cannot read the response.
     """
 
     def __init__(self, app: ASGIApp, access: AccessRules) -> None:

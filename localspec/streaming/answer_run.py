@@ -147,13 +147,16 @@ class AnswerRun:
         return Ending(finish_reason, self._stats(), stopped_by, tuple(rest), said)
 
     def _pieces_before(self, num_tokens: int) -> list[Piece]:
-        """The pieces of the first tokens."""
+        """The pieces of the first `num_tokens` tokens.
+
+        The first piece of a token has its id; the pieces after it, if any, have none.
+        """
         if num_tokens >= len(self._token_ids):
             return self._made[:]
         pieces = []
         num_left = num_tokens
         for piece in self._made:
-            if piece.token_ids:
+            if piece.token_ids:  # another token begins
                 if num_left == 0:
                     break
                 num_left -= 1

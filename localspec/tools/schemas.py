@@ -124,7 +124,10 @@ def properties_of(schema: Schema) -> Schema:
 
 
 def referred(reference: object, root: Schema) -> Any:
-    """The part of the root that a reference like #/$defs/x names; None for any other."""
+    """The part of the root that a reference like #/$defs/x names.
+
+    None for any other reference, and where there is no such part.
+    """
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
     found: Any = root
