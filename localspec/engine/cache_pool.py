@@ -150,12 +150,12 @@ class CachePool:
     def _better_than(
         self, num_there: int, tokens: Sequence[int], others: Sequence[Lane], scope: Scope
     ) -> PooledCache | None:
-        """A copy of the text that spares most decodes, if it spares more than it costs.
+        """A copy of the text that spares the most decodes; None if none is worth its copying.
 
         Args:
-            num_there: How many of `tokens` need no decode without it.
+            num_there: How many of `tokens` need no decode even without such a copy.
             tokens: The next text.
-            others: Lanes whose texts may be copied.
+            others: The other lanes, whose texts may be copied, too.
             scope: The scope of the next text.
         """
         best: object | None = None
@@ -164,8 +164,8 @@ class CachePool:
             if kept.scope != scope:
                 continue
             num_spared = self._reach(kept, tokens) - num_there
-            copying = len(kept.tokens) // COPIED_PER_DECODED
-            if num_spared > max(most_spared, copying):
+            copy_cost = len(kept.tokens) // COPIED_PER_DECODED  # in decodes
+            if num_spared > max(most_spared, copy_cost):
                 best = owner
                 most_spared = num_spared
         for lane in others:
@@ -175,15 +175,16 @@ class CachePool:
             there = lane.decoder.tokens
             num_common = common_length(there, tokens)
             num_spared = cache.reach(cache.outline(), num_common) - num_there
-            copying = len(there) // _COPIED_BESIDE
-            if num_spared > max(most_spared, copying):
+            copy_cost = len(there) // _COPIED_BESIDE  # in decodes
+            if num_spared > max(most_spared, copy_cost):
                 best = lane
                 most_spared = num_spared
         if best is None:
             return None
         if isinstance(best, Lane):
             return _copy_for(tokens, best)
-        # It was used, so it leaves last. The states are only read.
+        # It goes to the end: it was just used, so it leaves last. Its states are shared, since
+        # they are only read.
         used = self._kept.pop(best)
         self._kept[best] = used
         return used._replace(tokens=used.tokens[:])
@@ -310,6 +311,7 @@ def _copy_for(tokens: Sequence[int], lane: Lane) -> PooledCache | None:
 
 
 def _store_of(models: Models, disk: CacheDisk) -> CacheStore | None:
+    """The texts on disk; None if the disk may keep none, or the store cannot be used."""
     if disk.num_bytes == 0:
         return None
     target = models.target

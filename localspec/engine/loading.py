@@ -488,7 +488,10 @@ def _find_exactness(
 
 
 def _as_draft(source: Source, target_context: int) -> Source:
-    """A draft with the target's context, or less where it was trained for less."""
+    """The draft with the target's context length, or its trained one if that is less.
+
+    An application's `Llama`, which has no header, keeps its context.
+    """
     if source.header is None:
         return source
     header = source.header
@@ -555,15 +558,15 @@ def _content_of_adopted(model: LlamaModel, path: str) -> str | None:
     None, with a reason in the log, as from `FileContent.digest`.
     """
     try:
-        in_file = FileContent(check_model_file(Path(path))).digest()
+        file_hash = FileContent(check_model_file(Path(path))).digest()
     except ModelFileError as error:
         logger.warning("the loaded model cannot be identified by its file: %s", error)
         return None
-    if in_file is None:
+    if file_hash is None:
         return None
     count = min(_NUM_TRIED, model.vocab_size, model.context_length)
     tokens = [model.vocab_size * index // count for index in range(count)]
-    row = computed_apart(partial(model.decode, tokens, 1))
+    last_row = computed_apart(partial(model.decode, tokens, 1))
     model.truncate(0)
-    of_logits = hashlib.blake2b(row.tobytes(), digest_size=16).hexdigest()
-    return f"{in_file} {of_logits}"
+    logits_hash = hashlib.blake2b(last_row.tobytes(), digest_size=16).hexdigest()
+    return f"{file_hash} {logits_hash}"

@@ -19,7 +19,7 @@ def prompt_logprobs(
     """The log-probability of each token but the first, which has no token before it.
 
     A decode returns at most as many rows as a step has tokens, so the prompt is decoded in
-    pieces of that size. No cache is used.
+    pieces of that size. All of it is decoded, even where a cache has a part of it.
 
     Args:
         engine: An engine that produces no answer meanwhile.
@@ -40,16 +40,19 @@ def prompt_logprobs(
 
     def work(loop: SpeculativeDecoder) -> list[TokenLogprobs]:
         logprobs: list[TokenLogprobs] = []
-        size = loop.target.max_outputs
+        piece_size = loop.target.max_outputs
         before = tokens[:-1]
         after = tokens[1:]
         with watch.cancellation.obeyed(engine.cancel):
-            for begin in range(0, len(before), size):
-                piece = before[begin : begin + size]
-                next_tokens = after[begin : begin + size]
+            for begin in range(0, len(before), piece_size):
+                piece = before[begin : begin + piece_size]
+                next_tokens = after[begin : begin + piece_size]
+                # A row rates the token after its own, so all rows are wanted.
                 rows = loop.target.decode(piece, len(piece))
                 for row, token in zip(rows, next_tokens, strict=True):
-                    logprobs.append(token_logprobs(token, row, None, num_top, bytes_of))
+                    # A token of a prompt was drawn from no distribution.
+                    entry = token_logprobs(token, row, None, num_top, bytes_of)
+                    logprobs.append(entry)
         return logprobs
 
     return engine.exclusively(work)

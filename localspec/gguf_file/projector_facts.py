@@ -44,13 +44,15 @@ def check_projector(header: Header) -> None:
     """Raise ModelFileError if the file is no projector, or is one for audio only."""
     path = header.path
     if header.architecture != "clip":
-        what = header.architecture or "without an architecture"
+        stated = header.architecture or "without an architecture"
         raise ModelFileError(
-            f"{path} is not a projector (its architecture is {what!r}, not 'clip')",
+            f"{path} is not a projector (its architecture is {stated!r}, not 'clip')",
             "Choose the model's projector; its file name usually begins with mmproj.",
         )
     has_vision = header.metadata.get("clip.has_vision_encoder") is not False
-    if not projector_facts(header).kind and header.metadata.get("clip.audio.projector_type"):
+    audio_kind = header.metadata.get("clip.audio.projector_type")
+    picture_kind = projector_facts(header).kind
+    if not picture_kind and audio_kind:  # whatever has_vision_encoder says
         has_vision = False
     if not has_vision:
         raise ModelFileError(

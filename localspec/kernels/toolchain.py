@@ -108,11 +108,11 @@ def install_packages(packages: tuple[str, ...], folder: Path) -> list[str]:
 
 
 def pip() -> list[str]:
-    """The beginning of a command of pip. Raises LocalspecError if there is no pip."""
-    asked = subprocess.run(
+    """The first arguments of any command of pip. Raises LocalspecError if there is no pip."""
+    version = subprocess.run(
         [sys.executable, "-m", "pip", "--version"], capture_output=True, check=False
     )
-    if asked.returncode != 0:
+    if version.returncode != 0:
         raise LocalspecError(
             f"{sys.executable} has no pip, which downloads what has to be compiled",
             f"Install it: {sys.executable} -m ensurepip, or with uv: uv pip install pip",

@@ -103,8 +103,8 @@ class TokenBatch:
         return self._batch
 
     def joined(self, parts: Sequence[TextPart]) -> Any:
-        """The C batch of several texts' tokens, `size` together."""
-        self._sequence = None
+        """The C batch of several texts' tokens, of up to `size` in all: see `TextPart`."""
+        self._sequence = None  # they differ
         begin = 0
         count = sum(part.size for part in parts)
         positions = self._positions[: self._num_positions * count].reshape(-1, count)
@@ -113,11 +113,12 @@ class TokenBatch:
             own_end = begin + len(tokens)
             end = own_end + num_padding
             self._tokens[begin:own_end] = tokens
-            padding = 0
+            padding = 0  # any token serves where the text has none here
             if tokens:
                 padding = tokens[-1]
             self._tokens[own_end:end] = padding
-            positions[:3, begin:end] = np.arange(position, position + end - begin)
+            num_placed = end - begin
+            positions[:3, begin:end] = np.arange(position, position + num_placed)
             self._sequences[begin:end] = self._numbers[sequence:].ctypes.data
             self._wants_logits[begin:end] = 0
             self._wants_logits[own_end - num_logits : own_end] = 1

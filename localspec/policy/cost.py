@@ -189,22 +189,25 @@ class Costs:
     def learn_draft(
         self, kind: ProposerKind, num_read: int, num_decodes: int, seconds: float
     ) -> None:
-        """Learn from a proposal.
+        """Learn what it costs this kind of proposer to read a token, or to draft one.
 
         Args:
             kind: The proposer.
-            num_read: Tokens that it read first.
-            num_decodes: Decodes that it took to draft.
-            seconds: The time of all.
+            num_read: Tokens of the text that it read before it drafted.
+            num_decodes: Decodes that it took to draft. The first also read the tokens; 0 if it
+                only read.
+            seconds: The time of reading and drafting together.
         """
         if not self.plain_s:
             return
-        share = seconds / self.plain_s
-        if num_read > LARGEST_STEP:  # shorter reads are mostly fixed overhead
-            others = max(num_decodes - 1, 0) * self.token(kind)
-            self.ledger[f"read {kind.value}"].learn(max(share - others, 0.0) / num_read)
+        cost = seconds / self.plain_s
+        # Reads between the two bounds tell nothing: they are mostly fixed overhead.
+        if num_read > LARGEST_STEP:
+            later_decodes = max(num_decodes - 1, 0)
+            reading = cost - later_decodes * self.token(kind)
+            self.ledger[f"read {kind.value}"].learn(max(reading, 0.0) / num_read)
         elif num_decodes > 0 and num_read <= SHORT_READ:
-            self.ledger[kind.value].learn(share / num_decodes)
+            self.ledger[kind.value].learn(cost / num_decodes)
 
     def token(self, kind: ProposerKind) -> float:
         """The cost of drafting a token, or a whole block."""

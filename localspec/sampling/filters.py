@@ -83,7 +83,7 @@ def one_hot(token: int) -> Distribution:
 
 
 def _cut(logits: Logits, params: SamplingParams) -> tuple[TokenIds, Logits]:
-    """Ascending ids of the survivors, and their logits."""
+    """Ids of the tokens that survive the cuts, ascending, and their logits."""
     everything = _all_ids(len(logits))
     ids = everything
     if params.top_n_sigma > 0.0:
@@ -102,12 +102,13 @@ def _cut(logits: Logits, params: SamplingParams) -> tuple[TokenIds, Logits]:
         indices = top_p_min_p(logits, params.top_p, params.min_p)
         ids = ids[indices]
         logits = logits[indices]
-    if ids is everything:
+    if ids is everything:  # nothing was cut
         return ids, logits
-    kept = logits > -np.inf  # a cut may keep banned tokens if too few others are left
-    if kept.all():
+    # A cut may keep banned tokens if too few others are left.
+    allowed = logits > -np.inf
+    if allowed.all():
         return ids, logits
-    return ids[kept], logits[kept]
+    return ids[allowed], logits[allowed]
 
 
 @functools.lru_cache(maxsize=4)  # rows of a target and of a few drafts
