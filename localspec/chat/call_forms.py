@@ -180,12 +180,13 @@ class _Parted(NamedTuple):
 
 
 class _FormReader:
-    """Reads the form off a template.
+    """Reads off a template in which form it writes calls of tools.
 
     Args:
-        template: The template.
-        source: Its source.
-        said: The words before the calls.
+        template: The template, which is rendered with made-up answers.
+        source: The template's source, for the marks around its thoughts.
+        said: What the made-up answers say before their calls; empty for templates that refuse
+            words there.
         is_late: Whether reading has taken too long.
     """
 
@@ -197,7 +198,7 @@ class _FormReader:
         self._said = said
         self._thoughts = Thoughts(families_of(source, ()))
         question: Message = {"role": "user", "content": _QUESTION}
-        self._asked = [question]
+        self._asked = [question]  # the messages before an answer
 
     def form(self) -> CallForm:
         """The form. Raises _UnreadError or TemplateError."""

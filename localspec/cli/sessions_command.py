@@ -122,7 +122,8 @@ def remove_named(*, names: tuple[str, ...], yes: bool) -> None:
     chosen = list(dict.fromkeys(map(known_name, names)))
     for name in chosen:
         check_exists(name)
-        lock = lock_session(name)  # raises if it is open, before the question
+        # Before the question: this raises if a chat has the session open.
+        lock = lock_session(name)
         lock.release()
     for name in chosen:
         say(f"{name}: {readable_bytes(session_bytes(name))}")

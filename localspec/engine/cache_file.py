@@ -211,6 +211,7 @@ def read_states(path: Path, head: CacheHead, numbers: Sequence[int | None]) -> P
     with open_regular(path) as file:
 
         def filled(index: int) -> CacheState | None:
+            """The entry with its bytes; a state also gets its checkpoint."""
             entry = entries[index]
             if entry is None:
                 return None
@@ -219,7 +220,7 @@ def read_states(path: Path, head: CacheHead, numbers: Sequence[int | None]) -> P
             if not data or _digest(data) != head.sha256[index]:
                 raise ValueError("its bytes have changed")
             checkpoint = None
-            if index < num_states:
+            if index < num_states:  # a state: the checkpoints come after all states
                 checkpoint = filled(index + num_states)
             values = np.frombuffer(data, np.uint8)
             return entry._replace(data=values, checkpoint=checkpoint)

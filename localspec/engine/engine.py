@@ -465,7 +465,7 @@ class Engine(BaseEngine):
                 "Load it with memory=True, and with the proposer 'auto' or 'lookup'.",
             )
         self._require_open()
-        # Between two decodes, as the texts of other answers are added.
+        # The worker adds it between two decodes, as it does the texts of answers.
         self._worker.call(lambda: memory.add(tokens))
 
     def free_kept(self) -> None:

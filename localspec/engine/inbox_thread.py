@@ -57,9 +57,13 @@ class InboxThread:
             self._inbox.put(work)
 
     def call(self, function: Callable[[], Result]) -> Result:
-        """Call a function in the thread; returns its result, or raises its error."""
+        """Call a function in the thread, and wait. Returns its result, or raises its error.
+
+        Called in the thread itself, it runs the function at once.
+        """
         if self.is_this_thread:
             return function()
+        # A queue, not the future itself, since Ctrl-C ends the wait: see `take_from`.
         results: SimpleQueue[Future[Result]] = SimpleQueue()
 
         def work() -> None:
@@ -69,7 +73,8 @@ class InboxThread:
             except BaseException as error:
                 outcome.set_exception(error)
             results.put(outcome)
-            del outcome  # an error's traceback has this frame: this breaks the cycle
+            # An error's traceback holds this frame, and `outcome` the error: break the cycle.
+            del outcome
 
         self.put(work)
         return take_from(results).result()

@@ -255,10 +255,10 @@ class Lane:
         return sizes
 
     def _is_partial(self, model: object) -> bool:
-        """Whether a draft model has read the text only from a later token on.
+        """Whether `model` is a draft whose cache lacks the beginning of the text.
 
-        Its state would be taken for one of the whole text. A head's context knows where it
-        begins.
+        Such a cache is not kept. A saved state does not say where it begins, so it would be
+        taken for one of the whole text. A head's context does know where it begins.
         """
         for proposer in self.decoder.proposers:
             if isinstance(proposer, DraftModel) and proposer.model is model:
@@ -308,6 +308,7 @@ class Lane:
                 with contextlib.suppress(CacheError):
                     model.restore_state(state)
         target = self.decoder.target
+        # A copy made during a step can have drafted tokens after its text: see `beginning`.
         if target.num_cached > len(kept.tokens):
             self.decoder.truncate(len(kept.tokens))
         head = self.models.head

@@ -120,7 +120,12 @@ class LlamaHead(LlamaContext):
         return f"{self.content} · {self._setting}"
 
     def sibling(self, number: int, target: LlamaModel) -> Self:
-        """A view of this head at the target's sequence."""
+        """A view of this head for another text.
+
+        Args:
+            number: The sequence of that text.
+            target: The view of the target at the same sequence.
+        """
         other = copy.copy(self)
         other._stop = Stop()
         other._sequence = number

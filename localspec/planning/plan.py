@@ -99,7 +99,11 @@ def plan_layers(models: Sequence[Planned], context_length: int, free: MemoryRoom
 
 
 def _left_open(target: Planned) -> Iterator[LlamaOptions]:
-    """The target's options with each choice of head and snapshots, the largest first."""
+    """The target's options to try in turn until the models fit, the best first.
+
+    They differ in whether the head is used, if that is left open, and in how many snapshots
+    of a hybrid are kept, at most as many as wanted.
+    """
     options = target.options
     facts = head_facts(target.header)
     heads: list[bool | None] = [options.with_head]

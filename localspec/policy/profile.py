@@ -51,7 +51,11 @@ class Profile:
         return learned
 
     def save(self, learned: dict[str, Any]) -> None:
-        """Save the content. The file is replaced at once, so no reader sees a part of it."""
+        """Save what was learned, if it has changed since the last save.
+
+        The file is replaced as a whole, so no reader sees a part of it. If it cannot be
+        written, that is only noted in the log.
+        """
         if learned == self._saved:
             return
         content = {"version": VERSION, "identity": self._identity, "learned": learned}

@@ -221,7 +221,11 @@ class OllamaForm(Form):
         return {**part, **self._end_of(answer)}
 
     def text_for(self, event: Event) -> str:
-        """A line. A client that waits gets empty pieces, or it may hang up."""
+        """The line of an event; "" if nothing is to be sent.
+
+        While the request waits or the prompt is read, the piece is empty: a client that gets
+        nothing for long may hang up.
+        """
         if isinstance(event, Finished):
             return _json_line({**self._part(""), **self._end_of(event)})
         if not isinstance(event, NewPiece):
@@ -230,7 +234,8 @@ class OllamaForm(Form):
         calls = list[tuple[int, ToolCall]]()
         if piece.call is not None:
             self._calls.append(piece.call)
-            if piece.call.is_last:  # in this protocol the arguments are an object
+            # Only whole calls are sent: in this protocol the arguments are an object.
+            if piece.call.is_last:
                 call = whole_calls(self._calls)[-1]
                 calls.append((piece.call.number, call))
         if not piece.text and not calls and piece.logprobs is None:

@@ -219,7 +219,7 @@ class ResponseForm(Form):
         return "".join(texts)
 
     def _end_call(self, result: ForeignResult) -> str:
-        """End the item of a call, with its result."""
+        """End the item of the call that is made now, with its result. Returns the events."""
         if result.is_error:
             status = "failed"
             outcome = {"output": None, "error": result.text}

@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 Result = TypeVar("Result")
 
-# The size of the next threads' stacks is one of the process.
+# One size for the stacks of all threads that start next, anywhere in the process.
 _stack_size_lock = threading.Lock()
 
 
@@ -40,12 +40,12 @@ class CallThread(threading.Thread, Generic[Result]):
 
 
 def on_deep_stack(call: Callable[[], Result], stack_bytes: int) -> Result:
-    """The result of `call`, run in a thread with a stack of that size.
+    """The result of `call`, which runs in a thread with a stack of stack_bytes.
 
-    The system provides memory as the stack is used: an ordinary call needs little of it.
+    A large stack is cheap: the system provides its memory only as the call uses it.
 
     Raises:
-        MemoryError: there is no room for such a stack.
+        MemoryError: If there is no room for such a stack.
     """
     thread = CallThread(call)
     with _stack_size_lock:
