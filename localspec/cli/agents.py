@@ -38,8 +38,8 @@ class ServerFound(NamedTuple):
     """The tokens of context that the model was trained for."""
 
 
-# How a program learns of a server: arguments, and variables; None removes a variable.
-Told = tuple[list[str], dict[str, str | None]]
+# Arguments and variables with which a program uses a server; None removes a variable.
+LaunchSettings = tuple[list[str], dict[str, str | None]]
 
 
 class Agent(NamedTuple):
@@ -57,7 +57,7 @@ class Agent(NamedTuple):
     ask "Say hello." in an empty git repository.
     """
 
-    tell: Callable[[ServerFound], Told]
+    settings_for: Callable[[ServerFound], LaunchSettings]
     """Makes its arguments and variables for a server."""
 
     settings: Template
@@ -69,7 +69,7 @@ class Agent(NamedTuple):
         return self.first_prompt + _ROOM
 
 
-def _tell_claude(served: ServerFound) -> Told:
+def _settings_for_claude(served: ServerFound) -> LaunchSettings:
     clouds = [name for name in os.environ if name.startswith("CLAUDE_CODE_USE_")]
     return ["--model", served.model], {
         **dict.fromkeys(clouds),  # it would ask one of them
@@ -79,7 +79,7 @@ def _tell_claude(served: ServerFound) -> Told:
     }
 
 
-def _tell_codex(served: ServerFound) -> Told:
+def _settings_for_codex(served: ServerFound) -> LaunchSettings:
     provider = "model_providers.localspec"
     settings: dict[str, str | int] = {
         "model": served.model,
@@ -97,7 +97,7 @@ def _tell_codex(served: ServerFound) -> Told:
     return arguments, {}
 
 
-def _tell_opencode(served: ServerFound) -> Told:
+def _settings_for_opencode(served: ServerFound) -> LaunchSettings:
     return [], {"OPENCODE_CONFIG_CONTENT": _opencode_json(served, _KEY)}  # above its files
 
 
@@ -137,10 +137,16 @@ opencode, in opencode.json:
 
 AGENTS = {
     "claude": Agent(
-        "Claude Code", "@anthropic-ai/claude-code", 21_000, _tell_claude, _CLAUDE_SETTINGS
+        "Claude Code",
+        "@anthropic-ai/claude-code",
+        21_000,
+        _settings_for_claude,
+        _CLAUDE_SETTINGS,
     ),
-    "codex": Agent("Codex", "@openai/codex", 8_600, _tell_codex, _CODEX_SETTINGS),
-    "opencode": Agent("opencode", "opencode-ai", 7_200, _tell_opencode, _OPENCODE_SETTINGS),
+    "codex": Agent("Codex", "@openai/codex", 8_600, _settings_for_codex, _CODEX_SETTINGS),
+    "opencode": Agent(
+        "opencode", "opencode-ai", 7_200, _settings_for_opencode, _OPENCODE_SETTINGS
+    ),
 }
 
 

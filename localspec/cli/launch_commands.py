@@ -147,7 +147,7 @@ def _launcher(program: str, agent: Agent) -> click.Command:
             raise OptionError(f"{agent.title} is not installed", hint)
         with _server(agent, model, context_length, port) as server:
             _say_what_to_expect(agent, server)
-            arguments, variables = agent.tell(server.found)
+            arguments, variables = agent.settings_for(server.found)
             code = _run([path, *arguments, *more], variables)
             _say_if_it_failed(agent, server)
         raise click.exceptions.Exit(code)
@@ -466,7 +466,7 @@ def _run(command: Sequence[str], variables: dict[str, str | None]) -> int:
 
     Args:
         command: the program and its arguments.
-        variables: see `Told`.
+        variables: see `LaunchSettings`.
     """
     environment = dict(os.environ)
     for name in CLOUD_KEYS:

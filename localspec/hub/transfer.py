@@ -87,7 +87,7 @@ class DownloadJob(threading.Thread):
         slot = self._store.slot(self.remote)
         try:
             self.path = self._in_place(slot)
-            self._tell("done", self.remote.size_bytes)
+            self._report("done", self.remote.size_bytes)
         except OSError as error:
             self.failure = disk_error(error, slot.content)
         except Exception as error:
@@ -95,7 +95,7 @@ class DownloadJob(threading.Thread):
         self.is_over = True
         self._news.set()
 
-    def _tell(self, state: str, num_bytes: int) -> None:
+    def _report(self, state: str, num_bytes: int) -> None:
         """Report progress. Raises DownloadError if the job was cancelled."""
         if self._cancelled.is_set():
             raise DownloadError("the download was stopped", "Run it again to continue.")
@@ -113,7 +113,7 @@ class DownloadJob(threading.Thread):
             try:
                 lock.acquire(timeout=_LOCK_POLL_S)
             except filelock.Timeout:
-                self._tell("waiting", 0)
+                self._report("waiting", 0)
         try:
             is_new = not self._is_there(slot)
             if is_new:
@@ -150,7 +150,7 @@ class DownloadJob(threading.Thread):
     def _has_content(self, path: Path) -> bool:
         """Whether a file has the content."""
         return has_checksum(
-            path, self.remote.checksum, lambda num_seen: self._tell("checking", num_seen)
+            path, self.remote.checksum, lambda num_seen: self._report("checking", num_seen)
         )
 
     def _obtain(self, slot: Slot) -> None:
@@ -189,7 +189,7 @@ class DownloadJob(threading.Thread):
         with source.open("rb") as theirs, copy.open("xb") as ours:
             for piece in _pieces_of(theirs):
                 ours.write(piece)
-                self._tell("checking", ours.tell())
+                self._report("checking", ours.tell())
             ours.flush()
             os.fsync(ours.fileno())
 
@@ -237,9 +237,9 @@ class DownloadJob(threading.Thread):
                         f"{self.remote.size_bytes} bytes: {error}",
                         "Run the command again later; it continues from there.",
                     ) from error
-                self._tell("waiting", received)
+                self._report("waiting", received)
                 self._cancelled.wait(delay_s(error, num_vain))
-                self._tell("waiting", received)
+                self._report("waiting", received)
         os.fsync(file.fileno())
 
     def _receive(self, file: BinaryIO) -> None:
@@ -255,7 +255,7 @@ class DownloadJob(threading.Thread):
                 )
             file.write(piece)
             file.flush()
-            self._tell("downloading", received)
+            self._report("downloading", received)
         if received < self.remote.size_bytes:
             raise HubBusyError("the response ended early", None)
 
