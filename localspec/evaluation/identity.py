@@ -1,8 +1,8 @@
 """Compares texts with drafting, token by token, with those without.
 
-For the rules greedy and coupled, whose choices are functions of the target's row. Batches of
-several tokens and of one compute that row with different kernels, so the choice may differ
-where two tokens are nearly tied; how near is measured.
+This works for the rules greedy and coupled, whose choices are functions of the target's row.
+Batches of one token and of several compute that row with different kernels, so the choice may
+differ where two tokens are nearly tied. How near such a tie can be is measured.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from localspec.speculative.rules import StepStart, make_rule
 
 GREEDY = SamplingParams(temperature=0)
 NUMS_DRAFT_TOKENS = (1, 3, 8)
-# Draft tokens of each rule. Both together show an error in 1.2 % of them 9 times in 10.
+# Draft tokens of each rule. With both rules, an error in 1.2 % of them shows 9 times in 10.
 ENOUGH_ACCEPTED = 100
 COMPARED_TEXT_TOKENS = 64
-_FARTHEST = 100.0  # logits
-_NUM_MEASURED = 17  # last rows of a text, and those in front of a divergence
-_NEAR_TOP = 10.0  # logits; tokens further below the best are never chosen
+_FARTHEST = 100.0  # logits; a wider gap counts as infinite
+_NUM_MEASURED = 17  # the last rows of a text, and the rows before a divergence
+_NEAR_TOP = 10.0  # logits; a token further below the best one is never chosen
 _BATCH_SIZES = (2, 4, 9, 17)  # of steps with 1, 3, 8 and 16 draft tokens
 
 
@@ -51,20 +51,21 @@ class Rounding:
     """The largest difference of a logit near the top of its row."""
 
     widest_gap_changed: float = 0.0
-    """The widest gap, in logits, between two best tokens of which the other became the best."""
+    """The widest gap, in logits, between the best token of a row and one that became the best
+    in the other batch."""
 
     @property
     def bound(self) -> float:
-        """Tokens closer than this, in logits, may be chosen for each other: both can move."""
+        """In logits. Of two tokens that are closer, either may be chosen: both can move."""
         return 2.0 * self.largest_difference
 
     def add(self, single: Logits, batched: Logits) -> None:
         """Compare two (vocab,) rows."""
-        near = single >= single.max() - _NEAR_TOP
         self.num_rows += 1
         self.num_equal += np.array_equal(single, batched)
-        difference = float(np.abs(single[near] - batched[near]).max())
-        self.largest_difference = max(self.largest_difference, difference)
+        is_near = single >= single.max() - _NEAR_TOP
+        differences = np.abs(single[is_near] - batched[is_near])
+        self.largest_difference = max(self.largest_difference, float(differences.max()))
         best = int(single.argmax())
         other = int(batched.argmax())
         if best != other:
@@ -73,22 +74,24 @@ class Rounding:
             self.widest_gap_changed = max(self.widest_gap_changed, gap)
 
     def measure(self, target: Model, rows: Logits, tokens: Sequence[int]) -> None:
-        """Compare rows, each decoded in a batch of one, with those of batches of other sizes.
+        """Compare rows from batches of one token with those from larger batches.
 
-        The cache keeps some of the tokens.
+        Afterwards the cache holds a part of the tokens.
 
         Args:
-            rows: The rows after each of the last len(rows) tokens.
+            rows: The rows after the last len(rows) tokens, (rows, vocab).
         """
         num_before = len(tokens) - len(rows)
-        for size in sorted({min(size, target.max_outputs) for size in _BATCH_SIZES}):
+        sizes = {min(size, target.max_outputs) for size in _BATCH_SIZES}
+        for size in sorted(sizes):
             self.largest_size = max(self.largest_size, size)
             target.truncate(min(num_before, target.num_cached))
-            if missing := tokens[target.num_cached : num_before]:
+            missing = tokens[target.num_cached : num_before]
+            if missing:
                 target.decode(missing, 0)  # a sliding window could not be cut that far
             for begin in range(0, len(rows) - size + 1, size):
-                at = num_before + begin
-                batch = target.decode(tokens[at : at + size], size)
+                position = num_before + begin
+                batch = target.decode(tokens[position : position + size], size)
                 for single, batched in zip(rows[begin:], batch, strict=False):
                     self.add(single, batched)
 
@@ -104,9 +107,9 @@ class Divergence:
     expected_token: int
     token: int
     gap: float
-    """How many logits the two tokens would have to move towards each other, in the row from
-    a batch of one, for the other to be chosen; infinite if no move is enough. Within the
-    bound of `Rounding` it is a near tie, beyond it a bug."""
+    """In logits, for the row from a batch of one token: by how much the gap between the two
+    tokens would have to shrink for the other one to be chosen; infinite if no change is enough.
+    Within the bound of `Rounding` this is a near tie, beyond it a bug."""
 
 
 @dataclass(slots=True)
@@ -115,13 +118,13 @@ class Identity:
 
     num_texts: int = 0
     num_tokens: int = 0
-    """Compared tokens, without those after the first divergence of a text."""
+    """Compared tokens. Those after the first divergence of a text are not compared."""
 
     num_accepted: int = 0
-    """How many of them were accepted draft tokens."""
+    """The accepted draft tokens among the compared ones."""
 
     num_identical: int = 0
-    """How many accepted draft tokens the target would choose, too."""
+    """The accepted draft tokens that the target would choose, too."""
 
     divergences: list[Divergence] = field(default_factory=list)
 
@@ -131,8 +134,12 @@ class Identity:
         return self.num_accepted >= ENOUGH_ACCEPTED
 
     def bugs(self, bound: float) -> list[Divergence]:
-        """Divergences beyond rounding."""
-        return [found for found in self.divergences if found.gap > bound]
+        """The divergences that rounding does not explain.
+
+        Args:
+            bound: As `Rounding.bound`.
+        """
+        return [divergence for divergence in self.divergences if divergence.gap > bound]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,19 +158,21 @@ class Reference:
         if chain.params.is_greedy and chain.constraint is None:
             return int(row.argmax())
         distribution = chain.distribution(row, self.prompt_tokens, self.plain[:position])
-        return self.request.rule.draw(StepStart(0, position))(0, distribution)
+        draw = self.request.rule.draw(StepStart(0, position))
+        return draw(0, distribution)
 
     def first_divergence(self, written: _Text) -> tuple[int, int, int, float] | None:
         """Position, expected token, token and gap of the first divergence, or None.
 
-        The missing end of a cut text does not count.
+        The missing end of a cut text is no divergence.
         """
         text = written.tokens
         plain = self.plain[written.begin :]
         for index, token in enumerate(text[: len(plain)]):
-            if token != plain[index]:
+            expected = plain[index]
+            if token != expected:
                 position = written.begin + index
-                return position, plain[index], token, self._gap(position, plain[index], token)
+                return position, expected, token, self._gap(position, expected, token)
         if len(text) > len(plain):
             return len(self.plain), -1, text[len(plain)], math.inf
         if written.is_whole and len(text) < len(plain):
@@ -171,6 +180,8 @@ class Reference:
         return None
 
     def _gap(self, position: int, expected: int, token: int) -> float:
+        """The gap of a divergence, as `Divergence.gap`, by bisection."""
+
         def is_chosen(gap: float) -> bool:
             moved = self.rows[position].copy()
             moved[token] += gap / 2
@@ -183,7 +194,10 @@ class Reference:
             return math.inf
         while high - low > 1e-5:
             middle = (low + high) / 2
-            low, high = (low, middle) if is_chosen(middle) else (middle, high)
+            if is_chosen(middle):
+                high = middle
+            else:
+                low = middle
         return high
 
 
@@ -197,19 +211,19 @@ class IdentityCheck:
     loop: SpeculativeDecoder
     is_end: Callable[[int], bool]
     make_chain: Callable[[Sequence[int], Sequence[int]], SamplerChain]
-    """The samplers for a prompt and the tokens that are said."""
+    """The samplers for a prompt and the tokens of the answer so far."""
 
     rounding: Rounding
     num_wanted: int = ENOUGH_ACCEPTED
-    """Accepted draft tokens after which it ends."""
+    """Accepted draft tokens after which the check ends."""
 
     result: Identity = field(default_factory=Identity)
 
     def reference(self, prompt_tokens: list[int], seed: int | None) -> Reference:
         """The target's own text, decoded token by token without the loop, in an empty cache.
 
-        Its last rows are measured. The cache holds prompt and text, or a part. Raises
-        Interrupted.
+        The rounding of its last rows is measured. Afterwards the cache holds a part of the
+        prompt and the text. Raises Interrupted.
         """
         self.loop.truncate(0)
         target = self.loop.target
@@ -219,27 +233,29 @@ class IdentityCheck:
         reference = Reference(prompt_tokens, seed, request, plain, rows)
         if len(prompt_tokens) > 1:
             target.decode(prompt_tokens[:-1], 0)
+        last_token = prompt_tokens[-1]
         for position, row in enumerate(rows):
-            row[:] = target.decode([(plain or prompt_tokens)[-1]], 1)[0]
-            plain.append(reference.choice(position, row))
-            if self.is_end(plain[-1]):
+            row[:] = target.decode([last_token], 1)[0]
+            last_token = reference.choice(position, row)
+            plain.append(last_token)
+            if self.is_end(last_token):
                 break
         reference = dataclasses.replace(reference, rows=rows[: len(plain)])
         self._measure(reference, _NUM_MEASURED, len(plain))
         return reference
 
     def compare(self, prompt: int, reference: Reference) -> None:
-        """Compare texts with each number of draft tokens, until there are enough, or a bug.
+        """Compare texts with each number of draft tokens, until there is enough, or a bug.
 
-        Raises Interrupted; the tokens drafted by then are compared.
+        Raises Interrupted; the tokens that were drafted by then are compared.
 
         Args:
-            prompt: Its number.
+            prompt: The number of the prompt.
         """
         self.loop.truncate(0)
         for num_draft_tokens in NUMS_DRAFT_TOKENS:
             begin = 0
-            # Behind a near tie the next text goes on with the target's own token.
+            # A text ends at a near tie. The next one starts after the target's own token there.
             while begin < len(reference.plain):
                 if self._is_decided:
                     return
@@ -247,71 +263,98 @@ class IdentityCheck:
 
     @property
     def _is_decided(self) -> bool:
-        """Whether there is enough, or a bug: all rows of its text are measured by then."""
+        """Whether enough was compared, or there is a bug.
+
+        By the time a bug is found all rows of its text were measured.
+        """
         is_enough = self.result.num_accepted >= self.num_wanted
         return is_enough or bool(self.result.bugs(self.rounding.bound))
 
     def _compare_from(self, begin: int, prompt: int, reference: Reference, k: int) -> int:
-        """Compare a text from a position on. Returns the position behind what was compared."""
+        """Compare a text from a position on. Returns the position after the compared tokens.
+
+        Args:
+            prompt: The number of the prompt.
+            k: The number of draft tokens.
+        """
         text = _Text(begin)
         self.loop.start([*reference.prompt_tokens, *reference.plain[:begin]])
         self.loop.draft_policy = FixedDraftPolicy(k)
         try:
             self._write(text, reference)
         finally:
-            found = self._add(text, reference, prompt, k)
-        # So far only a sample was measured: what rounds farther is no bug. So the rows in front
-        # of the divergence are measured, and all of them if that was not enough.
-        for num_rows, end in ((_NUM_MEASURED, (found or 0) + 1), (len(reference.rows),) * 2):
-            if self.result.bugs(self.rounding.bound):
-                self.loop.truncate(0)
-                self._measure(reference, num_rows, end)
-                self.loop.truncate(0)
-        if found is None:
+            diverges_at = self._add(text, reference, prompt, k)
+        if diverges_at is None:
             return len(reference.plain)
-        return found + 1
+        end = diverges_at + 1
+        # Only a sample of the rows was measured so far, and other rows may round further. So
+        # measure the rows before the divergence, and if it still is a bug, all rows of the text.
+        self._measure_if_bug(reference, _NUM_MEASURED, end)
+        num_rows = len(reference.rows)
+        self._measure_if_bug(reference, num_rows, num_rows)
+        return end
+
+    def _measure_if_bug(self, reference: Reference, num_rows: int, end: int) -> None:
+        """As `_measure`, if a divergence is beyond the rounding that was measured so far."""
+        if self.result.bugs(self.rounding.bound):
+            self.loop.truncate(0)
+            self._measure(reference, num_rows, end)
+            self.loop.truncate(0)
 
     def _measure(self, reference: Reference, num_rows: int, end: int) -> None:
-        """Measure the rounding of the last num_rows of the text's first `end` rows."""
+        """Measure the rounding of rows of a text: of the last num_rows of the first `end`."""
         rows = reference.rows[:end]
         tokens = [*reference.prompt_tokens, *reference.plain[: len(rows) - 1]]
         self.rounding.measure(self.loop.target, rows[-num_rows:], tokens)
 
     def _add(self, text: _Text, reference: Reference, prompt: int, k: int) -> int | None:
-        """Add the comparison of a text, which may be cut off. Returns where it diverges."""
+        """Add the comparison of a text, which may be cut off.
+
+        Returns the position of its divergence, or None.
+        """
         found = reference.first_divergence(text)
-        num_compared = len(text.tokens) if found is None else found[0] + 1 - text.begin
+        num_compared = len(text.tokens)
+        if found is not None:
+            position = found[0]
+            num_compared = position + 1 - text.begin
         compared = text.provenance[:num_compared]
         num_accepted = compared.count(Provenance.ACCEPTED)
-        is_draft_other = found is not None and compared[-1:] == [Provenance.ACCEPTED]
         self.result.num_texts += 1
         self.result.num_tokens += len(compared)
         self.result.num_accepted += num_accepted
-        self.result.num_identical += num_accepted - is_draft_other
+        self.result.num_identical += num_accepted
         if found is None:
             return None
-        self.result.divergences.append(Divergence(prompt, reference.seed, k, *found))
-        return found[0]
+        if compared[-1:] == [Provenance.ACCEPTED]:
+            self.result.num_identical -= 1  # the last compared token diverges
+        divergence = Divergence(prompt, reference.seed, k, *found)
+        self.result.divergences.append(divergence)
+        return divergence.position
 
     def _request(
         self, prompt_tokens: list[int], seed: int | None, said: Sequence[int] = ()
     ) -> Request:
+        """The request for an answer after a prompt.
+
+        Args:
+            said: The tokens of the answer that are already there.
+        """
         chain = self.make_chain(prompt_tokens, said)
-        rule = make_rule(
-            "greedy" if chain.params.is_greedy else "coupled",
-            Randomness(seed or 0, num_said=len(said)),
-        )
-        left = self.loop.target.context_length - len(prompt_tokens)
-        max_tokens = min(COMPARED_TEXT_TOKENS, left) - len(said)
+        randomness = Randomness(seed or 0, num_said=len(said))
+        if chain.params.is_greedy:
+            rule = make_rule("greedy", randomness)
+        else:
+            rule = make_rule("coupled", randomness)
+        free_context = self.loop.target.context_length - len(prompt_tokens)
+        max_tokens = min(COMPARED_TEXT_TOKENS, free_context) - len(said)
         return Request(chain, rule, max_tokens, self.is_end)
 
     def _write(self, text: _Text, reference: Reference) -> None:
         """Write a text until it ends, diverges, or enough was accepted."""
         num_lacking = self.num_wanted - self.result.num_accepted
         said = reference.plain[: text.begin]
-        for step in self.loop.steps(
-            self._request(reference.prompt_tokens, reference.seed, said)
-        ):
+        request = self._request(reference.prompt_tokens, reference.seed, said)
+        for step in self.loop.steps(request):
             text.tokens += step.tokens
             text.provenance += step.provenance
             num_lacking -= step.num_accepted
@@ -323,9 +366,11 @@ class IdentityCheck:
 
 @dataclass(slots=True)
 class _Text:
-    """A text so far, from a position on."""
+    """The part of a text from a position on, as far as it was written."""
 
     begin: int
+    """The position of its first token."""
+
     tokens: list[int] = field(default_factory=list)
     provenance: list[Provenance] = field(default_factory=list)
     is_whole: bool = False

@@ -1,10 +1,10 @@
 """The ratio of the speeds of two sides that were timed in rounds, with an interval.
 
-Every stretch times both sides in the same moment, so the state of the machine affects both
-alike. The estimate is the ratio of the sums, its error that of a ratio estimator (Cochran,
-Sampling Techniques, 1977, section 6.3), taken for the logarithm, so that it does not depend on
-which side is the numerator; the interval is Student's t. Stretches are assumed to be
-independent. Drifts that last longer than a stretch cancel within each.
+Every stretch times both sides within a short time, so the state of the machine affects both
+alike. The estimate is the ratio of the sums. Its error is that of a ratio estimator (Cochran,
+Sampling Techniques, 1977, section 6.3), taken for the logarithm, so it does not depend on which
+side is the numerator. The interval is Student's t. Stretches are assumed to be independent. A
+drift that lasts longer than a stretch cancels within the stretch.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-FEWEST = 3  # stretches that show their noise
-_NORMAL = 1.95996
-_FINE = 1.1  # from one number of stretches that is tried to the next
-# For 1, 2, 3 … degrees of freedom.
+FEWEST = 3  # stretches; fewer do not show their noise
+_NORMAL = 1.95996  # the quantile of the normal distribution
+_FINE = 1.1  # the factor between the numbers of stretches that are tried
+# The quantiles of Student's t for 1, 2, 3 … degrees of freedom.
 _QUANTILES = (
     *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
     *(2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860),
@@ -25,7 +25,7 @@ _QUANTILES = (
 
 @dataclass(frozen=True, slots=True)
 class RatioEstimate:
-    """A ratio."""
+    """A ratio with its error."""
 
     value: float
     error: float
@@ -49,49 +49,69 @@ class RatioEstimate:
         return self.value * self.reach
 
     def times_as_much(self, reach: float) -> float:
-        """How many times as many stretches probably make the interval reach only so far."""
+        """The factor by which more stretches probably narrow the interval to a reach.
+
+        Args:
+            reach: As the property `reach`, above 1.
+        """
         times = 1.0
         while self._reach_after(times) > reach:
             times *= _FINE
         return times
 
     def _reach_after(self, times: float) -> float:
-        """The reach that so many times as many stretches of this noise would have."""
+        """The reach with `times` as many stretches of the same noise."""
         freedom = round((self.freedom + 1) * times) - 1
         return math.exp(_student(freedom) * self.error / math.sqrt(times))
 
 
 def estimate_ratio(above: Sequence[float], below: Sequence[float]) -> RatioEstimate | None:
-    """The sum of `above` ÷ the sum of `below`. Both have one number above 0 per stretch.
+    """The sum of `above` ÷ the sum of `below`; None for fewer than three stretches.
 
-    None for fewer than three stretches.
+    Args:
+        above, below: One number above 0 per stretch.
     """
     count = len(below)
     if count < FEWEST:
         return None
     ratio = sum(above) / sum(below)
     freedom = count - 1
-    residuals = ((a - ratio * b) ** 2 for a, b in zip(above, below, strict=True))
-    error = math.sqrt(sum(residuals) * count / freedom) / sum(above)
+    squares = []
+    for numerator, denominator in zip(above, below, strict=True):
+        residual = numerator - ratio * denominator
+        squares.append(residual**2)
+    error = math.sqrt(sum(squares) * count / freedom) / sum(above)
     return RatioEstimate(ratio, error, freedom)
 
 
 def in_equal_parts(ratios: Sequence[RatioEstimate]) -> RatioEstimate:
-    """The ratio over equal amounts of several: their harmonic mean. ratios: one or more.
+    """The ratio over equal amounts of several kinds: the harmonic mean of their ratios.
 
     The degrees of freedom are Welch's and Satterthwaite's.
+
+    Args:
+        ratios: One or more.
     """
-    value = len(ratios) / sum(1 / each.value for each in ratios)
-    shares = [value / (len(ratios) * each.value) for each in ratios]
-    parts = [(share * each.error) ** 2 for share, each in zip(shares, ratios, strict=True)]
-    total = sum(parts)
-    doubt = sum(part**2 / each.freedom for part, each in zip(parts, ratios, strict=True))
-    freedom = int(total**2 / doubt) if doubt else sum(each.freedom for each in ratios)
+    count = len(ratios)
+    value = count / sum(1 / ratio.value for ratio in ratios)
+    variances = []
+    doubts = []
+    for ratio in ratios:
+        share = value / (count * ratio.value)
+        variance = (share * ratio.error) ** 2
+        variances.append(variance)
+        doubts.append(variance**2 / ratio.freedom)
+    total = sum(variances)
+    doubt = sum(doubts)
+    if doubt:
+        freedom = int(total**2 / doubt)
+    else:
+        freedom = sum(ratio.freedom for ratio in ratios)
     return RatioEstimate(value, math.sqrt(total), max(freedom, 1))
 
 
 def _student(freedom: int) -> float:
-    """The quantile of Student's t that 2.5 of 100 numbers exceed."""
+    """The quantile of Student's t that 2.5 % of its values exceed."""
     if freedom <= len(_QUANTILES):
         return _QUANTILES[freedom - 1]
     return _NORMAL + (_NORMAL**3 + _NORMAL) / (4 * freedom)  # Abramowitz and Stegun, 26.7.5
