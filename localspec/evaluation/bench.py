@@ -36,13 +36,13 @@ from localspec.speculative.policy_api import DraftOff, DraftPolicy, ProposerKind
 from localspec.streaming.cancellation import Cancellation, Watch
 from localspec.system.machine import cores_here, num_busy_cores, peak_memory_bytes
 
-_COST_ROUNDS = 2  # at most, of timing a few sizes of decodes
-_COSTS_SHARE = 0.1  # of the time limit: later no more decodes are timed
-NARROW = 1.05  # an interval that reaches less far needs no more text
-NOT_FEW = 8  # stretches from which a narrow interval counts
-_NUM_CACHED = 64  # tokens in front of a timed decode, at most
-_SPARE = 1.2  # times the seconds that should be needed
-_BUSY_CORES = 0.5  # beyond the cores that our threads leave free
+_COST_ROUNDS = 2  # the most rounds in which a few sizes of decodes are timed
+_COSTS_SHARE = 0.1  # of the time limit; after that no second round begins
+NARROW = 1.05  # the reach of an interval that needs no more text
+NOT_FEW = 8  # stretches; a narrow interval of fewer does not count
+_NUM_CACHED = 64  # the most tokens before a timed decode
+_SPARE = 1.2  # the seconds to allow ÷ the seconds that should be needed
+_BUSY_CORES = 0.5  # cores that other programs may use, beyond those that our threads leave free
 
 
 class Outcome(enum.Enum):
@@ -56,6 +56,7 @@ class Outcome(enum.Enum):
 
 
 def _outcome(estimate: RatioEstimate | None, num_drafted: int) -> Outcome:
+    """The result for an estimate of the speed-up and a number of draft tokens."""
     if estimate is None:
         return Outcome.TOO_LITTLE
     if not num_drafted:
@@ -75,10 +76,10 @@ class DecodeCosts:
     """Seconds of a target-only step."""
 
     ratios: tuple[float, ...]
-    """The ratios of decodes of 1, 2, 3 … tokens, in such steps."""
+    """The time of a decode of 1, 2, 3 … tokens ÷ that of a target-only step."""
 
     shares: Mapping[ProposerKind, float] = field(default_factory=dict)
-    """A token of each proposer that was timed, in such steps."""
+    """The time of a draft token ÷ that of a target-only step, for each timed proposer."""
 
     are_steady: bool = True
     """Whether no other programs were busy; if some were, these costs are wrong."""
@@ -90,19 +91,21 @@ class KindSpeed:
 
     kind: KindOfText
     stretches: list[Stretch] = field(default_factory=list)
-    """The rounds, one after the other."""
+    """The measured rounds, in order."""
 
     answers: list[Stats] = field(default_factory=list)
-    """Their statistics, in order, of both sides together; an answer may have been cut."""
+    """The statistics of the answers, in order, of both sides together. An answer may have been
+    cut."""
 
     is_too_short: bool = False
-    """Whether all prompts were answered, and no answer was long enough for a stretch."""
+    """Whether all prompts were answered and no answer was long enough for a stretch."""
 
     @property
     def estimate(self) -> RatioEstimate | None:
         """The speed-up with its interval; None for too little text."""
         plain_s = [stretch.plain_s for stretch in self.stretches]
-        return estimate_ratio(plain_s, [stretch.drafting_s for stretch in self.stretches])
+        drafting_s = [stretch.drafting_s for stretch in self.stretches]
+        return estimate_ratio(plain_s, drafting_s)
 
     @property
     def outcome(self) -> Outcome:
@@ -120,9 +123,11 @@ class KindSpeed:
         return self._rate(sum(stretch.drafting_s for stretch in self.stretches))
 
     def _rate(self, seconds: float) -> float | None:
-        if seconds:
-            return sum(each.num_tokens for each in self.stretches) / seconds
-        return None
+        """The tokens of the stretches ÷ seconds; None for no seconds."""
+        if not seconds:
+            return None
+        num_tokens = sum(stretch.num_tokens for stretch in self.stretches)
+        return num_tokens / seconds
 
     @property
     def num_drafted(self) -> int:
@@ -149,8 +154,9 @@ class KindSpeed:
 
     @property
     def steps_per_length(self) -> tuple[int, ...]:
-        """Steps that proposed 0, 1, 2 … tokens, both sides together."""
-        columns = zip(*(s.steps_per_length for s in self.answers), strict=True)
+        """The numbers of steps that proposed 0, 1, 2 … tokens, of both sides together."""
+        rows = [stats.steps_per_length for stats in self.answers]
+        columns = zip(*rows, strict=True)
         return tuple(sum(column) for column in columns)
 
 
@@ -159,13 +165,14 @@ class Bench:
     """The results of a benchmark."""
 
     kinds: tuple[KindSpeed, ...]
-    """In the order in which they are asked, also those with too little text."""
+    """In the order in which they are asked. Kinds with too little text are among them."""
 
     left_out: Mapping[KindOfText, int]
-    """Prompts of each kind that need tools which the model cannot call, or are too long."""
+    """The number of prompts of each kind that were left out: they are too long, or need tools
+    that the model cannot call."""
 
     too_long: Mapping[KindOfText, int]
-    """Those of them that do not fit the context."""
+    """The number of these prompts that do not fit the context."""
 
     costs: DecodeCosts | None
     """None if nothing drafts, or timing was interrupted."""
@@ -178,8 +185,9 @@ class Bench:
 
     @property
     def over_all(self) -> RatioEstimate | None:
-        """The speed-up over equal amounts of each measured kind; None without one."""
-        known = [found.estimate for found in self.kinds if found.estimate]
+        """The speed-up over equal amounts of each measured kind; None if none was measured."""
+        estimates = [speed.estimate for speed in self.kinds]
+        known = [estimate for estimate in estimates if estimate is not None]
         if known:
             return in_equal_parts(known)
         return None
@@ -187,63 +195,80 @@ class Bench:
     @property
     def outcome(self) -> Outcome:
         """The result over all."""
-        return _outcome(self.over_all, sum(found.num_drafted for found in self.kinds))
+        num_drafted = sum(speed.num_drafted for speed in self.kinds)
+        return _outcome(self.over_all, num_drafted)
 
     @property
     def seconds_needed(self) -> float | None:
         """Seconds that are probably enough for intervals that are missing or too wide.
 
-        Every kind needs an interval, and the one over all has to leave out 1, or to be narrow.
-        None if nothing is missing, or no stretch shows how long one takes.
+        Every kind needs an interval. The interval over all kinds must leave out 1 or be narrow.
+        None if nothing is missing, or if no stretch shows how long a stretch takes.
         """
-        num_stretches = sum(len(found.stretches) for found in self.kinds)
-        num_lacking = sum(
-            max(0, FEWEST - len(found.stretches))
-            for found in self.kinds
-            if not found.is_too_short
-        )
-        times_as_much = 1.0
-        if self.over_all is not None and self.outcome is Outcome.NO_DIFFERENCE:
-            value = self.over_all.value
-            times_as_much = self.over_all.times_as_much(max(NARROW, value, 1 / value))
-        if not num_stretches or (num_lacking == 0 and times_as_much <= 1.0):
+        num_stretches = 0
+        num_lacking = 0
+        answer_times_s: list[float] = []
+        for speed in self.kinds:
+            num_stretches += len(speed.stretches)
+            if not speed.is_too_short:
+                num_lacking += max(0, FEWEST - len(speed.stretches))
+            answer_times_s += [stats.total_time_s for stats in speed.answers]
+        times_as_much = self._times_as_much()
+        is_complete = num_lacking == 0 and times_as_much <= 1.0
+        if num_stretches == 0 or is_complete:
             return None
-        writing_s = sum(stats.total_time_s for each in self.kinds for stats in each.answers)
+        writing_s = sum(answer_times_s)
         first_s = num_lacking * writing_s / num_stretches
         more_s = max(0.0, times_as_much - 1.0) * writing_s
         return _SPARE * (self.time_s + first_s + more_s)
 
+    def _times_as_much(self) -> float:
+        """The factor by which more text probably shows a difference over all, or that there is
+        none; 1 if it is shown."""
+        over_all = self.over_all
+        if over_all is None or self.outcome is not Outcome.NO_DIFFERENCE:
+            return 1.0
+        value = over_all.value
+        return over_all.times_as_much(max(NARROW, value, 1 / value))
+
     @property
     def partial(self) -> bool:
-        """Whether it was interrupted, or a kind has too little text."""
-        lacks = any(found.outcome is Outcome.TOO_LITTLE for found in self.kinds)
-        return lacks or self.ended_by is EndedBy.INTERRUPT
+        """Whether the benchmark was interrupted, or a kind has too little text."""
+        lacks_text = any(speed.outcome is Outcome.TOO_LITTLE for speed in self.kinds)
+        return lacks_text or self.ended_by is EndedBy.INTERRUPT
 
     @property
     def draft_off(self) -> DraftOff | None:
-        """The most frequent reason for not drafting, without the rounds' plain steps."""
+        """The most frequent reason for not drafting, or None.
+
+        The plain steps of the rounds have the reason SET_TO_ZERO and count as one step.
+        """
         reasons: Counter[DraftOff] = Counter()
-        for found in self.kinds:
-            for stats in found.answers:
+        for speed in self.kinds:
+            for stats in speed.answers:
                 reasons.update(stats.draft_off_steps)
         reasons[DraftOff.SET_TO_ZERO] = min(reasons[DraftOff.SET_TO_ZERO], 1)
-        return max(+reasons, key=lambda reason: reasons[reason], default=None)
+        reason, num_steps = reasons.most_common(1)[0]
+        if num_steps == 0:
+            return None
+        return reason
 
     @property
     def break_even(self) -> dict[ProposerKind, float | None]:
         """The lowest acceptance rate at which each proposer pays; None if it never does.
 
-        Has the lookup, whose tokens cost nothing, and others that were timed. Empty if only
-        decodes of one token were timed, or costs are wrong.
+        It has the lookup, whose tokens cost nothing, and the proposers that were timed. Empty
+        if only decodes of one token were timed, or if the costs are wrong.
         """
         if self.costs is None or not self.costs.are_steady or len(self.costs.ratios) < 2:
             return {}
         steps = (0.0, *self.costs.ratios)
         shares = {ProposerKind.LOOKUP: 0.0, **self.costs.shares}
-        return {
-            kind: break_even_acceptance(Curve(steps, share), len(steps) - 2)
-            for kind, share in shares.items()
-        }
+        most_draft_tokens = len(steps) - 2
+        rates = {}
+        for kind, share in shares.items():
+            rates[kind] = break_even_acceptance(Curve(steps, share), most_draft_tokens)
+        return rates
 
 
 def run_bench(
@@ -256,12 +281,14 @@ def run_bench(
 ) -> Bench:
     """Measure an engine on tasks. Its policy is restored afterwards, and keeps what it learned.
 
-    First each kind is asked, then those whose interval is widest, until all are narrow.
+    First each kind is asked once, then the kind whose interval is widest, until all intervals
+    are narrow.
 
     Raises OptionError for answers that are too short to time both sides, ContextError if no
     task leaves context for an answer.
 
     Args:
+        tasks: One or more.
         asked: Keywords of `Task.ask`, its options among them.
         seconds: The time limit. It and the watch's cancellation end the measurement even within
             a decode; the results so far are returned.
@@ -282,13 +309,14 @@ def run_bench(
 
 @dataclass(slots=True)
 class _Kind:
-    """The tasks of a kind, and what was found with them."""
+    """The tasks of a kind, and the speed that was measured with them."""
 
     speed: KindSpeed
     tasks: list[Task] = field(default_factory=list)
 
     @property
     def needs_more(self) -> bool:
+        """Whether its interval is not narrow yet, and more answers can make it so."""
         is_narrow = self.reach <= NARROW and len(self.speed.stretches) >= NOT_FEW
         return bool(self.tasks) and not (is_narrow or self.speed.is_too_short)
 
@@ -320,8 +348,10 @@ class _BenchRun:
     started_s: float = field(default_factory=time.perf_counter)
 
     def result(self, ending: EndedBy | None) -> Bench:
+        """The results so far."""
+        with_tasks = [kind for kind in self.kinds.values() if kind.tasks]
         return Bench(
-            tuple(kind.speed for kind in self.kinds.values() if kind.tasks),
+            tuple(kind.speed for kind in with_tasks),
             dict(self.left_out),
             dict(self.too_long),
             self.costs,
@@ -334,38 +364,63 @@ class _BenchRun:
         return time.perf_counter() - self.started_s
 
     def measure_costs(self, text: str) -> None:
-        """Time decodes after a text; a second round only within a share of the time."""
+        """Time decodes after a text. A second round begins only within a share of the time."""
+
+        def is_enough() -> bool:
+            return self._spent_s() > _COSTS_SHARE * self.seconds
+
+        def measure(loop: SpeculativeDecoder) -> DecodeCosts | None:
+            return measure_costs(loop, chain, tokens, is_enough)
+
         self.watch.progress("timing decodes", None)
         most = max(1, min(_NUM_CACHED, self.engine.context_length - LARGEST_STEP))
         tokens = self.engine.tokenize(text)[:most]
         chain = Resolver(self.engine.vocabulary).chain(self.engine.sampling, len(tokens))
         with self.ended.obeyed(self.engine.cancel):
-            self.costs = self.engine.exclusively(
-                lambda loop: measure_costs(
-                    loop, chain, tokens, lambda: self._spent_s() > _COSTS_SHARE * self.seconds
-                )
-            )
+            self.costs = self.engine.exclusively(measure)
 
     def compare(self, tasks: Sequence[Task]) -> None:
         """Ask each kind once, then those that are known least. Raises Interrupted."""
         for task in tasks:
             if task.suits(self.engine, self.asked["template"]):
-                self.kinds.setdefault(task.kind, _Kind(KindSpeed(task.kind))).tasks.append(task)
+                kind = self.kinds.setdefault(task.kind, _Kind(KindSpeed(task.kind)))
+                kind.tasks.append(task)
             else:
                 self.left_out[task.kind] += 1
         order = list(self.kinds.values())
         for number, kind in enumerate(order):
             spent_s = self._spent_s()
-            self._ask(kind, spent_s + (self.seconds - spent_s) / (len(order) - number))
-        while waiting := [kind for kind in self.kinds.values() if kind.needs_more]:
-            self._ask(max(waiting, key=lambda kind: kind.reach), self.seconds)
+            share_s = (self.seconds - spent_s) / (len(order) - number)
+            self._ask(kind, spent_s + share_s)
+        least_known = self._least_known()
+        while least_known is not None:
+            self._ask(least_known, self.seconds)
+            least_known = self._least_known()
+
+    def _least_known(self) -> _Kind | None:
+        """The kind with the widest interval; None if no kind needs more answers."""
+        waiting = [kind for kind in self.kinds.values() if kind.needs_more]
+        return max(waiting, key=lambda kind: kind.reach, default=None)
+
+    def _stage(self, kind: _Kind) -> str:
+        """The progress in words: the kind that is asked, and the speed-ups so far."""
+        parts = [f"writing {kind.speed.kind}"]
+        for name, measured in self.kinds.items():
+            estimate = measured.speed.estimate
+            if estimate is not None:
+                parts.append(f"{name} {estimate.value:.2f}")
+        return "; ".join(parts)
 
     def _ask(self, kind: _Kind, until_s: float) -> None:
-        """Write one more answer. From until_s on it ends once it allows an estimate."""
-        estimates = ((name, each.speed.estimate) for name, each in self.kinds.items())
-        known = [f"{name} {estimate.value:.2f}" for name, estimate in estimates if estimate]
-        self.watch.progress("; ".join((f"writing {kind.speed.kind}", *known)), None)
-        self.engine._draft_policy = rounds = Rounds(self.policy)
+        """Write one more answer.
+
+        Args:
+            until_s: In seconds since the start. From then on the answer ends as soon as it
+                allows an estimate.
+        """
+        self.watch.progress(self._stage(kind), None)
+        rounds = Rounds(self.policy)
+        self.engine._draft_policy = rounds
         task = kind.tasks[len(kind.speed.answers) % len(kind.tasks)]
         answer = task.ask(self.engine, **self.asked)
         try:
@@ -378,7 +433,7 @@ class _BenchRun:
             kind.tasks.remove(task)
             self.left_out[task.kind] += 1
             self.too_long[task.kind] += 1
-            if not any(each.tasks for each in self.kinds.values()):
+            if not any(other.tasks for other in self.kinds.values()):
                 raise
             return
         kind.speed.stretches += rounds.stretches
@@ -397,30 +452,38 @@ def measure_costs(
 ) -> DecodeCosts | None:
     """Time what is not known yet of decodes after a text, which is removed afterwards.
 
-    An adaptive policy of the loop learns it, as in idle time. Raises Interrupted.
+    An adaptive policy of the loop learns the costs, as in idle time. None if nothing drafts, or
+    if the text's caches cannot be cut. Raises Interrupted.
 
     Args:
-        is_enough: Ends it between two rounds. None if nothing drafts, or the text's caches
-            cannot be cut.
+        is_enough: Asked between two rounds: whether to end.
     """
     cores = cores_here()
     is_quiet = num_busy_cores() < cores.allowed - cores.usable + _BUSY_CORES
     policy = loop.draft_policy
-    costs = Costs(dict.fromkeys([each.kind for each in loop.proposers], 0.0))
     if isinstance(policy, AdaptiveDraftPolicy):
         costs = policy.costs
+    else:
+        costs = Costs({proposer.kind: 0.0 for proposer in loop.proposers})
+    kinds_by_token: set[ProposerKind] = set()  # whose cost grows with each token
     try:
         for _ in range(_COST_ROUNDS):
             time_decodes(loop, tokens, costs, chain)
             if is_enough():
                 break
-        # The cost of a block is that of any number of tokens.
-        by_token = {each.kind for each in loop.proposers if not each.state(tokens).is_block}
+        for proposer in loop.proposers:
+            # The cost of a block is that of any number of tokens.
+            if not proposer.state(tokens).is_block:
+                kinds_by_token.add(proposer.kind)
     finally:
         loop.truncate(0)
     if costs.plain_s is None:
         return None
     largest = max(costs.measured_sizes(), default=1)
-    timed = {kind: costs.ledger[kind].value_to_keep() for kind in by_token}
-    shares = {kind: share for kind, share in timed.items() if share is not None}
-    return DecodeCosts(costs.plain_s, tuple(costs.ratios()[1 : largest + 1]), shares, is_quiet)
+    ratios = tuple(costs.ratios()[1 : largest + 1])
+    shares = {}
+    for kind in kinds_by_token:
+        share = costs.ledger[kind].value_to_keep()
+        if share is not None:
+            shares[kind] = share
+    return DecodeCosts(costs.plain_s, ratios, shares, is_quiet)

@@ -288,7 +288,7 @@ class IdentityCheck:
             return len(reference.plain)
         end = diverges_at + 1
         # Only a sample of the rows was measured so far, and other rows may round further. So
-        # measure the rows before the divergence, and if it still is a bug, all rows of the text.
+        # measure the rows before the divergence. If it is still a bug, measure the whole text.
         self._measure_if_bug(reference, _NUM_MEASURED, end)
         num_rows = len(reference.rows)
         self._measure_if_bug(reference, num_rows, num_rows)

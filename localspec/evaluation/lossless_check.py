@@ -1,8 +1,8 @@
 """The check of `localspec verify`: whether drafting is lossless on this machine.
 
-Greedy and seeded text must be the same with and without drafting, except at near ties, whose
-width is measured. The distribution of sampled steps is the same on every machine, so the tests
-check it.
+Greedy and seeded text must be the same with and without drafting, except at near ties. How wide
+such ties are is measured. The distribution of sampled steps is the same on every machine, so
+the tests check it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import localspec.llama.loaded  # noqa: F401  libllama before NumPy
 import enum
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from localspec.engine.engine import Engine
@@ -36,7 +36,7 @@ from localspec.streaming.answer_options import AnswerOptions
 from localspec.streaming.answer_text import Prompt
 from localspec.streaming.cancellation import Watch
 
-_SPARE = 1.2  # times the seconds that should be needed
+_SPARE = 1.2  # the seconds to allow ÷ the seconds that should be needed
 
 
 class Finding(enum.Enum):
@@ -56,7 +56,7 @@ class Report:
     seeded: Identity
     time_s: float
     seconds_needed: float | None
-    """Probably enough for a finding; None if unknown or hopeless."""
+    """Seconds that are probably enough for a finding; None if unknown or hopeless."""
 
     is_hopeless: bool
     """Whether no time would be enough with these prompts, because too few draft tokens are
@@ -68,14 +68,18 @@ class Report:
     @property
     def bugs(self) -> list[str]:
         """Differences from the target's texts, one per line."""
+        greedy = self._bug_lines("greedy", self.greedy)
+        seeded = self._bug_lines("seeded", self.seeded)
+        return [*greedy, *seeded]
+
+    def _bug_lines(self, name: str, identity: Identity) -> Iterator[str]:
         bound = self.rounding.bound
-        return [
-            f"{name} text of prompt {found.prompt + 1} with {found.num_draft_tokens} draft "
-            f"tokens leaves the target's at token {found.position + 1}: {found.token} in place "
-            f"of {found.expected_token}, {found.gap:.3g} logits apart (rounding: {bound:.3g})"
-            for name, identity in (("greedy", self.greedy), ("seeded", self.seeded))
-            for found in identity.bugs(bound)
-        ]
+        for bug in identity.bugs(bound):
+            yield (
+                f"{name} text of prompt {bug.prompt + 1} with {bug.num_draft_tokens} draft "
+                f"tokens leaves the target's at token {bug.position + 1}: {bug.token} in place "
+                f"of {bug.expected_token}, {bug.gap:.3g} logits apart (rounding: {bound:.3g})"
+            )
 
     @property
     def partial(self) -> bool:
@@ -109,16 +113,18 @@ def check(
     watch: Watch,
     options: AnswerOptions,
 ) -> Report:
-    """Check an engine on prompts of token ids, until there is enough evidence.
+    """Check an engine on prompts, until there is enough evidence.
+
+    The engine's draft policy is restored afterwards.
 
     Raises ContextError for a prompt that leaves no context for an answer, OptionError if
     nothing drafts, ConstraintError for a constraint that cannot be enforced.
 
     Args:
+        prompts: The token ids of each prompt.
         seconds: The time limit. It and the watch's cancellation end the check even within a
             decode; the results so far are returned.
-        options: Only their constraint is used. The engine's draft policy is restored
-            afterwards.
+        options: Only their constraint is used.
     """
     check_lengths(prompts, engine.context_length)
 
@@ -150,7 +156,9 @@ class _Check:
         self._prompts = prompts
         self._watch = watch
         self._rounding = Rounding()
-        sampled = SamplingParams() if engine.sampling.is_greedy else engine.sampling
+        sampled = engine.sampling
+        if sampled.is_greedy:
+            sampled = SamplingParams()
         resolver = Resolver(engine.vocabulary)
 
         def chain(
@@ -161,11 +169,12 @@ class _Check:
                 state.commit(said)
             return resolver.chain(params, len(prompt), state, len(said))
 
-        is_end = engine.vocabulary.is_end
-        self._greedy, self._seeded = (
-            IdentityCheck(loop, is_end, functools.partial(chain, params), self._rounding)
-            for params in (GREEDY, sampled)
-        )
+        def identity_check(params: SamplingParams) -> IdentityCheck:
+            make_chain = functools.partial(chain, params)
+            return IdentityCheck(loop, engine.vocabulary.is_end, make_chain, self._rounding)
+
+        self._greedy = identity_check(GREEDY)
+        self._seeded = identity_check(sampled)
         self._pace = Pace()
         self._has_prompts = True  # False once all are used without a decision
         self._started_s = time.monotonic()
@@ -173,15 +182,13 @@ class _Check:
     def run(self) -> None:
         """Check until there is enough evidence, or no prompt is left. Raises Interrupted."""
         for number, prompt in enumerate(self._prompts):
-            for name, check, seed in (
-                ("greedy", self._greedy, None),
-                ("seeded", self._seeded, number),
-            ):
-                if self._is_decided:
-                    return
-                if not check.result.is_enough:
-                    self._check_text(name, check, number, prompt, seed)
-        self._has_prompts = self._is_decided
+            self._check_text("greedy", self._greedy, number, prompt, None)
+            if self._is_decided:
+                return
+            self._check_text("seeded", self._seeded, number, prompt, number)
+            if self._is_decided:
+                return
+        self._has_prompts = False
 
     def report(self, ending: EndedBy | None) -> Report:
         """The report on the results so far."""
@@ -217,7 +224,15 @@ class _Check:
     def _check_text(
         self, name: str, check: IdentityCheck, number: int, prompt: list[int], seed: int | None
     ) -> None:
-        """Let the target write a text, and compare drafted ones with it."""
+        """Let the target write a text, and compare drafted ones with it, if more are needed.
+
+        Args:
+            name: The kind of text, as it is shown.
+            number: The number of the prompt, from 0.
+            seed: None for greedy text.
+        """
+        if check.result.is_enough:
+            return
         stage = (
             f"Comparing {name} text {number + 1} of {len(self._prompts)}: "
             f"{check.result.num_accepted} of {ENOUGH_ACCEPTED} tokens"

@@ -21,12 +21,12 @@ if TYPE_CHECKING:
     from localspec.streaming.answer_options import AnswerOptions
 
 KindOfText = Literal["code", "chat", "edit", "arithmetic", "json", "tool", "summary", "own"]
-KINDS: tuple[KindOfText, ...] = get_args(KindOfText)  # "own" are a user's, from a file
+KINDS: tuple[KindOfText, ...] = get_args(KindOfText)  # "own": a user's prompts, from a file
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A question to a model: messages, and the options that belong to them."""
+    """A question to a model: its messages and their options."""
 
     kind: KindOfText
     messages: tuple[Mapping[str, str], ...]
@@ -62,9 +62,9 @@ class Task:
         template: str | None = None,
         **keywords: Any,
     ) -> Answer:
-        """The answer, by the chat template; if there is none, the model goes on with the text.
+        """The answer by the chat template. Without a template the model continues the text.
 
-        As `BaseEngine.generate` has it; the task's own keywords are added to the given ones.
+        The arguments are those of `BaseEngine.generate`; the task's keywords are added.
         """
         keywords = {**self.keywords, **keywords}
         if engine.chat_template is None and template is None:
@@ -77,38 +77,43 @@ class Task:
 @functools.cache
 def built_in_tasks() -> tuple[Task, ...]:
     """Three tasks of each kind of text, except the user's own."""
-    source = (resources.files("localspec.evaluation") / "prompts.toml").read_text(
-        encoding="utf-8"
-    )
-    entries = parse_toml(source)
-    return tuple(
-        Task(
-            kind,
-            tuple(_messages(entry.pop("turns"))),
-            {name: json.loads(text) for name, text in entry.items()},
-        )
-        for kind in KINDS
-        for entry in entries.get(kind, ())
-    )
+    file = resources.files("localspec.evaluation") / "prompts.toml"
+    entries = parse_toml(file.read_text(encoding="utf-8"))
+    tasks = []
+    for kind in KINDS:
+        for entry in entries.get(kind, ()):
+            messages = tuple(_messages(entry.pop("turns")))
+            keywords = {name: json.loads(text) for name, text in entry.items()}
+            tasks.append(Task(kind, messages, keywords))
+    return tuple(tasks)
 
 
 def _messages(turns: Sequence[str]) -> list[dict[str, str]]:
-    roles = zip(cycle(("user", "assistant")), turns, strict=False)
-    return [{"role": role, "content": text.strip()} for role, text in roles]
+    """The messages of a conversation, the user's first, then in turns."""
+    messages = []
+    for role, text in zip(cycle(("user", "assistant")), turns, strict=False):
+        messages.append({"role": role, "content": text.strip()})
+    return messages
 
 
 def own_tasks(path: Path) -> tuple[Task, ...]:
     """The prompts of a file, as `read_prompts` reads it. Raises OptionError."""
-    return tuple(Task("own", tuple(_messages([text]))) for text in read_prompts(path))
+    tasks = []
+    for text in read_prompts(path):
+        tasks.append(Task("own", tuple(_messages([text]))))
+    return tuple(tasks)
 
 
 def built_in_texts() -> list[str]:
     """The user's last message of each built-in task, the shortest first.
 
-    Code comes before the others: drafts know most of it, so a check has enough sooner.
+    Code comes before the others: drafts guess most of it right, so a check has enough sooner.
     """
-    tasks = sorted(built_in_tasks(), key=lambda task: (task.kind != "code", len(task.text)))
-    return [task.text for task in tasks]
+
+    def order(task: Task) -> tuple[bool, int]:
+        return task.kind != "code", len(task.text)
+
+    return [task.text for task in sorted(built_in_tasks(), key=order)]
 
 
 def check_lengths(prompts: Sequence[list[int]], context_length: int) -> None:
@@ -122,7 +127,7 @@ def check_lengths(prompts: Sequence[list[int]], context_length: int) -> None:
 
 
 def read_prompts(path: Path) -> list[str]:
-    """The lines of a text file, one prompt each, without empty lines.
+    """The prompts of a text file: its lines that are not empty.
 
     Raises OptionError if the file cannot be read or has no prompt.
     """
@@ -132,7 +137,8 @@ def read_prompts(path: Path) -> list[str]:
         raise OptionError(
             f"{path}: {error}", "Give a text file with one prompt per line."
         ) from error
-    prompts = [line.strip() for line in lines if line.strip()]
+    stripped = [line.strip() for line in lines]
+    prompts = [line for line in stripped if line]
     if not prompts:
         raise OptionError(f"{path} has no prompts", "Write one prompt per line.")
     return prompts

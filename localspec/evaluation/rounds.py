@@ -1,9 +1,9 @@
-"""Rounds within one answer, each of timed plain steps and then timed drafting steps.
+"""Rounds within one answer: a round is timed plain steps and then timed drafting steps.
 
-Plain and drafting steps meet similar text and machine load, and nothing is decoded twice.
+Plain and drafting steps have similar text and machine load, and nothing is decoded twice.
 The first step of each side is not counted: it pays for the switch, for example when a draft
-reads the tokens of the plain steps. The time of a longer read, as of the prompt, is spread
-over the tokens of the whole answer.
+reads the tokens of the plain steps. The time of a longer read, such as that of the prompt, is
+spread over the tokens of the whole answer.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from localspec.speculative.policy_api import (
 
 _PLAIN_STEPS = 6
 _LONG_READ = 16  # a draft that reads more tokens does not just catch up with plain steps
-_DRAFTING_STEPS = 3  # at least; more until _DRAFTING_TOKENS are produced
+_DRAFTING_STEPS = 3  # at least, and until _DRAFTING_TOKENS are produced
 _DRAFTING_TOKENS = 16
-# Tokens that an answer needs for a counted drafting step after the longest uncounted draft.
+# Tokens that an answer needs to have a counted drafting step after the longest uncounted draft.
 SHORTEST_ANSWER = 1 + _PLAIN_STEPS + 1 + MAX_DRAFT_TOKENS + 1
 
 
@@ -53,7 +53,7 @@ class Stretch:
     """Tokens of the text with drafts."""
 
     plain_token_s: float
-    """A plain token."""
+    """Seconds of a plain token."""
 
     drafting_s: float
     """Seconds of the text with drafts."""
@@ -74,17 +74,18 @@ class Rounds(DraftPolicy):
         self._is_prefill = True
         self._stretches: list[Stretch] = []
         self._num_tokens = 0  # of the answer, without the prefill step's
-        self._num_read = 0  # tokens, by replays of this step
+        self._num_read = 0  # tokens that replays of this step read
         self._reading_s = 0.0  # of long reads
 
     @property
     def stretches(self) -> list[Stretch]:
         """The answer's stretches so far; the last may be short."""
         token_s = self._reading_s / max(self._num_tokens, 1)
-        return [
-            replace(each, drafting_s=each.drafting_s + token_s * each.num_tokens)
-            for each in (*self._stretches, *self._current_stretch())
-        ]
+        stretches = []
+        for stretch in (*self._stretches, *self._current_stretch()):
+            drafting_s = stretch.drafting_s + token_s * stretch.num_tokens
+            stretches.append(replace(stretch, drafting_s=drafting_s))
+        return stretches
 
     @property
     def keeps_sizes(self) -> bool | None:
@@ -135,7 +136,7 @@ class Rounds(DraftPolicy):
         return self._plain.num_steps < _PLAIN_STEPS
 
     def _current_stretch(self) -> list[Stretch]:
-        """The current round's stretch, once it has counted drafting steps."""
+        """The current round's stretch; empty before a drafting step was counted."""
         plain = self._plain
         drafting = self._drafting
         if not drafting.num_tokens:

@@ -23,10 +23,10 @@ class Pace:
     )
 
     num_written: int = 0
-    """Tokens of the target's own texts that are complete."""
+    """Tokens of the target's own texts, of those that are complete."""
 
     num_texts: int = 0
-    """These texts."""
+    """The complete texts of the target's own."""
 
     @contextlib.contextmanager
     def timed(self, part: CheckPart) -> Iterator[None]:
@@ -40,14 +40,20 @@ class Pace:
     def seconds_left(self, identities: Sequence[Identity]) -> float | None:
         """Seconds until there is enough evidence; None before the first text is complete.
 
-        Before the first drafted token was compared, it is taken to cost what a token of the
-        target's texts costs.
+        Until the first drafted token was compared, a drafted token is assumed to cost as much
+        as a token of the target's texts.
+
+        Args:
+            identities: The results so far, one for each rule.
         """
         if not self.num_texts:
             return None
         token_s = self.seconds["writing"] / self.num_written
-        num_accepted = sum(min(one.num_accepted, ENOUGH_ACCEPTED) for one in identities)
-        num_compared = sum(one.num_tokens for one in identities)
+        num_accepted = 0
+        num_compared = 0
+        for identity in identities:
+            num_accepted += min(identity.num_accepted, ENOUGH_ACCEPTED)
+            num_compared += identity.num_tokens
         accepted_s = token_s
         acceptance = 1.0
         if num_accepted:

@@ -25,17 +25,18 @@ class Limit:
     """The end of a check."""
 
     ended: Cancellation = field(default_factory=Cancellation)
-    """Requested when it is to end."""
+    """Requested when the check is to end."""
 
     by: EndedBy | None = None
-    """Why it ended early."""
+    """Why the check ended early; None if it did not."""
 
 
 @contextlib.contextmanager
 def limited(engine: Engine, watch: Watch, seconds: float) -> Iterator[Limit]:
-    """Check an engine until the watch's cancellation or the time limit ends the block.
+    """A block in which an engine is checked, ended by the watch's cancellation or a time limit.
 
-    Both end it even within a long decode. The engine's draft policy is restored afterwards.
+    Both request `Limit.ended`, and an Interrupted from the block is not raised further. The
+    engine's draft policy is restored afterwards.
     """
     limit = Limit()
     policy = engine._draft_policy
@@ -46,8 +47,10 @@ def limited(engine: Engine, watch: Watch, seconds: float) -> Iterator[Limit]:
         with watch.cancellation.obeyed(limit.ended.request):
             yield limit
     except Interrupted:
-        is_wish = watch.cancellation.is_requested
-        limit.by = EndedBy.INTERRUPT if is_wish else EndedBy.TIME
+        if watch.cancellation.is_requested:
+            limit.by = EndedBy.INTERRUPT
+        else:
+            limit.by = EndedBy.TIME
     finally:
         timer.cancel()
         engine._draft_policy = policy
