@@ -1,13 +1,13 @@
 """Which preset to take on this machine: the largest current one that fits and is quick enough.
 
-A token needs all weights of its target once, so a target in main memory writes at most as many
-tokens a second as that memory can deliver them. How much it delivers is known once a large
-model has run here; until then it is assumed.
+A token needs all weights of its target once. So the speed of a target in main memory is at most
+the bytes that the memory delivers in a second ÷ the bytes of the weights. How much the memory
+delivers is known once a large model has run here; until then it is assumed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,9 +24,9 @@ from localspec.presets.located import PresetState
 
 ENOUGH_TOKENS_PER_S = 5.0  # about as fast as people read
 ASSUMED_BYTES_PER_S = 40e9  # two channels of DDR4; newer PCs have more
-_NEARLY = 0.9  # of the largest size; smaller differences say nothing of what a model can do
-_LARGE_BYTES = 200_000_000  # of a model that no processor's cache holds a good part of
-_MOST_LOOKED_AT = 4  # headers: each takes up to half a second
+_NEARLY = 0.9  # of the largest size; smaller differences say nothing about a model's abilities
+_LARGE_BYTES = 200_000_000  # a model of which no processor's cache holds a good part
+_MOST_LOOKED_AT = 4  # headers; reading one takes up to half a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,48 +64,61 @@ def recommend(
 ) -> Recommendation | None:
     """The largest preset of the newest year that fits and is quick, judged by sizes of files.
 
-    Of those that are about as large it is the newest. One that fits onto the GPUs comes before
-    one that does not. If none of that year is quick, it is the quickest of them. None if no
-    preset with a known release fits.
+    Of several that are about as large it is the newest. A preset that fits onto the GPUs comes
+    before one that does not. If none of that year is quick, it is the quickest of that year.
+    None if no preset with a known release fits.
 
     Args:
-        states: the presets. Those for vectors, and variants of others, are left out.
-        free: the free memory.
-        bytes_per_s: what `measured_bytes_per_s` gives.
+        states: The presets. Those for vectors, and variants of others, are left out.
+        free: The free memory.
+        bytes_per_s: The result of `measured_bytes_per_s`.
     """
-    found = [
-        Recommendation(
-            state=state,
-            token_bytes=round(size * state.preset.active_share),
-            is_on_gpus=fits_on_gpus(state.size_bytes, free),
-            bytes_per_s=bytes_per_s,
-        )
-        for state in states
-        if (size := _target_bytes(state)) and state.size_bytes is not None
-        if fits_by_size(state.size_bytes, free)
-    ]
-    if not found:
+    fitting = list(_fitting(states, free, bytes_per_s))
+    if not fitting:
         return None
-    newest = max(one.year for one in found)
-    current = [one for one in found if one.year == newest]
-    for good in (
-        [one for one in current if one.is_on_gpus],
-        [one for one in current if one.is_quick],
-    ):
-        if good:
-            return _newest_of_the_largest(good)
-    return max(current, key=lambda one: one.tokens_per_s)
+    newest_year = max(choice.year for choice in fitting)
+    current = [choice for choice in fitting if choice.year == newest_year]
+    on_gpus = [choice for choice in current if choice.is_on_gpus]
+    if on_gpus:
+        return _newest_of_the_largest(on_gpus)
+    quick = [choice for choice in current if choice.is_quick]
+    if quick:
+        return _newest_of_the_largest(quick)
+    return max(current, key=lambda choice: choice.tokens_per_s)
 
 
-def _newest_of_the_largest(found: Sequence[Recommendation]) -> Recommendation:
-    sizes = [one.state.size_bytes or 0 for one in found]
-    least = _NEARLY * max(sizes)
-    largest = [one for one, size in zip(found, sizes, strict=True) if size >= least]
-    return max(largest, key=lambda one: one.state.preset.released)
+def _fitting(
+    states: Iterable[PresetState], free: MemoryRoom, bytes_per_s: float | None
+) -> Iterator[Recommendation]:
+    """The presets that may be recommended and fit."""
+    for state in states:
+        target_bytes = _target_bytes(state)
+        if not target_bytes or state.size_bytes is None:
+            continue
+        if fits_by_size(state.size_bytes, free):
+            yield Recommendation(
+                state=state,
+                token_bytes=round(target_bytes * state.preset.active_share),
+                is_on_gpus=fits_on_gpus(state.size_bytes, free),
+                bytes_per_s=bytes_per_s,
+            )
+
+
+def _newest_of_the_largest(choices: Sequence[Recommendation]) -> Recommendation:
+    def size_bytes(choice: Recommendation) -> int:
+        return choice.state.size_bytes or 0
+
+    least_bytes = _NEARLY * max(map(size_bytes, choices))
+    largest = [choice for choice in choices if size_bytes(choice) >= least_bytes]
+    return max(largest, key=lambda choice: choice.state.preset.released)
 
 
 def _target_bytes(state: PresetState) -> int | None:
-    """The size of a target that answers and whose release is known; None for other presets."""
+    """The size of a preset's target, in bytes.
+
+    None for a preset that is not to be recommended: for vectors, of no known release, or a
+    variant.
+    """
     preset = state.preset
     if preset.embeds or not preset.released or "@" in preset.name:
         return None
@@ -115,39 +128,49 @@ def _target_bytes(state: PresetState) -> int | None:
 
 
 def measured_bytes_per_s(targets: Sequence[Path], free: MemoryRoom) -> float | None:
-    """The bytes of weights that a dense model's steps have read a second, from main memory.
+    """The bytes of weights that a dense model's steps read from main memory in a second.
 
     The largest model whose costs were kept counts. None if there is none, or if a GPU with
     memory of its own may have held its weights.
 
     Args:
-        targets: models on this machine.
-        free: its memory.
+        targets: Models on this machine.
+        free: The memory of this machine.
     """
     if not all(map(is_in_main_memory, free.gpus)):
         return None
-    steps = {
-        identity[0].partition(" ·")[0]: _step_s(learned)
-        for _, identity, learned in reversed([*kept_profiles()])
-    }
-    large = sorted(
-        ((path.stat().st_size, path) for path in targets if path.is_file()), reverse=True
-    )
-    for size_bytes, path in large[: _MOST_LOOKED_AT if steps else 0]:
+    steps_s = _steps_s()
+    if not steps_s:
+        return None
+    files = [path for path in targets if path.is_file()]
+    by_size = sorted([(path.stat().st_size, path) for path in files], reverse=True)
+    for size_bytes, path in by_size[:_MOST_LOOKED_AT]:
         if size_bytes < _LARGE_BYTES:
             break
         try:
             header = check_model_file(path)
         except ModelFileError:
             continue
-        step_s = steps.get(FileContent(header).digest() or "")
+        step_s = steps_s.get(FileContent(header).digest() or "")
         if step_s and not has_experts(header):
             return _read_bytes(header) / step_s
     return None
 
 
+def _steps_s() -> dict[str, float | None]:
+    """Seconds of the steps of each target that was measured, by the content of its file.
+
+    Of several profiles of a target the latest counts, which `kept_profiles` yields first.
+    """
+    steps_s: dict[str, float | None] = {}
+    for _, identity, learned in kept_profiles():
+        content = identity[0].partition(" ·")[0]
+        steps_s.setdefault(content, _step_s(learned))
+    return steps_s
+
+
 def _step_s(learned: dict[str, object]) -> float | None:
-    """Seconds of the fastest target-only steps, as a profile has them; None if it has none."""
+    """Seconds of the fastest target-only steps of a profile; None if it has none."""
     fastest = learned.get("threads")
     if not isinstance(fastest, dict) or not fastest.get("1"):
         return None
@@ -155,8 +178,9 @@ def _step_s(learned: dict[str, object]) -> float | None:
 
 
 def _read_bytes(header: Header) -> int:
-    """The weights that a step reads: of the embeddings it reads a row, unless they are the
-    output layer.
+    """The weights that a step reads, in bytes.
+
+    Of the embeddings a step reads one row, unless they are the output layer, too.
     """
     tensors = header.by_name()
     if "output.weight" in tensors and "token_embd.weight" in tensors:
