@@ -110,21 +110,22 @@ class ModelFacts:
     """The weights that the file stores."""
 
     num_output_weights: int
-    """Of these, the output layer; 0 if the file has none beside the embeddings.
+    """The weights of the output layer among these; 0 if the embeddings are the output layer.
 
-    In some files it repeats the embeddings, and then there are fewer parameters than weights.
+    In some files the output layer repeats the embeddings. Then the model has fewer parameters
+    than the file has weights.
     """
 
     num_layers: int
     width: int
     num_heads: int
     num_kv_heads: int
-    """The most of any layer."""
+    """The largest number of any layer."""
 
     vocab_size: int
     trained_context: int
     sliding_window: int
-    """Tokens, 0 if every layer sees all of them."""
+    """In tokens; 0 if every layer sees all of them."""
 
     can_roll_back: bool
     type_bytes: dict[str, int]
@@ -134,10 +135,11 @@ class ModelFacts:
     """Settings for exact decodes, see docs/lossless.md."""
 
     exactness: Exactness | None
-    """Found with them on this machine."""
+    """The decodes that were found exact with these settings on this machine; None if none are
+    known to be."""
 
     has_tools: bool
-    """Whether its template has tools, and a form of calls that is known."""
+    """Whether its template has tools, in a form of calls that is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,30 +151,30 @@ class HeadReport:
 
     is_here: bool
     is_apart: bool
-    """Whether that file has nothing else."""
+    """Whether the head has a file of its own, apart from the target's."""
 
     description: str
-    """The kind of head, empty if the file does not have one."""
+    """The kind of head; empty if the file has no head."""
 
     size_bytes: int
     """Bytes of its weights."""
 
     why_not: str
-    """Why it cannot draft for the target, empty if it can."""
+    """Why it cannot draft for the target; empty if it can."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdapterReport:
-    """A LoRA adapter of the target; what drafts keeps its own weights."""
+    """A LoRA adapter of the target. A draft or a head keeps its own weights."""
 
     name: str
     """The name of its file."""
 
     scale: float
-    """What its weights are multiplied with."""
+    """The factor of its weights."""
 
     num_weights: int
-    """The matrices of the target that it changes."""
+    """The number of the target's matrices that it changes."""
 
     size_bytes: int
     """The size of its file."""
@@ -185,21 +187,21 @@ class ProjectorReport:
     name: str
     is_here: bool
     misfit: str
-    """Why it cannot be the target's, or empty."""
+    """Why it cannot be the target's projector; empty if it can."""
 
     is_named: bool
-    """Whether it was asked for; else `load` leaves out a projector with a misfit."""
+    """Whether the caller named it. If not, `load` leaves out a projector with a misfit."""
 
     kind: str = ""
-    """llama.cpp's name for it."""
+    """llama.cpp's name for its kind; empty for a damaged file."""
 
     size_bytes: int = 0
-    """Bytes of its file; empty and 0 for a damaged file."""
+    """Bytes of its file; 0 for a damaged file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedGain:
-    """The best number of draft tokens at an acceptance rate, and the speed-up over plain."""
+    """The best number of draft tokens at an acceptance rate, and its speed-up over plain."""
 
     acceptance: float
     num_draft_tokens: int
@@ -217,13 +219,13 @@ class Explanation:
     projector: ProjectorReport | None
     adapters: tuple[AdapterReport, ...]
     vocabulary: SharedVocabulary | None
-    """What target and draft share."""
+    """What target and draft share; None without a draft, or if they are not a pair."""
 
     misfit: str
-    """Why they are not a pair."""
+    """Why target and draft are not a pair; empty if they are."""
 
     size_warning: str
-    """Why the draft is too large to pay, in a sentence, or empty."""
+    """Why the draft is too large to pay, in a sentence; empty if it is not."""
 
     device: str
     """Where the target is computed, and what was measured of other devices, in a sentence."""
@@ -241,22 +243,23 @@ class Explanation:
     """How many answers run at once."""
 
     gains: tuple[ExpectedGain, ...] | None
-    """None if costs of decoding were not measured here."""
+    """Gains at several acceptance rates; None if costs of decoding were not measured here."""
 
     break_even: float | None
-    """The lowest acceptance rate that pays, None if none does."""
+    """The lowest acceptance rate that pays; None if none does, or costs were not measured."""
 
     variants: dict[str, str]
-    """Other presets of the same models."""
+    """The descriptions of other presets of the same models, by name."""
 
     smaller: str | None
-    """A preset that fits, if this pair does not."""
+    """The name of a preset that fits, if this pair does not."""
 
     draft_here: Path | None
-    """A model on this machine that could draft, if nothing was named that drafts."""
+    """A model on this machine that could draft, if neither a draft nor a head was named."""
 
     draft_to_measure: Path | None
-    """In its place, one with the target's tokenizer, by its size too large to pay."""
+    """If there is no `draft_here`: a model on this machine with the target's tokenizer that is
+    probably too large to pay."""
 
     why_no_draft: str
     """Why there is no `draft_here`, in words; empty if there is, or none was looked for."""
@@ -269,10 +272,13 @@ class Explanation:
     @property
     def is_pair(self) -> bool:
         """Whether the models can be loaded together, or there is only a target."""
-        seen = self.projector
-        is_blind = seen is not None and seen.is_named and seen.misfit
-        no_head = self.head and self.head.is_apart and self.head.why_not
-        return not (self.misfit or no_head or is_blind)
+        projector = self.projector
+        if projector is not None and projector.is_named and projector.misfit:
+            return False
+        head = self.head
+        if head is not None and head.is_apart and head.why_not:
+            return False
+        return not self.misfit
 
     @property
     def can_draft(self) -> bool:
@@ -308,14 +314,15 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
     found or read, OptionError for numbers that `load` refuses, and RpcError.
 
     Args:
-        context_length: tokens.
+        context_length: In tokens.
         num_gpu_layers: The layers of each model on GPUs.
-        device: The device, as for `load`
-        measure: Measure the devices of a target that is here again.
+        device: The device, as for `load`.
+        measure: Measure the devices again, with a target that is on this machine.
         rpc: RPC servers for the target, which are asked for their devices.
-        adapters: The target's adapters (the preset's).
+        adapters: The target's adapters. By default those of the preset.
         tensor_split: The target's shares of the devices.
-        parallel, kept_bytes: Answers at once, and memory for caches (defaults: as for `load`).
+        parallel, kept_bytes: The number of answers at once, and the memory for caches. The
+            defaults are those of `load`.
     """
     asked = LlamaOptions(
         context_length=context_length, num_gpu_layers=num_gpu_layers, device=device
@@ -324,30 +331,31 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
         preset, {"target": target, "draft": draft, "head": head, "mmproj": mmproj}
     )
     found, projector, projector_header = _found(chosen, names, is_blind=mmproj == NO_PROJECTOR)
+    target_header = found["target"].header
     vocabulary = None
     misfit = ""
     too_large = ""
     if "draft" in found:
-        headers = found["target"].header, found["draft"].header
-        too_large = size_warning(*headers)
-        try:
-            vocabulary = compare_vocabularies(*headers)
-        except PairError as error:
-            misfit = str(error)
+        draft_header = found["draft"].header
+        too_large = size_warning(target_header, draft_header)
+        vocabulary, misfit = _shared_vocabulary(target_header, draft_header)
     asked = replace(asked, rpc=common_servers(rpc, chosen), tensor_split=tuple(tensor_split))
     free = free_memory(asked.rpc)
     own_adapters = _adapters(found["target"], adapters, chosen)
-    asked_alone = replace(asked, context_length=None)
-    wanted = _wanted(found, asked_alone, projector_header, own_adapters)
-    usual_length = None if chosen is None else chosen.context_length
-    length = target_context_length(found["target"].header, context_length or usual_length)
+    any_context = replace(asked, context_length=None)
+    wanted = _wanted(found, any_context, projector_header, own_adapters)
+    description = ""
+    usual_length = None
+    if chosen is not None:
+        description = chosen.description
+        usual_length = chosen.context_length
+    length = target_context_length(target_header, context_length or usual_length)
     check_parallel(parallel)
     if asked.device is not None:
         require_device(asked.device, free.gpus)
     if measure and not found["target"].is_here:
-        name = found["target"].header.path.name
         raise OptionError(
-            f"{name} is not on this machine, and cannot be measured",
+            f"{target_header.path.name} is not on this machine, and cannot be measured",
             "Download it first, or leave measure out.",
         )
 
@@ -363,17 +371,27 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
         num_bytes=plan.reserved_bytes,
         kept_bytes=kept_bytes - plan.reserved_bytes,
     )
-    smaller = fitting_preset(free) if free.shortages(memory) else None
+    smaller = _smaller_preset(free, memory)
     head_report = _head_report(found, memory, asked)
-    here = DraftChoice(None, "")
-    if len(found) == 1:
-        here = draft_here(found["target"].header)
+    draft_choice = _draft_choice(found)
+    usable_draft = draft_choice.path
+    draft_to_measure = None
+    if draft_choice.why_not:
+        usable_draft = None
+        draft_to_measure = draft_choice.path
     costs = _measured_costs(found, head_report, own_adapters)
     has_room = memory.models[0].num_snapshots > 0
+    target_facts = _facts(found["target"], own_adapters, has_room=has_room)
+    draft_facts = None
+    if "draft" in found:
+        draft_facts = _facts(found["draft"])
+    gpu_layers = None
+    if free.gpus:
+        gpu_layers = most_gpu_layers(wanted, length, free)
     return Explanation(
-        description="" if chosen is None else chosen.description,
-        target=_facts(found["target"], own_adapters, has_room=has_room),
-        draft=_facts(found["draft"]) if "draft" in found else None,
+        description=description,
+        target=target_facts,
+        draft=draft_facts,
         head=head_report,
         projector=projector,
         adapters=tuple(map(_adapter_report, own_adapters)),
@@ -384,45 +402,49 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
         memory=memory,
         room=free,
         largest_context=largest_context(wanted, free),
-        gpu_layers=most_gpu_layers(wanted, length, free) if free.gpus else None,
+        gpu_layers=gpu_layers,
         at_once=at_once,
-        gains=None if costs is None else tuple(_gain(costs, each) for each in _ACCEPTANCES),
-        break_even=None
-        if costs is None
-        else break_even_acceptance(costs, len(costs.steps) - 2),
-        variants={} if chosen is None else _variants(chosen),
-        smaller=None if smaller is None else smaller.name,
-        draft_here=None if here.why_not else here.path,
-        draft_to_measure=here.path if here.why_not else None,
-        why_no_draft=here.why_not,
+        gains=_gains(costs),
+        break_even=_break_even(costs),
+        variants=_variants(chosen),
+        smaller=smaller,
+        draft_here=usable_draft,
+        draft_to_measure=draft_to_measure,
+        why_no_draft=draft_choice.why_not,
     )
 
 
 def _found(
     chosen: Preset | None, names: dict[Role, _Name], *, is_blind: bool
 ) -> tuple[dict[Role, FoundHeader], ProjectorReport | None, Header | None]:
-    """Each model's header; the projector's report and header.
+    """The header of each model, and the projector's report and header.
 
     Args:
-        chosen: the preset, from `resolve_pair`.
-        names: the models that are named, from there, too.
-        is_blind: whether the projector is to be left out.
+        chosen: The preset, from `resolve_pair`.
+        names: The models that were named, from `resolve_pair`, too.
+        is_blind: Whether the projector is to be left out.
 
     Raises:
         ModelFileError: the target is a head.
     """
-    models = {} if chosen is None else used_models(chosen)
-    models |= {role: find_model(name, role) for role, name in names.items()}
+    models: dict[Role, PresetModel] = {}
+    if chosen is not None:
+        models = used_models(chosen)
+    for role, name in names.items():
+        models[role] = find_model(name, role)
     projector = models.pop("mmproj", None)
     found = read_model_headers(models)
-    one = found["target"]
-    check_target(one.header)
-    if projector is None and not is_blind and one.is_here:
-        path = projector_beside(one.header)
-        projector = None if path is None else LocalModel(path=path)
+    target = found["target"]
+    check_target(target.header)
+    if projector is None and not is_blind and target.is_here:
+        path = projector_beside(target.header)
+        if path is not None:
+            projector = LocalModel(path=path)
     if projector is None or is_blind:
         return found, None, None
-    return found, *_found_projector(one, projector, is_named="mmproj" in names)
+    is_named = "mmproj" in names
+    report, header = _found_projector(target, projector, is_named=is_named)
+    return found, report, header
 
 
 def _found_projector(
@@ -455,17 +477,28 @@ def _found_projector(
         misfit=misfit,
         is_named=is_named,
     )
-    return report, None if misfit else found.header
+    if misfit:
+        return report, None
+    return report, found.header
+
+
+def _shared_vocabulary(target: Header, draft: Header) -> tuple[SharedVocabulary | None, str]:
+    """What two models share, or None and why they are not a pair."""
+    try:
+        return compare_vocabularies(target, draft), ""
+    except PairError as error:
+        return None, str(error)
 
 
 def _adapters(
     target: FoundHeader, given: Sequence[AnyAdapter] | None, chosen: Preset | None
 ) -> tuple[AdapterFile, ...]:
     """The adapters that are given, or else the preset's. Raises as `found_adapters`."""
-    wanted = () if chosen is None else chosen.adapters
     if given is not None:
-        wanted = checked_adapters(given)
-    return found_adapters(wanted, target.header)
+        return found_adapters(checked_adapters(given), target.header)
+    if chosen is not None:
+        return found_adapters(chosen.adapters, target.header)
+    return ()
 
 
 def _adapter_report(adapter: AdapterFile) -> AdapterReport:
@@ -480,15 +513,26 @@ def _wanted(
     projector: Header | None,
     adapters: Sequence[AdapterFile],
 ) -> list[Planned]:
-    """The models with their options. asked, adapters: the target's."""
+    """The models with their options, the target first.
+
+    Args:
+        asked: The target's options.
+        projector: Its header, if the projector is used.
+        adapters: The target's adapters.
+    """
     if "head" in found or asked.rpc:  # a head in the target's file would be on the servers
         asked = replace(asked, with_head=False)
-    here = replace(asked, rpc=(), tensor_split=()) if asked.rpc else asked
-    wanted = [
-        Planned(one.header, asked if role == "target" else here, role)
-        for role, one in found.items()
-    ]
-    wanted[0] = wanted[0]._replace(adapters=tuple(one.header for one in adapters))
+    asked_of_others = asked
+    if asked.rpc:  # the other models stay on this machine
+        asked_of_others = replace(asked, rpc=(), tensor_split=())
+    wanted = []
+    for role, model in found.items():
+        options = asked_of_others
+        if role == "target":
+            options = asked
+        wanted.append(Planned(model.header, options, role))
+    adapter_headers = tuple(adapter.header for adapter in adapters)
+    wanted[0] = wanted[0]._replace(adapters=adapter_headers)
     if projector is not None:
         wanted.append(Planned(projector, role="mmproj"))
     return wanted
@@ -497,39 +541,78 @@ def _wanted(
 def _head_report(
     found: dict[Role, FoundHeader], memory: PairMemory, asked: LlamaOptions
 ) -> HeadReport | None:
-    """The head in a file of its own, or else in the target's. asked: the target's options."""
+    """The report on the head in a file of its own, or else in the target's file.
+
+    Args:
+        memory: The plan's.
+        asked: The target's options.
+    """
     target = found["target"]
-    own = found.get("head")
-    one = own or target
-    facts = head_facts(one.header)
-    if own is not None:
-        why_not = head_misfit(target.header, own.header)
-    elif facts is None:
+    if "head" in found:
+        return _own_head_report(target, found["head"])
+    facts = head_facts(target.header)
+    if facts is None:
         return None
-    else:
-        why_not = facts.why_not
-        if asked.rpc:
-            why_not = why_not or 'it would be on the servers, where proposer="head" uses it'
-        elif not memory.models[0].with_head:
-            why_not = why_not or "there is no memory for it"
+    why_not = facts.why_not
+    if not why_not and asked.rpc:
+        why_not = 'it would be on the servers, where proposer="head" uses it'
+    elif not why_not and not memory.models[0].with_head:
+        why_not = "there is no memory for it"
     return HeadReport(
-        name=one.header.path.name,
-        is_here=one.is_here,
-        is_apart=own is not None,
-        description="" if facts is None else facts.description,
-        size_bytes=0 if facts is None else facts.num_bytes if own is None else own.size_bytes,
+        name=target.header.path.name,
+        is_here=target.is_here,
+        is_apart=False,
+        description=facts.description,
+        size_bytes=facts.num_bytes,
         why_not=why_not,
     )
 
 
-def _variants(chosen: Preset) -> dict[str, str]:
+def _own_head_report(target: FoundHeader, head: FoundHeader) -> HeadReport:
+    """The report on a head in a file of its own."""
+    description = ""
+    size_bytes = 0
+    facts = head_facts(head.header)
+    if facts is not None:
+        description = facts.description
+        size_bytes = head.size_bytes
+    return HeadReport(
+        name=head.header.path.name,
+        is_here=head.is_here,
+        is_apart=True,
+        description=description,
+        size_bytes=size_bytes,
+        why_not=head_misfit(target.header, head.header),
+    )
+
+
+def _draft_choice(found: dict[Role, FoundHeader]) -> DraftChoice:
+    """A draft on this machine for a target that comes alone."""
+    if len(found) == 1:
+        return draft_here(found["target"].header)
+    return DraftChoice(None, "")
+
+
+def _smaller_preset(free: MemoryRoom, memory: PairMemory) -> str | None:
+    """The name of a preset that fits, if the memory that a pair needs is not free."""
+    if not free.shortages(memory):
+        return None
+    preset = fitting_preset(free)
+    if preset is None:
+        return None
+    return preset.name
+
+
+def _variants(chosen: Preset | None) -> dict[str, str]:
     """Presets of the same models in other quantisations, with their descriptions."""
+    if chosen is None:
+        return {}
     stem = chosen.name.partition("@")[0]
-    return {
-        name: preset.description
-        for name, preset in load_presets().items()
-        if name.partition("@")[0] == stem and name != chosen.name
-    }
+    variants = {}
+    for name, preset in load_presets().items():
+        if name.partition("@")[0] == stem and name != chosen.name:
+            variants[name] = preset.description
+    return variants
 
 
 _TEMPLATES = ("tokenizer.chat_template", "tokenizer.chat_template.tool_use")
@@ -538,10 +621,21 @@ _TEMPLATES = ("tokenizer.chat_template", "tokenizer.chat_template.tool_use")
 def _facts(
     found: FoundHeader, adapters: Sequence[AdapterFile] = (), *, has_room: bool = True
 ) -> ModelFacts:
-    """has_room: whether there is memory for a hybrid's snapshots."""
+    """The facts about a model.
+
+    Args:
+        has_room: Whether there is memory for a hybrid's snapshots.
+    """
     header = found.header
     shape = ModelShape(found.header)
+    num_output_weights = 0
     output = header.by_name().get("output.weight")
+    if output is not None:
+        num_output_weights = math.prod(output.shape)
+    exactness = None
+    if found.is_here:
+        exactness = _found_exactness(header, adapters)
+    templates = [str(header.metadata.get(key, "")) for key in _TEMPLATES]
     type_bytes: Counter[str] = Counter()
     for tensor in header.tensors:
         type_bytes[type_name(tensor.kind)] += tensor.size_bytes
@@ -552,7 +646,7 @@ def _facts(
         architecture=header.architecture,
         size_label=header.size_label,
         num_weights=header.num_weights,
-        num_output_weights=0 if output is None else math.prod(output.shape),
+        num_output_weights=num_output_weights,
         num_layers=shape.num_layers,
         width=shape.width,
         num_heads=shape.num_heads,
@@ -563,8 +657,8 @@ def _facts(
         can_roll_back=shape.can_roll_back and (has_room or not shape.has_snapshots),
         type_bytes=dict(type_bytes.most_common()),
         exact_settings=_exact_settings(header),
-        exactness=_found_exactness(header, adapters) if found.is_here else None,
-        has_tools=any(takes_tools(str(header.metadata.get(key, ""))) for key in _TEMPLATES),
+        exactness=exactness,
+        has_tools=any(map(takes_tools, templates)),
     )
 
 
@@ -573,23 +667,26 @@ def _measured_costs(
 ) -> Curve | None:
     """The costs of decoding with the head, or else the draft, in target-only steps.
 
-    None if these files never ran here, or too little.
+    None if these files never ran here, or ran too little.
     """
-    if not all(one.is_here for one in found.values()):
+    if not all(model.is_here for model in found.values()):
         return None
-    headers = [one.header for one in found.values()]
-    kind = ProposerKind.DRAFT if head is None or head.why_not else ProposerKind.HEAD
-    if kind is ProposerKind.HEAD and "head" not in found:  # in the target's file
-        headers.append(found["target"].header)
-    contents = [content for header in headers if (content := FileContent(header).digest())]
+    headers = [model.header for model in found.values()]
+    kind = ProposerKind.DRAFT
+    if head is not None and not head.why_not:
+        kind = ProposerKind.HEAD
+        if not head.is_apart:
+            headers.append(found["target"].header)
+    digests = [FileContent(header).digest() for header in headers]
+    contents = [digest for digest in digests if digest is not None]
     words = _adapted(adapters, [adapter.scale for adapter in adapters])
-    if len(contents) < len(headers) or words is None:
+    if len(contents) < len(digests) or words is None:
         return None
     learned = latest_learned(contents, words)
     if learned is None:
         return None
     try:
-        # The costs of a quiet machine; a key is a number of threads and a length.
+        # Take the costs of a quiet machine. A key is a number of threads and a length.
         num_threads = max(int(key.split()[0]) for key in learned["costs"])
         policy = AdaptiveDraftPolicy({kind: 0.0}, num_threads)
         policy.restore(learned)
@@ -599,10 +696,26 @@ def _measured_costs(
     draft_share = policy.costs.token(kind)
     if not sizes or draft_share == 0.0:
         return None
-    own = head_facts(found["head"].header) if "head" in found else None
-    drafts_blocks = own is not None and own.block is not None
+    drafts_blocks = False
+    if "head" in found:
+        facts = head_facts(found["head"].header)
+        drafts_blocks = facts is not None and facts.block is not None
     ratios = policy.costs.ratios()[: max(sizes) + 1]
     return Curve(tuple(ratios), draft_share, drafts_blocks)
+
+
+def _break_even(costs: Curve | None) -> float | None:
+    """The lowest acceptance rate that pays; None if none does, or for unknown costs."""
+    if costs is None:
+        return None
+    return break_even_acceptance(costs, len(costs.steps) - 2)
+
+
+def _gains(costs: Curve | None) -> tuple[ExpectedGain, ...] | None:
+    """The expected gains at several acceptance rates; None for unknown costs."""
+    if costs is None:
+        return None
+    return tuple(_gain(costs, acceptance) for acceptance in _ACCEPTANCES)
 
 
 def _gain(costs: Curve, acceptance: float) -> ExpectedGain:
@@ -614,36 +727,49 @@ def _gain(costs: Curve, acceptance: float) -> ExpectedGain:
 
 def _exact_settings(header: Header) -> tuple[str, ...]:
     """The settings, in words, with which a file is opened for exact decodes."""
-    chosen = suited(LlamaOptions(exact=True), header, DEFAULT_CONTEXT_LENGTH)
-    return (
-        "no flash attention" if chosen.flash_attention == "off" else "flash attention",
-        *([f"{chosen.cache_type_k} keys"] if chosen.cache_type_k else []),
-        *(["weights that are not repacked"] if chosen.repack is False else []),
-        *(["no tiled kernels"] if chosen.cache_type_k and are_tiled(header) else []),
-    )
+    options = suited(LlamaOptions(exact=True), header, DEFAULT_CONTEXT_LENGTH)
+    settings = []
+    if options.flash_attention == "off":
+        settings.append("no flash attention")
+    else:
+        settings.append("flash attention")
+    if options.cache_type_k:
+        settings.append(f"{options.cache_type_k} keys")
+    if options.repack is False:
+        settings.append("weights that are not repacked")
+    if options.cache_type_k and are_tiled(header):
+        settings.append("no tiled kernels")
+    return tuple(settings)
 
 
 def _adapted(adapters: Sequence[AdapterFile], scales: Sequence[float]) -> str | None:
-    """The adapters in an identity; None if the file of one is not here."""
+    """The adapters as words of an identity; None if an adapter's file is not here."""
     try:
-        found = [FileContent(adapter.header).digest() for adapter in adapters]
+        digests = [FileContent(adapter.header).digest() for adapter in adapters]
     except OSError:
         return None
-    contents = [content for content in found if content is not None]
-    if len(contents) == len(found):
-        return adapted(contents, scales)
-    return None
+    contents = [digest for digest in digests if digest is not None]
+    if len(contents) < len(digests):
+        return None
+    return adapted(contents, scales)
 
 
 def _found_exactness(header: Header, adapters: Sequence[AdapterFile]) -> Exactness | None:
-    """The probe's result for a file with exact settings here, if that is known to be exact."""
+    """The probe's result for a file with exact settings here; None if nothing is known exact."""
     from localspec.llama.library import kernels  # loads libllama
 
-    kept = [(one, found) for _, one, found in kept_profiles() if is_of_exactness(one)]
-    content = FileContent(header).digest() if kept else ""
+    profiles = []
+    for _, identity, learned in kept_profiles():
+        if is_of_exactness(identity):
+            profiles.append((identity, learned))
+    if not profiles:
+        return None
+    content = FileContent(header).digest()
     words = _adapted(adapters, [USUAL_SCALE] * len(adapters))
-    for (model, _setting), found in kept:
+    if words is None:
+        return None
+    for (model, _setting), learned in profiles:
         is_here = model.startswith(f"{content} ·") and model.endswith(f" · {kernels()}")
-        if is_here and words is not None and is_adapted(model, words):
-            return Exactness.saved(found)
+        if is_here and is_adapted(model, words):
+            return Exactness.saved(learned)
     return None
