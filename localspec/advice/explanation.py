@@ -755,7 +755,7 @@ def _adapted(adapters: Sequence[AdapterFile], scales: Sequence[float]) -> str | 
 
 
 def _found_exactness(header: Header, adapters: Sequence[AdapterFile]) -> Exactness | None:
-    """The probe's result for a file with exact settings here; None if nothing is known exact."""
+    """The probe's result for a file with exact settings here; None if none is known."""
     from localspec.llama.library import kernels  # loads libllama
 
     profiles = []

@@ -1,4 +1,4 @@
-"""What a command found out, as text for people or as one JSON object for programs."""
+"""The results of a command, as text for people or as one JSON object for programs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class FactSheet:
     """Facts under titles, problems with their remedies, and the values for --json."""
 
     facts: list[tuple[str, list[str]]] = field(default_factory=list)
-    """Titles, each with its lines. A title without lines is not shown."""
+    """Titles with their lines. A title without lines is not shown."""
 
     problems: list[Problem] = field(default_factory=list)
 

@@ -54,21 +54,25 @@ class HubCacheState:
     free_bytes: int
     is_writable: bool
     unfinished: dict[Path, int]
-    """Files that a download left behind, with their bytes."""
+    """Files of downloads that were not completed, with their sizes in bytes."""
 
 
 def inspect_installation(rpc: Sequence[str]) -> FactSheet:
     """Look at everything once. Only RPC servers are contacted: these, and those of presets.
 
     Args:
-        rpc: Checked addresses.
+        rpc: Addresses of RPC servers, which were checked.
     """
     from localspec.llama.library import amx_verdict, devices, system_info  # loads libllama
     from localspec.llama.loaded import library
 
-    of_presets = [address for one in load_presets().values() for address in one.rpc]
-    servers, rpc_faults = _ask(tuple(dict.fromkeys((*rpc, *of_presets))))
-    all_devices = [*devices(), *(device for server in servers for device in server.devices)]
+    addresses = list(rpc)
+    for preset in load_presets().values():
+        addresses += preset.rpc
+    servers, rpc_faults = _ask(tuple(dict.fromkeys(addresses)))
+    all_devices = list(devices())
+    for server in servers:
+        all_devices += server.devices
     gpus = usable_gpus(all_devices)
 
     sheet = FactSheet()
@@ -85,8 +89,10 @@ def inspect_installation(rpc: Sequence[str]) -> FactSheet:
     add_stale_builds(sheet, _stale_builds())
     add_heads(sheet)
     add_devices(sheet, all_devices, driver_fault(devices(), load_libraries=True))
-    reason = "" if usable_gpus(devices()) else unused_gpu((), None)
-    add_unused_gpu(sheet, reason, library.origin)
+    unused_reason = ""
+    if not usable_gpus(devices()):
+        unused_reason = unused_gpu((), None)
+    add_unused_gpu(sheet, unused_reason, library.origin)
     sheet.values["rpc_faults"] = rpc_faults
     for fault in rpc_faults:
         sheet.add_problem(*fault)
@@ -129,12 +135,12 @@ def add_build(
     """Add the libllama that is used, and the features of the processor that it does not use.
 
     Args:
-        library: Where it is from.
+        library: Where libllama is from.
         build: Its own description.
-        amx_verdict: What a trial of its AMX kernels found.
+        amx_verdict: The result of a trial of its AMX kernels.
         processor_flags: The processor's features, as the system names them; empty if they are
             not known.
-        has_gpus: Whether it can compute on a GPU.
+        has_gpus: Whether libllama can compute on a GPU.
     """
     sheet.add(
         "llama.cpp",
@@ -144,13 +150,12 @@ def add_build(
         amx_verdict=amx_verdict,
         processor_flags=processor_flags,
     )
-    missing = [
-        name
-        for name, flag in _FEATURES.items()
-        if flag in processor_flags and f"{name} = 1" not in build
-    ]
+    missing = []
+    for name, flag in _FEATURES.items():
+        if flag in processor_flags and f"{name} = 1" not in build:
+            missing.append(name)
     if amx_verdict is not AmxTrial.ABSENT and "AMX_INT8" in missing:
-        missing.remove("AMX_INT8")  # it has them, and they are left out: see below
+        missing.remove("AMX_INT8")  # the build has AMX kernels that are left out: see below
     if missing:
         remedy = "Compile libllama for this processor: localspec kernels"
         if has_gpus:
@@ -186,7 +191,7 @@ def _reinstallation() -> str:
 
 
 def _processor_flags() -> frozenset[str]:
-    """Linux's names (avx2, avx512f); empty on other systems."""
+    """The processor's features by Linux's names (avx2, avx512f); empty on other systems."""
     if sys.platform.startswith("linux"):
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             name, _, values = line.partition(":")
@@ -196,7 +201,11 @@ def _processor_flags() -> frozenset[str]:
 
 
 def add_stale_builds(sheet: FactSheet, stale_builds: dict[Path, str]) -> None:
-    """Add why each libllama that was compiled here is not used, by its folder."""
+    """Add each libllama that was compiled here and is not used.
+
+    Args:
+        stale_builds: The reason why it is not used, by its folder.
+    """
     sheet.values["stale_builds"] = stale_builds
     for folder, reason in stale_builds.items():
         sheet.add_problem(
@@ -206,7 +215,8 @@ def add_stale_builds(sheet: FactSheet, stale_builds: dict[Path, str]) -> None:
 
 
 def _stale_builds() -> dict[Path, str]:
-    if "LLAMA_CPP_LIB_PATH" in os.environ:  # none is used, and none is stale for that
+    """The reason why a libllama that was compiled here is not used, by its folder."""
+    if "LLAMA_CPP_LIB_PATH" in os.environ:  # no such build is used then, which is no fault
         return {}
     installed = installed_library().origin
     stale = {}
@@ -236,7 +246,8 @@ def add_devices(sheet: FactSheet, devices: Sequence[Device], driver_fault: str) 
     """Add the devices, those of RPC servers included.
 
     Args:
-        driver_fault: A driver or a device that should be there and is not, in words, or "".
+        driver_fault: In words, a driver or a device that should be there and is not; empty if
+            none is missing.
     """
     for device in devices:
         words = f"{device.name}: {device.description}, {device.kind}"
@@ -256,7 +267,7 @@ def add_unused_gpu(sheet: FactSheet, reason: str, library: str) -> None:
     """Add a GPU that libllama cannot compute on.
 
     Args:
-        reason: Which GPU, and why not, or "".
+        reason: Which GPU, and why libllama cannot use it; empty if there is no such GPU.
         library: Where libllama is from.
     """
     sheet.values["unused_gpu"] = reason
@@ -271,7 +282,7 @@ def add_unused_gpu(sheet: FactSheet, reason: str, library: str) -> None:
 
 
 def _ask(addresses: tuple[str, ...]) -> tuple[list[RpcServer], list[tuple[str, str]]]:
-    """The RPC servers that answer, and message and hint of every fault."""
+    """The RPC servers that answer, and the message and the hint of every fault."""
     from localspec.llama.rpc_backend import server_fault  # loads libllama
 
     found = []
@@ -288,13 +299,16 @@ def _ask(addresses: tuple[str, ...]) -> tuple[list[RpcServer], list[tuple[str, s
 
 
 def add_cores(sheet: FactSheet, cores: Cores) -> None:
-    """Add the number of cores that a model uses, and the reasons against the others."""
-    others = {
+    """Add the number of cores that a model uses, and why it does not use the others."""
+    unused = {
         "excluded core": cores.logical - cores.allowed,  # not open to this process
         "efficiency core": cores.efficiency,
         "hyperthread": cores.hyperthreads,
     }
-    reasons = [counted(number, what) for what, number in others.items() if number]
+    reasons = []
+    for what, number in unused.items():
+        if number:
+            reasons.append(counted(number, what))
     if cores.is_bound_by_quota:
         reasons.append(f"the container's quota is {cores.quota:g}")
     words = f"{cores.usable} of {counted(cores.logical, 'core')}"
@@ -302,9 +316,11 @@ def add_cores(sheet: FactSheet, cores: Cores) -> None:
         words += f"; not used: {', '.join(reasons)}"
     sheet.add("Cores", words, cores=cores)
     if cores.allowed < cores.logical or cores.is_bound_by_quota:
-        given = cores.usable if cores.is_bound_by_quota else cores.allowed
+        num_open = cores.allowed
+        if cores.is_bound_by_quota:
+            num_open = cores.usable
         sheet.add_problem(
-            f"this process may use {given} of {cores.logical} cores",
+            f"this process may use {num_open} of {cores.logical} cores",
             "If you did not intend that, check taskset or the limits of the container.",
         )
 
@@ -333,7 +349,7 @@ def _free_of(free_bytes: int, total_bytes: int) -> str:
 
 
 def add_cache(sheet: FactSheet, cache: HubCacheState, *, is_offline: bool) -> None:
-    """Add the hub's cache, and what keeps downloads from it."""
+    """Add the hub's cache, and what prevents downloads into it."""
     size = readable_bytes(cache.size_bytes)
     disk = readable_bytes(cache.free_bytes)
     words = f"{cache.path}: {size}, {disk} of disk free"
@@ -375,11 +391,15 @@ def cache_state(cache: HubCache) -> HubCacheState:
 
 
 def add_profiles(sheet: FactSheet) -> None:
-    """Add how many pairs and settings were measured, and how many were found exact."""
+    """Add the numbers of pairs that were measured, and of settings that were found exact."""
     folder = profiles_folder()
-    kept = [is_of_exactness(identity) for _, identity, _ in kept_profiles()]
-    num_exact = sum(kept)
-    num_profiles = len(kept) - num_exact
+    num_exact = 0
+    num_profiles = 0
+    for _, identity, _ in kept_profiles():
+        if is_of_exactness(identity):
+            num_exact += 1
+        else:
+            num_profiles += 1
     sheet.add(
         "Profiles",
         f"{folder}: measured speeds of {counted(num_profiles, 'pair')}",
