@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from localspec.engine.base import BaseEngine
 
 _DEFAULT_TOKENS = 128  # of an answer of bench
-_LOOK_S = 0.2  # between two looks whether a measurement has ended
-_PIPE_S = 5.0  # between two lines of progress where no terminal shows one
+_LOOK_S = 0.2  # between two looks at whether a measurement has ended
+_PIPE_S = 5.0  # between two lines of progress, if they are not shown in a terminal
 
 
 @click.command(cls=Command)
@@ -63,13 +63,19 @@ def bench(options: PairOptions, *, prompts: Path | None, seconds: float, as_json
     from localspec.cli.evaluation_reports import bench_text
     from localspec.evaluation.bench import Outcome, run_bench
 
-    tasks = built_in_tasks() if prompts is None else own_tasks(prompts)
+    if prompts is None:
+        tasks = built_in_tasks()
+    else:
+        tasks = own_tasks(prompts)
     if options.max_tokens is None:
         options = replace(options, max_tokens=_DEFAULT_TOKENS)
     with options.open_engine(memory=False) as engine:
         _note_adapters(engine)
-        asked = {"options": options.for_answer(engine), "system": options.system}
-        asked["template"] = options.template()
+        asked = {
+            "options": options.for_answer(engine),
+            "system": options.system,
+            "template": options.template(),
+        }
         found = _measured(engine, run_bench, tasks, asked, seconds=seconds)
         _show(found, bench_text, as_json=as_json)
     if found.outcome is Outcome.TOO_LITTLE:
@@ -111,7 +117,10 @@ def verify(
     schema = None
     if json_schema is not None:
         schema = read_option_file("--json-schema", json_schema)
-    texts = built_in_texts() if prompts is None else read_prompts(prompts)
+    if prompts is None:
+        texts = built_in_texts()
+    else:
+        texts = read_prompts(prompts)
     with options.open_engine(memory=False) as engine:
         _note_adapters(engine)
         tokens = _prompts(engine, options, texts, are_own=prompts is not None)
@@ -126,7 +135,10 @@ def verify(
 
 def _note_adapters(engine: BaseEngine) -> None:
     """Say what the adapters of an engine change."""
-    names = [f"{Path(str(one.file)).name} ({one.scale:g})" for one in engine.adapters]
+    names = []
+    for adapter in engine.adapters:
+        name = Path(str(adapter.file)).name
+        names.append(f"{name} ({adapter.scale:g})")
     if names:
         note(
             f"Adapters, on the target alone: {', '.join(names)}. What drafts keeps its own "
@@ -141,7 +153,7 @@ def _measured(
     seconds: float,
     **keywords: Any,
 ) -> Any:
-    """The function's result for the engine; after Ctrl-C or the limit, the result so far."""
+    """The function's result for the engine; after Ctrl-C or the time limit, that so far."""
     line = ProgressLine(seconds, time.monotonic)
     watch = Watch(line.report)
     keywords |= {"watch": watch, "seconds": seconds}
@@ -149,7 +161,7 @@ def _measured(
     thread = CallThread(lambda: engine._measure(function, *arguments, **keywords))
     with cancel_on_interrupt(watch.cancellation.request), waiting(line.text, _PIPE_S):
         thread.start()
-        while thread.is_alive():  # on Windows nothing ends a join without an end
+        while thread.is_alive():  # on Windows Ctrl-C does not end a join without a timeout
             thread.join(_LOOK_S)
     return thread.result()
 
@@ -171,23 +183,29 @@ def _prompts(
 ) -> list[list[int]]:
     """The token ids of the prompts. A built-in prompt that does not fit is left out.
 
-    Raises ContextError if a prompt of the user's does not fit, or no prompt does.
+    Raises ContextError if a prompt of the user's does not fit, or if none fits.
+
+    Args:
+        are_own: Whether the prompts are the user's.
     """
-    found: list[list[int]] = []
+    prompts: list[list[int]] = []
     for text in texts:
         try:
             tokens = _tokens(engine, options, text)
             check_lengths([tokens], engine.context_length)
-            found.append(tokens)
+            prompts.append(tokens)
         except ContextError:
-            if are_own or (text == texts[-1] and not found):
+            is_none_left = text == texts[-1] and not prompts
+            if are_own or is_none_left:
                 raise
-    return found
+    return prompts
 
 
 def _tokens(engine: BaseEngine, options: PairOptions, text: str) -> list[int]:
     """The token ids of a text, in the chat template if there is one."""
     if engine.chat_template is None and options.template_name is None:
         vocabulary = engine.vocabulary
-        return with_bos(vocabulary.tokenize(text, parse_special=False), vocabulary)
-    return engine.chat(system=options.system, template=options.template()).prompt_tokens(text)
+        tokens = vocabulary.tokenize(text, parse_special=False)
+        return with_bos(tokens, vocabulary)
+    chat = engine.chat(system=options.system, template=options.template())
+    return chat.prompt_tokens(text)

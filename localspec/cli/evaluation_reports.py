@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from localspec.cli.screen import PROPOSER_NAMES, counted, duration, fitted, pays_from
 from localspec.evaluation.bench import NARROW, Bench, KindSpeed, Outcome
@@ -16,50 +16,81 @@ from localspec.evaluation.time_limit import EndedBy
 from localspec.speculative.metrics import WHY_OFF
 
 _LONGEST_LIMIT_S = 3600.0  # nobody is advised to wait longer
-# Where nothing was seen that says how long a verdict takes
+# If nothing measured says how long a verdict takes, advise this limit, or this multiple of the
+# time so far.
 _LEAST_LIMIT_S = 60.0
 _MUCH_LONGER = 4
 
 
 def bench_text(found: Bench) -> str:
     """The measurement as text."""
-    return fitted("\n".join((*verdict(found), "", *_why(found), _what_ended(found))))
+    lines = [*verdict(found), "", *_why(found), _what_ended(found)]
+    return fitted("\n".join(lines))
 
 
 def verdict(found: Bench) -> list[str]:
-    """The result over all in one line, that of each kind, then advice."""
-    known = [each for each in found.kinds if each.outcome is not Outcome.TOO_LITTLE]
-    if found.over_all is None:
-        headline = "Not enough text for a verdict."
-    else:
-        text = "over all" if len(known) > 1 else f"for {known[0].kind} text"
-        headline = f"{_outcome(found.outcome, found.over_all)} {text}."
-    lines = [headline]
+    """The result over all in one line, the results by kind, then advice."""
+    known: list[KindSpeed] = []
+    too_short: list[str] = []
+    too_little: list[str] = []
+    for speed in found.kinds:
+        if speed.outcome is not Outcome.TOO_LITTLE:
+            known.append(speed)
+        elif speed.is_too_short:
+            too_short.append(speed.kind)
+        else:
+            too_little.append(speed.kind)
+    lines = [_bench_headline(found, known)]
     if len(known) > 1:
         lines += ["", *map(_kind_line, known), ""]
-    missing = [each for each in found.kinds if each not in known]
-    if short := [each.kind for each in missing if each.is_too_short]:
-        lines.append(f"Answers too short to time both sides: {', '.join(short)}.")
-    if too_little := [each.kind for each in missing if not each.is_too_short]:
+    if too_short:
+        lines.append(f"Answers too short to time both sides: {', '.join(too_short)}.")
+    if too_little:
         lines.append(f"Too little text so far: {', '.join(too_little)}.")
-    if found.too_long:
-        lines.append(f"Left out: {_prompts(found.too_long)}, longer than the context (--ctx).")
-    if without_tools := Counter(found.left_out) - Counter(found.too_long):
-        lines.append(f"Left out: {_prompts(without_tools)}: this model cannot call tools.")
+    lines += _left_out(found)
     if found.outcome is Outcome.SLOWER:
         lines.append("Drafting costs more than it gains here: use --no-draft.")
     if found.outcome is Outcome.NOTHING_DRAFTED:
-        reason = "" if found.draft_off is None else f" ({WHY_OFF[found.draft_off]})"
-        lines.append(f"No tokens were drafted{reason}: both sides are plain decoding.")
+        lines.append(_nothing_drafted(found))
     is_missing = bool(too_little) or not found.kinds
     return [*lines, *_more_seconds(found, is_missing=is_missing)]
+
+
+def _bench_headline(found: Bench, known: Sequence[KindSpeed]) -> str:
+    """The result over all.
+
+    Args:
+        known: The kinds with enough text.
+    """
+    if found.over_all is None:
+        return "Not enough text for a verdict."
+    outcome = _outcome(found.outcome, found.over_all)
+    if len(known) > 1:
+        return f"{outcome} over all."
+    return f"{outcome} for {known[0].kind} text."
+
+
+def _left_out(found: Bench) -> Iterator[str]:
+    """The prompts that were left out, and why."""
+    if found.too_long:
+        yield f"Left out: {_prompts(found.too_long)}, longer than the context (--ctx)."
+    without_tools = Counter(found.left_out) - Counter(found.too_long)
+    if without_tools:
+        yield f"Left out: {_prompts(without_tools)}: this model cannot call tools."
+
+
+def _nothing_drafted(found: Bench) -> str:
+    reason = ""
+    if found.draft_off is not None:
+        reason = f" ({WHY_OFF[found.draft_off]})"
+    return f"No tokens were drafted{reason}: both sides are plain decoding."
 
 
 def _more_seconds(found: Bench, *, is_missing: bool) -> list[str]:
     """How much more time would probably be enough, unless all intervals are narrow.
 
     Args:
-        is_missing: Whether a kind of text has too little for an interval, and can have more.
+        is_missing: Whether a kind has too little text for an interval, and can have more.
     """
     needed = found.seconds_needed
     if found.ended_by is None or (needed is None and not is_missing):
@@ -70,7 +101,9 @@ def _more_seconds(found: Bench, *, is_missing: bool) -> list[str]:
         return [f"{why} Try --seconds {limit}."]
     about = f"about {duration(needed)} here"
     if needed <= _LONGEST_LIMIT_S:
-        what = "Enough text" if is_missing else "Telling the sides apart"
+        what = "Telling the sides apart"
+        if is_missing:
+            what = "Enough text"
         return [f"{what} probably takes {about}: --seconds {_limit_above(needed)}."]
     if is_missing:
         return [f"Enough text would take {about}: use a smaller model, or fewer --prompts."]
@@ -106,7 +139,9 @@ def _times(estimate: RatioEstimate) -> str:
 def _kind_line(found: KindSpeed) -> str:
     estimate = found.estimate
     assert estimate is not None
-    outcome = "inconclusive" if _is_open(found.outcome, estimate) else found.outcome.value
+    outcome = found.outcome.value
+    if _is_open(found.outcome, estimate):
+        outcome = "inconclusive"
     line = f"  {found.kind:<11} {outcome:<19} {_times(estimate)}"
     if found.acceptance_rate is None:
         return line
@@ -114,31 +149,35 @@ def _kind_line(found: KindSpeed) -> str:
 
 
 def _why(found: Bench) -> list[str]:
-    """Costs of decodes, and the acceptance from which drafting pays."""
+    """The costs of decodes, and the acceptance rate from which drafting pays."""
     if found.costs is None:
         return []
     if not found.costs.are_steady:
         return [
             "The machine was busy, so the cost of decodes is not known: close other programs."
         ]
-    ratios = "  ".join(f"{n}: {ratio:.2f}" for n, ratio in enumerate(found.costs.ratios, 1))
-    lines = [f"Time of a decode of n tokens, relative to one token:  {ratios}"]
-    for kind, edge in found.break_even.items():
+    ratios = [f"{n}: {ratio:.2f}" for n, ratio in enumerate(found.costs.ratios, 1)]
+    lines = [f"Time of a decode of n tokens, relative to one token:  {'  '.join(ratios)}"]
+    for kind, rate in found.break_even.items():
         most = counted(len(found.costs.ratios) - 1, "draft token")
         pays = f"never pays with up to {most} a step"
-        if edge is not None:
-            pays = pays_from(edge)
+        if rate is not None:
+            pays = pays_from(rate)
         share = found.costs.shares.get(kind, 0.0)
         lines.append(f"So {PROPOSER_NAMES[kind]} (at {share:.2f} per token) {pays}.")
     return lines
 
 
 def _what_ended(found: Bench) -> str:
-    num_tokens = sum(stats.completion_tokens for each in found.kinds for stats in each.answers)
+    num_tokens = 0
+    for speed in found.kinds:
+        num_tokens += sum(stats.completion_tokens for stats in speed.answers)
     after = f"{duration(found.time_s)}, {counted(num_tokens, 'token')}"
     if found.ended_by is EndedBy.INTERRUPT:
         return f"Stopped after {after}. For more: --json."
-    why = "the time limit" if found.ended_by is EndedBy.TIME else "all intervals are narrow"
+    why = "all intervals are narrow"
+    if found.ended_by is EndedBy.TIME:
+        why = "the time limit"
     return f"Measured in {after}: {why}. For more: --json."
 
 
@@ -155,7 +194,8 @@ def report_text(report: Report) -> str:
     lines += [f"Bug: {line}" for line in report.bugs]
     if report.finding is Finding.NOT_ENOUGH:
         lines.append(_seconds_needed(report))
-    return fitted("\n".join((*lines, "For rounding and counts: --json.")))
+    lines.append("For rounding and counts: --json.")
+    return fitted("\n".join(lines))
 
 
 def _headline(report: Report) -> str:
@@ -166,16 +206,17 @@ def _headline(report: Report) -> str:
         )
     if report.finding is Finding.NOT_LOSSLESS:
         return "NOT lossless: please report this."
-    after = "stopped after" if report.ended_by is EndedBy.INTERRUPT else "after"
+    after = "after"
+    if report.ended_by is EndedBy.INTERRUPT:
+        after = "stopped after"
     known = _identical(report) or "no drafted token was compared yet"
     return f"Not enough evidence for a verdict, {after} {duration(report.time_s)}: {known}."
 
 
 def _identical(report: Report) -> str:
     """How many drafted tokens are right; empty if none was compared."""
-    both = (report.greedy, report.seeded)
-    num_accepted = sum(found.num_accepted for found in both)
-    num_identical = sum(found.num_identical for found in both)
+    num_accepted = report.greedy.num_accepted + report.seeded.num_accepted
+    num_identical = report.greedy.num_identical + report.seeded.num_identical
     if num_accepted == 0:
         return ""
     return f"{num_identical} of {num_accepted} drafted tokens are the target's own"
@@ -196,6 +237,7 @@ def _identity_line(report: Report) -> str:
 
 
 def _seconds_needed(report: Report) -> str:
+    """How much time a verdict probably needs."""
     if report.is_hopeless:
         return (
             "No time limit would be enough: too few draft tokens are proposed or accepted. Use "
@@ -218,7 +260,7 @@ def _seconds_needed(report: Report) -> str:
 
 
 def _limit_above(seconds: float) -> int:
-    """A time limit that is as long or longer, as a person would type it."""
+    """A round number of seconds, as a person would type it, that is not less."""
     step = 10
     if seconds > 2 * 60:
         step = 60
