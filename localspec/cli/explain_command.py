@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -78,7 +79,7 @@ def explain(
     """
     from localspec.advice import explanation  # not needed for completion
 
-    asked["adapters"] = asked["adapters"] or None  # which are the preset's
+    asked["adapters"] = asked["adapters"] or None  # None: those of the preset
     is_target = asked["draft"] is not None or asked["head"] is not None
     first = choose_model(model, None, target, is_target=is_target)
     at_once: dict[str, Any] = {"measure": measure}
@@ -89,10 +90,13 @@ def explain(
         with waiting(lambda: "Looking at the models …"):
             found = explanation.explain(first, target=target, **asked, **at_once)
     except DownloadError as error:
-        preset = None if first is None else resolve(first).preset
+        preset = None
+        if first is not None:
+            preset = resolve(first).preset
         if preset is None or is_target or as_json:
             raise
-        click.echo(_preset_sheet(preset).text())
+        sheet = _preset_sheet(preset)
+        click.echo(sheet.text())
         note(f"More would follow from the headers of the files, but {error}. {error.hint}")
         return
     if as_json:
@@ -110,18 +114,23 @@ def _preset_sheet(preset: Preset) -> FactSheet:
     sheet = FactSheet()
     sheet.add("Pair", preset.description)
     for role, model in preset.by_role().items():
-        files = model.files if isinstance(model, HubModel) else [model.path]
-        names = ", ".join(file.name for file in files)
+        if isinstance(model, HubModel):
+            names = [file.name for file in model.files]
+        else:
+            names = [model.path.name]
         size = _size(size_of(model), is_here=not missing_files(model))
-        sheet.add(role.capitalize(), f"{names}, {size}")
-    whole = readable_bytes(preset_state(preset).size_bytes)
+        sheet.add(role.capitalize(), f"{', '.join(names)}, {size}")
+    all_files = readable_bytes(preset_state(preset).size_bytes)
     free = readable_bytes(memory_here().available_bytes)
-    sheet.add("Memory", f"all files {whole}, free memory {free}")
+    sheet.add("Memory", f"all files {all_files}, free memory {free}")
     return sheet
 
 
 def _size(num_bytes: int | None, *, is_here: bool) -> str:
-    return f"{readable_bytes(num_bytes)} {'on this machine' if is_here else 'to download'}"
+    size = readable_bytes(num_bytes)
+    if is_here:
+        return f"{size} on this machine"
+    return f"{size} to download"
 
 
 def _add_commands(
@@ -131,7 +140,7 @@ def _add_commands(
 
     Args:
         model: The argument MODEL, if one was given.
-        named: The other options of the models that were given, by their keywords.
+        named: The other options that name models and their settings, by keyword.
     """
     if not found.is_pair:
         return
@@ -150,14 +159,26 @@ def _add_commands(
 
 
 def _command(name: str, model: str | None, named: dict[str, Any]) -> str:
-    """A command of localspec as it is typed, with a model and options by their keywords."""
-    words = ["localspec", name, *([] if model is None else [model])]
+    """A command of localspec as it is typed.
+
+    Args:
+        name: The name of the subcommand.
+        model: The argument MODEL, if there is one.
+        named: The values of options by keyword, among them "adapters".
+    """
+    words = ["localspec", name]
+    if model is not None:
+        words.append(model)
     for adapter in named["adapters"] or ():
         words += ["--lora", f"{adapter.file}={adapter.scale:g}"]
     for keyword, value in named.items():
-        if keyword != "adapters" and value not in (None, ()):
-            is_list = isinstance(value, tuple | list)
-            words += [usual_flag(keyword), ",".join(map(str, value)) if is_list else str(value)]
+        if keyword == "adapters" or value in (None, ()):
+            continue
+        if isinstance(value, tuple | list):
+            typed = ",".join(map(str, value))
+        else:
+            typed = str(value)
+        words += [usual_flag(keyword), typed]
     return shlex.join(words)
 
 
@@ -198,34 +219,38 @@ def _add_plan(sheet: FactSheet, found: Explanation) -> None:
     sheet.add("Memory", *_memory_lines(found))
     if found.can_draft:
         sheet.add("Speed-up", *_gain_lines(found))
-    sheet.add("Variants", *(f"{name}: {text}" for name, text in found.variants.items()))
+    variants = [f"{name}: {description}" for name, description in found.variants.items()]
+    sheet.add("Variants", *variants)
 
 
 def _model_lines(model: ModelFacts) -> list[str]:
-    size = f"{_in_words(model.num_weights)} weights stored"
+    weights = f"{_in_words(model.num_weights)} weights stored"
     if model.num_output_weights:
-        size += f", {_in_words(model.num_output_weights)} of them in its output layer"
-    named = f"{model.architecture} {model.size_label}".rstrip()
+        weights += f", {_in_words(model.num_output_weights)} of them in its output layer"
+    kind = f"{model.architecture} {model.size_label}".rstrip()
     heads = f"{model.num_heads} attention heads, {model.num_kv_heads} of keys and values"
-    window = f", sliding window {model.sliding_window}" if model.sliding_window else ""
-    total = sum(model.type_bytes.values())
-    types = [
-        f"{name} {num_bytes / total:.0%}"
-        for name, num_bytes in model.type_bytes.items()
-        if num_bytes >= 0.01 * total
-    ]
+    context = f"context up to {model.trained_context}"
+    if model.sliding_window:
+        context += f", sliding window {model.sliding_window}"
     return [
         f"{model.name}, {_size(model.size_bytes, is_here=model.is_here)}",
-        f"{named}, {size}",
+        f"{kind}, {weights}",
         f"{model.num_layers} layers of width {model.width}, {heads}",
-        f"vocabulary of {model.vocab_size} tokens, context up to "
-        f"{model.trained_context}{window}",
-        f"weights: {', '.join(types)}",
+        f"vocabulary of {model.vocab_size} tokens, {context}",
+        f"weights: {', '.join(_type_shares(model))}",
     ]
+
+
+def _type_shares(model: ModelFacts) -> Iterator[str]:
+    """The types of weights with their shares of the bytes, from 1 % on."""
+    total = sum(model.type_bytes.values())
+    for name, num_bytes in model.type_bytes.items():
+        if num_bytes >= 0.01 * total:
+            yield f"{name} {num_bytes / total:.0%}"
 
 
 def _tools(target: ModelFacts) -> str:
-    """Where the target reads of tools that it may call."""
+    """Where the target gets the descriptions of the tools that it may call."""
     if target.has_tools:
         return "its chat template has them, in a form of calls that is known"
     return (
@@ -241,18 +266,19 @@ def _in_words(count: int) -> str:
 
 def _exact(target: ModelFacts) -> str:
     """The settings of --exact, and whether they were found to be enough."""
-    found = "the first load with it tests whether that is enough"
+    result = "the first load with it tests whether that is enough"
     if target.exactness is not None:
-        steps = target.exactness.steps
-        found = f"found exact on this machine{f': {steps}' if steps else ''}"
-    return f"with --exact: {', '.join(target.exact_settings)}; {found}"
+        result = "found exact on this machine"
+        if target.exactness.steps:
+            result += f": {target.exactness.steps}"
+    return f"with --exact: {', '.join(target.exact_settings)}; {result}"
 
 
 def _no_pair(found: Explanation) -> list[str]:
     """Why the models cannot be loaded together, and which could be."""
-    seen = found.projector
-    if seen is not None and seen.is_named and seen.misfit:
-        return [seen.misfit]
+    projector = found.projector
+    if projector is not None and projector.is_named and projector.misfit:
+        return [projector.misfit]
     if not found.misfit:
         return ["a head only drafts for the model that it was trained for"]
     target = found.target
@@ -265,10 +291,15 @@ def _no_pair(found: Explanation) -> list[str]:
 
 
 def _head(head: HeadReport) -> str:
-    what = f"{head.description} of {readable_bytes(head.size_bytes)} in the target's file"
     if head.is_apart:
-        known = (head.name, head.description, _size(head.size_bytes, is_here=head.is_here))
-        what = ", ".join(filter(None, known))
+        parts = [head.name]
+        if head.description:
+            parts.append(head.description)
+        parts.append(_size(head.size_bytes, is_here=head.is_here))
+        what = ", ".join(parts)
+    else:
+        size = readable_bytes(head.size_bytes)
+        what = f"{head.description} of {size} in the target's file"
     if head.why_not:
         return f"{what}: NOT USABLE, {in_flags(head.why_not)}"
     return f"{what}: drafts for this target"
@@ -282,12 +313,13 @@ def _projector(projector: ProjectorReport) -> str:
 
 
 def _adapters(found: Explanation) -> list[str]:
-    lines = [
-        f"{one.name} times {one.scale:g}: it changes {counted(one.num_weights, 'tensor')}, "
-        f"{readable_bytes(one.size_bytes)}"
-        for one in found.adapters
-    ]
-    return [*lines, "on the target alone: a draft or a head keeps its own weights"]
+    lines = []
+    for adapter in found.adapters:
+        tensors = counted(adapter.num_weights, "tensor")
+        size = readable_bytes(adapter.size_bytes)
+        lines.append(f"{adapter.name} times {adapter.scale:g}: it changes {tensors}, {size}")
+    lines.append("on the target alone: a draft or a head keeps its own weights")
+    return lines
 
 
 def _no_draft(found: Explanation) -> list[str]:
@@ -321,7 +353,8 @@ def _memory_lines(found: Explanation) -> list[str]:
     models = found.memory.models
 
     def total(part: str) -> str:
-        return readable_bytes(sum(getattr(model, f"{part}_bytes") for model in models))
+        sizes = [getattr(model, f"{part}_bytes") for model in models]
+        return readable_bytes(sum(sizes))
 
     lines = [
         f"{readable_bytes(memory.needed_bytes)} at a context of {memory.context_length} "
@@ -356,24 +389,41 @@ def _memory_lines(found: Explanation) -> list[str]:
 
 def _place_lines(memory: PairMemory, free: MemoryRoom) -> list[str]:
     """A line for each memory: needed and free bytes, and the layers that go there."""
-    parts: list[list[str]] = [[] for _ in range(1 + len(free.gpus))]
+    names = ["main memory"]
+    free_bytes = [free.main_bytes]
+    for gpu in free.gpus:
+        names.append(f"{gpu.name} ({gpu.description})")
+        free_bytes.append(gpu.free_bytes)
+    needed_bytes = [memory.main_bytes, *memory.gpu_bytes]
+    lines = []
+    for place, name in enumerate(names):
+        needed = readable_bytes(needed_bytes[place])
+        line = f"{needed} of {name}, {readable_bytes(free_bytes[place])} free"
+        layers = list(_layers_at(place, memory))
+        if layers:
+            line += f": {', '.join(layers)}"
+        lines.append(line)
+    return lines
+
+
+def _layers_at(place: int, memory: PairMemory) -> Iterator[str]:
+    """The layers of each model that go into a memory, with their bytes.
+
+    Args:
+        place: 0 for main memory, n for the nth GPU.
+    """
     for role, model in zip(memory.roles, memory.models, strict=True):
-        in_main = model.num_layers - sum(model.gpu_layers)
-        sizes = (model.main_bytes, *model.gpu_bytes)
-        for index, count in enumerate((in_main, *model.gpu_layers)):
-            what = f"{count} of {model.num_layers} layers" if count else ""
-            if index == 0 and not count and model.num_cpu_moe_layers:
-                what = f"the experts of {model.num_cpu_moe_layers} layers"
-            if what:
-                parts[index].append(f"{what} of the {role} ({readable_bytes(sizes[index])})")
-    names = ("main memory", *(f"{gpu.name} ({gpu.description})" for gpu in free.gpus))
-    needed = (memory.main_bytes, *memory.gpu_bytes)
-    unused = (free.main_bytes, *(gpu.free_bytes for gpu in free.gpus))
-    return [
-        f"{readable_bytes(taken)} of {name}, {readable_bytes(left)} free"
-        + (f": {', '.join(layers)}" if layers else "")
-        for name, taken, left, layers in zip(names, needed, unused, parts, strict=True)
-    ]
+        if place == 0:
+            num_layers = model.num_layers - sum(model.gpu_layers)
+            num_bytes = model.main_bytes
+        else:
+            num_layers = model.gpu_layers[place - 1]
+            num_bytes = model.gpu_bytes[place - 1]
+        size = readable_bytes(num_bytes)
+        if num_layers:
+            yield f"{num_layers} of {model.num_layers} layers of the {role} ({size})"
+        elif place == 0 and model.num_cpu_moe_layers:
+            yield f"the experts of {model.num_cpu_moe_layers} layers of the {role} ({size})"
 
 
 def _fit(found: Explanation) -> str:
@@ -392,12 +442,14 @@ def _gain_lines(found: Explanation) -> list[str]:
         return [_NOT_MEASURED]
     if found.break_even is None:
         return ["none here: the draft is too slow even if all its tokens are accepted"]
-    drafter = "head" if found.draft is None else "draft"
-    return [
-        f"the {drafter} {pays_from(found.break_even)}",
-        *(
-            f"if {gain.acceptance:.0%} are: {gain.speedup:.2f} times as fast, with "
-            f"{counted(gain.num_draft_tokens, 'draft token')} a step"
-            for gain in found.gains
-        ),
-    ]
+    drafter = "draft"
+    if found.draft is None:
+        drafter = "head"
+    lines = [f"the {drafter} {pays_from(found.break_even)}"]
+    for gain in found.gains:
+        tokens = counted(gain.num_draft_tokens, "draft token")
+        lines.append(
+            f"if {gain.acceptance:.0%} are: {gain.speedup:.2f} times as fast, with {tokens} "
+            "a step"
+        )
+    return lines
