@@ -332,7 +332,7 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
     )
     found, projector, projector_header = _found(chosen, names, is_blind=mmproj == NO_PROJECTOR)
     target_header = found["target"].header
-    vocabulary = None
+    vocabulary: SharedVocabulary | None = None
     misfit = ""
     too_large = ""
     if "draft" in found:
@@ -768,7 +768,8 @@ def _found_exactness(header: Header, adapters: Sequence[AdapterFile]) -> Exactne
     words = _adapted(adapters, [USUAL_SCALE] * len(adapters))
     if words is None:
         return None
-    for (model, _setting), learned in profiles:
+    for identity, learned in profiles:
+        model = identity[0]
         is_here = model.startswith(f"{content} ·") and model.endswith(f" · {kernels()}")
         if is_here and is_adapted(model, words):
             return Exactness.saved(learned)

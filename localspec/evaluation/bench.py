@@ -464,7 +464,8 @@ def measure_costs(
     if isinstance(policy, AdaptiveDraftPolicy):
         costs = policy.costs
     else:
-        costs = Costs({proposer.kind: 0.0 for proposer in loop.proposers})
+        kinds = [proposer.kind for proposer in loop.proposers]
+        costs = Costs(dict.fromkeys(kinds, 0.0))
     kinds_by_token: set[ProposerKind] = set()  # whose cost grows with each token
     try:
         for _ in range(_COST_ROUNDS):
