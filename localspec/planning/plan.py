@@ -4,7 +4,8 @@ A draft goes onto GPUs first and whole, if it can: it runs several times a step.
 memory gets as many of the target's layers as fit, counted from the last one. RPC servers hold
 layers as GPUs do, of the models that name them. The experts of a mixture of experts go last: a
 token reads only a few of them, but all the other weights of a layer, so a GPU's memory is
-better used for those. Numbers that a user sets do not change.
+better used for those. Numbers that a user sets do not change, but for snapshots: where
+memory is short there are fewer.
 """
 
 from __future__ import annotations

@@ -112,13 +112,7 @@ class AdaptiveThreads(ThreadPolicy):
             lost *= max(lost, 1.0)  # very slow steps bring the first trial sooner
         self._saved += _SHARE * lost
         if self._saved >= 1.0 and self._others:
-            if self._was_busy and not self._has_tried and not self._are_free(self._others[0]):
-                self._saved = _SOON
-                return
-            self._has_tried = True
-            self._trial = []
-            self._saved = 0.0
-            self._use(self._others.pop(0))
+            self._begin_trial()
 
     def as_dict(self) -> dict[str, Any]:
         return self._fastest.as_dict()
@@ -140,10 +134,33 @@ class AdaptiveThreads(ThreadPolicy):
             self._least = min(self._trial)
             self._was_busy = False
 
-    def _are_free(self, num_cores: int) -> bool:
-        """Whether other programs are seen to leave this number of cores free."""
+    def _begin_trial(self) -> None:
+        """Try the next number of threads; while other programs are busy, wait if none fits."""
+        count = self._others[0]
+        if self._was_busy and not self._has_tried:
+            fitting = self._fitting()
+            if not fitting:
+                self._saved = _SOON
+                return
+            count = fitting[0]
+        self._has_tried = True
+        self._trial = []
+        self._saved = 0.0
+        self._others.remove(count)
+        self._use(count)
+
+    def _fitting(self) -> list[int]:
+        """Numbers to try beside other programs: more threads if they are seen to leave the
+        cores, fewer if steps are slow."""
         free = self._look_again()
-        return free is not None and free >= num_cores
+        is_slow = self._mean > _NOISE
+        fitting = []
+        for count in self._others:
+            is_fewer = count < self._now
+            is_free = free is not None and count <= free
+            if (is_fewer and is_slow) or (is_free and not is_fewer):
+                fitting.append(count)
+        return fitting
 
     def _use(self, count: int) -> None:
         self._num_threads = count

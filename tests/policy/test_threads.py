@@ -241,3 +241,13 @@ def test_more_threads_are_tried_when_others_are_seen_to_have_gone():
         assert used == [1]
         policy.learn(record(9.0, 1))
     assert used == [1, 2]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_fewer_threads_are_tried_where_others_take_more_than_at_first(seed):
+    """One core was taken while the model was loaded, and four are during the answer."""
+    busy = beside(quiet(0.08, 1.8), 8, 4, 0.1)
+    run = Run(8, busy, seed, num_free=7, free_later=4)
+    run.go(300)
+    late = run.counts[-100:]
+    assert sum(count < 7 for count in late) > 90  # but for trials
