@@ -43,8 +43,9 @@ from localspec.llama.model import LlamaModel
 from localspec.llama.model_vocabulary import LlamaVocabulary
 from localspec.policy.profile import Profile
 from localspec.presets.local_models import _used, _used_file
+from localspec.sampling.chain import SamplerChain
 from localspec.sampling.constraint import Constraint
-from localspec.sampling.distribution import Logits
+from localspec.sampling.distribution import Distribution, Logits
 from localspec.server.running import Runner
 from localspec.speculative.loop import SpeculativeDecoder
 from localspec.speculative.model_api import result_of
@@ -277,6 +278,28 @@ def record_of(answer: Answer) -> AnswerRecord:
 
 
 # speculative
+
+
+def flatten_drafted_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plant a mistake: where something is drafted, what is unlikely is too likely."""
+    own = SamplerChain.distributions
+
+    def flattened(
+        chain: SamplerChain,
+        rows: Logits,
+        tokens: Sequence[int],
+        draft_tokens: Sequence[int],
+    ) -> list[Distribution]:
+        found = own(chain, rows, tokens, draft_tokens)
+        if not draft_tokens:
+            return found
+        flat = []
+        for distribution in found:
+            probs = distribution.probs**0.6
+            flat.append(distribution._replace(masses=probs / probs.sum(), total=1.0))
+        return flat
+
+    monkeypatch.setattr(SamplerChain, "distributions", flattened)
 
 
 def replace_truncation(
