@@ -148,7 +148,7 @@ _TABLE = (
     ),
     _Row(
         ("keep_alive",), words="Leave it out: the models stay loaded until engine.close()."
-    ),
+    ,),
     _Row(
         ("verbose", "-v"),
         words='The logger "localspec" has warnings, and reply.stats the figures of an answer.',
@@ -285,7 +285,8 @@ OF_MODULE: Mapping[str, str] = {
         'localspec.load("model.gguf")',
     ),
     **dict.fromkeys(
-        ("generate", "chat", "complete"), 'localspec.load("model.gguf").generate("Hi")'
+        ("generate", "chat", "complete"),
+        'localspec.load("model.gguf").generate("Hi")',
     ),
     "embed": 'localspec.load_embedder("model.gguf")',
     "list": "localspec.list_models()",

@@ -41,7 +41,11 @@ class Vocabulary(Protocol):
     add_bos: bool
 
     def tokenize(
-        self, text: str, *, parse_special: bool, after: int | None = None
+        self,
+        text: str,
+        *,
+        parse_special: bool,
+        after: int | None = None,
     ) -> list[int]:
         """Ids of `text` after a token; only with parse_special can it name control tokens."""
 

@@ -325,10 +325,18 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
             defaults are those of `load`.
     """
     asked = LlamaOptions(
-        context_length=context_length, num_gpu_layers=num_gpu_layers, device=device
+        context_length=context_length,
+        num_gpu_layers=num_gpu_layers,
+        device=device,
     )
     chosen, names = resolve_pair(
-        preset, {"target": target, "draft": draft, "head": head, "mmproj": mmproj}
+        preset,
+        {
+            "target": target,
+            "draft": draft,
+            "head": head,
+            "mmproj": mmproj,
+        },
     )
     found, projector, projector_header = _found(chosen, names, is_blind=mmproj == NO_PROJECTOR)
     target_header = found["target"].header
@@ -362,7 +370,12 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
     def make_plan(models: Sequence[Planned]) -> Plan:
         return plan_side_by_side(models, length, free, parallel, kept_bytes)
 
-    ranked = ranked_plans(wanted, make_plan, measure=measure, again=measure)
+    ranked = ranked_plans(
+        wanted,
+        make_plan,
+        measure=measure,
+        again=measure,
+    )
     plan = ranked.plans[0]
     memory = plan.memory
     at_once = AtOnce(
@@ -415,7 +428,10 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
 
 
 def _found(
-    chosen: Preset | None, names: dict[Role, _Name], *, is_blind: bool
+    chosen: Preset | None,
+    names: dict[Role, _Name],
+    *,
+    is_blind: bool,
 ) -> tuple[dict[Role, FoundHeader], ProjectorReport | None, Header | None]:
     """The header of each model, and the projector's report and header.
 
@@ -448,7 +464,10 @@ def _found(
 
 
 def _found_projector(
-    target: FoundHeader, model: PresetModel, *, is_named: bool
+    target: FoundHeader,
+    model: PresetModel,
+    *,
+    is_named: bool,
 ) -> tuple[ProjectorReport, Header | None]:
     """The report on a projector, and its header if it is used.
 
@@ -462,7 +481,12 @@ def _found_projector(
             raise
         name = path_of(model).name
         misfit = str(error)
-        report = ProjectorReport(name, is_here=True, misfit=misfit, is_named=False)
+        report = ProjectorReport(
+            name,
+            is_here=True,
+            misfit=misfit,
+            is_named=False,
+        )
         return report, None
     try:
         require_free_of_position(found.header)
@@ -491,7 +515,9 @@ def _shared_vocabulary(target: Header, draft: Header) -> tuple[SharedVocabulary 
 
 
 def _adapters(
-    target: FoundHeader, given: Sequence[AnyAdapter] | None, chosen: Preset | None
+    target: FoundHeader,
+    given: Sequence[AnyAdapter] | None,
+    chosen: Preset | None,
 ) -> tuple[AdapterFile, ...]:
     """The adapters that are given, or else the preset's. Raises as `found_adapters`."""
     if given is not None:
@@ -539,7 +565,9 @@ def _wanted(
 
 
 def _head_report(
-    found: dict[Role, FoundHeader], memory: PairMemory, asked: LlamaOptions
+    found: dict[Role, FoundHeader],
+    memory: PairMemory,
+    asked: LlamaOptions,
 ) -> HeadReport | None:
     """The report on the head in a file of its own, or else in the target's file.
 
@@ -619,7 +647,10 @@ _TEMPLATES = ("tokenizer.chat_template", "tokenizer.chat_template.tool_use")
 
 
 def _facts(
-    found: FoundHeader, adapters: Sequence[AdapterFile] = (), *, has_room: bool = True
+    found: FoundHeader,
+    adapters: Sequence[AdapterFile] = (),
+    *,
+    has_room: bool = True,
 ) -> ModelFacts:
     """The facts about a model.
 
@@ -663,7 +694,9 @@ def _facts(
 
 
 def _measured_costs(
-    found: dict[Role, FoundHeader], head: HeadReport | None, adapters: Sequence[AdapterFile]
+    found: dict[Role, FoundHeader],
+    head: HeadReport | None,
+    adapters: Sequence[AdapterFile],
 ) -> Curve | None:
     """The costs of decoding with the head, or else the draft, in target-only steps.
 
@@ -722,7 +755,11 @@ def _gain(costs: Curve, acceptance: float) -> ExpectedGain:
     """The largest expected gain at an acceptance rate."""
     best = best_draft_tokens(costs, acceptance, len(costs.steps) - 2)
     speedup = expected_speedup(costs, acceptance, best)
-    return ExpectedGain(acceptance=acceptance, num_draft_tokens=best, speedup=speedup)
+    return ExpectedGain(
+        acceptance=acceptance,
+        num_draft_tokens=best,
+        speedup=speedup,
+    )
 
 
 def _exact_settings(header: Header) -> tuple[str, ...]:

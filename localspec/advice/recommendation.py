@@ -60,7 +60,9 @@ class Recommendation:
 
 
 def recommend(
-    states: Iterable[PresetState], free: MemoryRoom, bytes_per_s: float | None
+    states: Iterable[PresetState],
+    free: MemoryRoom,
+    bytes_per_s: float | None,
 ) -> Recommendation | None:
     """The largest preset of the newest year that fits and is quick, judged by sizes of files.
 
@@ -88,7 +90,9 @@ def recommend(
 
 
 def _fitting(
-    states: Iterable[PresetState], free: MemoryRoom, bytes_per_s: float | None
+    states: Iterable[PresetState],
+    free: MemoryRoom,
+    bytes_per_s: float | None,
 ) -> Iterator[Recommendation]:
     """The presets that may be recommended and fit."""
     for state in states:

@@ -40,7 +40,8 @@ def read_attachment(path: Path) -> Attachment:
         return Attachment(path.name, picture=Picture.read(path))
     if len(data) > MAX_ATTACHED_BYTES:
         raise OptionError(
-            f"{path} has more than {MAX_ATTACHED_BYTES} bytes", "Attach the part that matters."
+            f"{path} has more than {MAX_ATTACHED_BYTES} bytes",
+            "Attach the part that matters.",
         )
     if _PDF.match(data):  # some consist of text characters only
         raise OptionError(f"{path} is a PDF", "Convert it to text first, with pdftotext, say.")
@@ -48,7 +49,8 @@ def read_attachment(path: Path) -> Attachment:
         return Attachment(path.name, text_of(data))
     except ValueError as error:
         raise OptionError(
-            f"{path} is not text: {error}", "Convert it to text first, preferably in UTF-8."
+            f"{path} is not text: {error}",
+            "Convert it to text first, preferably in UTF-8.",
         ) from error
 
 

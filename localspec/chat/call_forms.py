@@ -88,8 +88,16 @@ _PARAMETERS = {
 }
 _USE = tool_use(
     [
-        {"name": _FIRST, "description": "d", "parameters": _PARAMETERS},
-        {"name": _SECOND, "description": "d", "parameters": _PARAMETERS},
+        {
+            "name": _FIRST,
+            "description": "d",
+            "parameters": _PARAMETERS,
+        },
+        {
+            "name": _SECOND,
+            "description": "d",
+            "parameters": _PARAMETERS,
+        },
     ],
     None,
     is_parallel=True,
@@ -191,7 +199,11 @@ class _FormReader:
     """
 
     def __init__(
-        self, template: ChatTemplate, source: str, said: str, is_late: CancelCheck
+        self,
+        template: ChatTemplate,
+        source: str,
+        said: str,
+        is_late: CancelCheck,
     ) -> None:
         self._template = template
         self._is_late = is_late
@@ -233,7 +245,12 @@ class _FormReader:
 
     def _rendered(self, messages: Sequence[Message]) -> str:
         tools = [tool.declared() for tool in _TOOLS]
-        return self._template.render(messages, self._is_late, tools=tools, opens_answer=False)
+        return self._template.render(
+            messages,
+            self._is_late,
+            tools=tools,
+            opens_answer=False,
+        )
 
     def _turn(self, messages: Sequence[Message]) -> str:
         """The text that the template makes of an answer, up to the next message's content."""
@@ -249,13 +266,33 @@ class _FormReader:
         names = (_FIRST, _SECOND)[: len(arguments)]
         calls = []
         results: list[Message] = []
-        for call_id, name, given in zip(ids, names, arguments, strict=False):
+        for call_id, name, given in zip(
+            ids,
+            names,
+            arguments,
+            strict=False,
+        ):
             function = {"name": name, "arguments": dict(given)}
-            calls.append({"id": call_id, "type": "function", "function": function})
-            results.append(
-                {"role": "tool", "tool_call_id": call_id, "name": name, "content": _RESULT}
+            calls.append(
+                {
+                    "id": call_id,
+                    "type": "function",
+                    "function": function,
+                }
             )
-        answer: Message = {"role": "assistant", "content": self._said, "tool_calls": calls}
+            results.append(
+                {
+                    "role": "tool",
+                    "tool_call_id": call_id,
+                    "name": name,
+                    "content": _RESULT,
+                }
+            )
+        answer: Message = {
+            "role": "assistant",
+            "content": self._said,
+            "tool_calls": calls,
+        }
         turn = self._turn([answer, *results])
         if not all(name in turn for name in names):
             raise _UnreadError("calls are not shown")
@@ -306,7 +343,13 @@ class _FormReader:
         )
         return _with_arguments(form, call)
 
-    def _of_several(self, prefix: str, call: _Parted, link: str, second: _Parted) -> CallForm:
+    def _of_several(
+        self,
+        prefix: str,
+        call: _Parted,
+        link: str,
+        second: _Parted,
+    ) -> CallForm:
         """The form of a template that takes several calls in a message.
 
         Args:
@@ -388,7 +431,12 @@ def _with_arguments(form: CallForm, call: _Parted) -> CallForm:
     closing = ""
     if ends and last.endswith(ends[-1]):
         closing = ends[-1]
-    form = replace(form, notation=call.notation, tags=tags, closing=closing)
+    form = replace(
+        form,
+        notation=call.notation,
+        tags=tags,
+        closing=closing,
+    )
     marks = dict.fromkeys(marks_in(form.literals))
     if call.notation is GemmaArguments:
         marks[QUOTE] = None

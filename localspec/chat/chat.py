@@ -69,7 +69,12 @@ class Chat(ForeignNames):
         self._system, self._turns = turns_of(messages, system)
         self._forgotten: list[Turn] = []
         source = template_source(template, engine.chat_template)
-        ChatTemplate(source, bos="", eos="", think=think)  # raises for a bad template
+        ChatTemplate(
+            source,
+            bos="",
+            eos="",
+            think=think,
+        )  # raises for a bad template
         self._template = template
         self._think = think
         self._num_asked = len(self._turns)
@@ -197,7 +202,9 @@ class Chat(ForeignNames):
         vars(self).update(_turns=[*earlier, turn], _revision=self._revision + 1)
 
     def retry(
-        self, options: AnswerOptions | None = None, **keywords: Unpack[AnswerKeywords]
+        self,
+        options: AnswerOptions | None = None,
+        **keywords: Unpack[AnswerKeywords],
     ) -> Answer:
         """Another answer to the last question, with the options of `send`.
 
@@ -233,7 +240,9 @@ class Chat(ForeignNames):
         return unfinished is not None and unfinished.revision == self._revision
 
     def continue_answer(
-        self, options: AnswerOptions | None = None, **keywords: Unpack[AnswerKeywords]
+        self,
+        options: AnswerOptions | None = None,
+        **keywords: Unpack[AnswerKeywords],
     ) -> Answer:
         """The continuation of the last answer, which was cut, after its last token.
 
@@ -267,7 +276,10 @@ class Chat(ForeignNames):
         return self._engine._make_prompt(self._source(self._turns, asked)).prompt.tokens
 
     def _source(
-        self, turns: Sequence[Turn], asked: Turn, options: AnswerOptions | None = None
+        self,
+        turns: Sequence[Turn],
+        asked: Turn,
+        options: AnswerOptions | None = None,
     ) -> ChatSource:
         """The source of a question's prompt, with the conversation as it is now."""
         chosen = options or AnswerOptions()

@@ -106,12 +106,20 @@ def _with_text_before(calls: Message, answer: Message) -> Message:
     """A message with calls, with the text and the thoughts of the answer before it."""
     both = [answer, calls]
     with_content = [message for message in both if message["content"]]
-    return {**calls, **joined(with_content, "\n\n"), **_joined_thoughts(both)}
+    return {
+        **calls,
+        **joined(with_content, "\n\n"),
+        **_joined_thoughts(both),
+    }
 
 
 def _merged(role: str, messages: Sequence[Message]) -> Message:
     """Several messages as one of this role."""
-    return {"role": role, **joined(messages, "\n\n"), **_joined_thoughts(messages)}
+    return {
+        "role": role,
+        **joined(messages, "\n\n"),
+        **_joined_thoughts(messages),
+    }
 
 
 def _joined_thoughts(messages: Sequence[Message]) -> dict[str, str]:
@@ -145,7 +153,8 @@ def checked_message(number: int, message: object, count: int) -> Message:
     """
     if not isinstance(message, Mapping):
         raise OptionError(
-            f"message {number} is {message!r:.80}", "Give a dict with role and content."
+            f"message {number} is {message!r:.80}",
+            "Give a dict with role and content.",
         )
     role = message.get("role")
     if not isinstance(role, str) or not _ROLE.fullmatch(role):
@@ -170,7 +179,11 @@ def checked_message(number: int, message: object, count: int) -> Message:
             "pictures of a transcript: save it with pickle.",
         )
     if is_tool:
-        return {**checked, "role": "tool", **_call_of_result(message)}
+        return {
+            **checked,
+            "role": "tool",
+            **_call_of_result(message),
+        }
     if role == "assistant":
         checked |= _thoughts_in(message)
         if message.get("tool_calls"):
@@ -248,7 +261,8 @@ def _found_in(number: int, part: object, *, is_asked: bool) -> str | Given:
                 if not is_asked:
                     return PICTURE_NOTE
                 raise OptionError(
-                    f"message {number} has an image in it: {error}", error.hint
+                    f"message {number} has an image in it: {error}",
+                    error.hint,
                 ) from error
         what = _other_kind(kind)
         if what and not is_asked:
@@ -328,7 +342,11 @@ def _answered(stretch: Sequence[Message]) -> Iterator[Message]:
         results.append({**named, "tool_call_id": call["id"]})
     if cut:
         yield as_text({**answer, "tool_calls": cut})
-        answer = {"role": "assistant", "content": "", "tool_calls": whole}
+        answer = {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": whole,
+        }
     if whole:
         yield answer
     yield from results
@@ -338,7 +356,8 @@ def _answered(stretch: Sequence[Message]) -> Iterator[Message]:
 
 
 def _paired(
-    calls: Sequence[Mapping[str, Any]], said: Sequence[Message]
+    calls: Sequence[Mapping[str, Any]],
+    said: Sequence[Message],
 ) -> Iterator[tuple[Mapping[str, Any], Message | None]]:
     """Each call with its result; None for a call without one.
 
@@ -396,7 +415,11 @@ def as_text(message: Message) -> Message:
         if not isinstance(arguments, str):
             arguments = json_text(arguments)
         parts.append({"content": f"<tool_call>\n{name}({arguments})\n</tool_call>"})
-    return {"role": message["role"], **joined(parts, "\n"), **_thoughts_in(message)}
+    return {
+        "role": message["role"],
+        **joined(parts, "\n"),
+        **_thoughts_in(message),
+    }
 
 
 def answer_message(text: str, calls: Sequence[ToolCall], thoughts: str) -> Message:
@@ -444,14 +467,22 @@ def _checked_call(number: int, index: int, call: object) -> dict[str, Any]:
         call: The call, as in `checked_calls`.
     """
     if isinstance(call, ToolCall):
-        call = {"id": call.id, "name": call.name, "arguments": call.json}
+        call = {
+            "id": call.id,
+            "name": call.name,
+            "arguments": call.json,
+        }
     if isinstance(call, Mapping):
         given = call.get("function", call)
         if isinstance(given, Mapping) and given.get("name"):
             arguments = _arguments(given.get("arguments"))
             function = {"name": str(given["name"]), "arguments": arguments}
             call_id = call.get("id") or f"{number:04}{index:05}"
-            return {"id": str(call_id), "type": "function", "function": function}
+            return {
+                "id": str(call_id),
+                "type": "function",
+                "function": function,
+            }
     raise OptionError(
         f"call {index} of message {number} is {call!r:.80}",
         'Give {"id": …, "function": {"name": …, "arguments": …}}.',

@@ -89,7 +89,12 @@ class PromptMaker:
     ) -> None:
         bos = vocabulary.text(vocabulary.bos)
         eos = vocabulary.text(vocabulary.eos)
-        self._template = ChatTemplate(source, bos=bos, eos=eos, think=think)
+        self._template = ChatTemplate(
+            source,
+            bos=bos,
+            eos=eos,
+            think=think,
+        )
         self._system_role = SystemRole(self._template)
         # Control texts that the template writes without their being in its source.
         self._named: list[str] = []
@@ -109,7 +114,12 @@ class PromptMaker:
         self._for_tools: PromptMaker | None = None
         if takes_tools(tool_source):
             assert tool_source is not None
-            self._for_tools = PromptMaker(vocabulary, tool_source, think=think, vision=vision)
+            self._for_tools = PromptMaker(
+                vocabulary,
+                tool_source,
+                think=think,
+                vision=vision,
+            )
         self._thoughts = _thoughts(vocabulary, source, self._guard.texts)
 
     def prompt(
@@ -147,7 +157,11 @@ class PromptMaker:
         """
         maker = self._maker_for(messages, use)
         rendered = maker._rendered_for(
-            messages, use, is_cancelled, may_merge=may_merge, variables=variables
+            messages,
+            use,
+            is_cancelled,
+            may_merge=may_merge,
+            variables=variables,
         )
         return maker._tokenized(rendered, use)
 
@@ -239,7 +253,9 @@ class PromptMaker:
             return rendered(merged)
 
     def _render_with_pictures(
-        self, exposed: Exposed, is_cancelled: CancelCheck
+        self,
+        exposed: Exposed,
+        is_cancelled: CancelCheck,
     ) -> tuple[str, Hidden]:
         """The template's text, with each picture in it, and what is hidden."""
         self._check_roles(exposed, is_cancelled)
@@ -311,7 +327,13 @@ class PromptMaker:
             if role == "assistant":
                 message = self._with_thoughts(message)
                 content = without_thoughts(content, self._thoughts.families)
-            read.append({**message, "role": role, "content": content})
+            read.append(
+                {
+                    **message,
+                    "role": role,
+                    "content": content,
+                }
+            )
         return Exposed(read, tools, frozenset(data), variables)
 
     def _with_thoughts(self, answer: Message) -> Message:
@@ -501,6 +523,8 @@ def _schema(use: ToolUse, tool: Tool) -> Mapping[str, Any]:
             "Leave that out of the schema, and check the arguments for it.",
         )
     logger.debug(
-        "calls of the tool %s are not constrained to its schema: %s", tool.name, problem
+        "calls of the tool %s are not constrained to its schema: %s",
+        tool.name,
+        problem,
     )
     return _ANY_OBJECT

@@ -98,7 +98,10 @@ class MessagesSource:
         maker = workshop.maker(self.template, think=self.think)
         use = with_form(self.use, self.form)
         return maker.text(
-            self.messages, use, variables=self.variables, opens_answer=opens_answer
+            self.messages,
+            use,
+            variables=self.variables,
+            opens_answer=opens_answer,
         )
 
 
@@ -138,7 +141,10 @@ class ChatSource:
         return MadePrompt(prompt, num_leaving)
 
     def prompt_after(
-        self, turns: Sequence[Turn], workshop: PromptWorkshop, is_cancelled: CancelCheck
+        self,
+        turns: Sequence[Turn],
+        workshop: PromptWorkshop,
+        is_cancelled: CancelCheck,
     ) -> Prompt:
         """The prompt after other turns, whether it fits or not. Raises TemplateError."""
         messages = [*self.system, *messages_of(turns), *self.asked]

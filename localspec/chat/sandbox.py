@@ -228,7 +228,12 @@ def _check_tabs(text: str, tabsize: int = 8) -> None:
     require_short(len(text) + text.count(tab) * max(tabsize, 0))
 
 
-def _check_replacing(text: str, old: str, new: str, count: int | None = -1) -> None:
+def _check_replacing(
+    text: str,
+    old: str,
+    new: str,
+    count: int | None = -1,
+) -> None:
     found = text.count(old)
     if count is not None and count >= 0:
         found = min(found, count)
@@ -316,9 +321,19 @@ def _check_trimming(text: object, chars: str | None = None) -> None:
 
 
 def _check_replace_filter(
-    text: object, old: object, new: object, *rest: Any, **named: Any
+    text: object,
+    old: object,
+    new: object,
+    *rest: Any,
+    **named: Any,
 ) -> None:
-    _check_replacing(str(text), str(old), str(new), *rest, **named)
+    _check_replacing(
+        str(text),
+        str(old),
+        str(new),
+        *rest,
+        **named,
+    )
 
 
 def _check_format_filter(text: object, *values: object, **named: object) -> None:
@@ -396,7 +411,10 @@ def _required_bounded(value: Any) -> Any:
 
 @pass_eval_context
 def _joined(
-    context: EvalContext, value: Iterable[Any], d: str = "", attribute: str | int | None = None
+    context: EvalContext,
+    value: Iterable[Any],
+    d: str = "",
+    attribute: str | int | None = None,
 ) -> Any:
     """Jinja's join, with a limit on the length of the result."""
     parts = _listed(value)
@@ -542,7 +560,13 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             return True
         return super().is_safe_attribute(obj, attr, value)
 
-    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+    def call_binop(
+        self,
+        context: Context,
+        operator: str,
+        left: Any,
+        right: Any,
+    ) -> Any:
         """The result of an operator."""
         for operand in (left, right):
             if isinstance(operand, int):

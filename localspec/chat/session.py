@@ -65,7 +65,11 @@ class Session:
 
     def as_json(self) -> bytes:
         """The session as it is kept in its file."""
-        content = {"format": _FORMAT, "version": _VERSION, **asdict(self)}
+        content = {
+            "format": _FORMAT,
+            "version": _VERSION,
+            **asdict(self),
+        }
         del content["name"]
         text = json.dumps(content, indent=1, ensure_ascii=False) + "\n"
         # A message can hold half of a surrogate pair, which UTF-8 cannot encode. Python's
@@ -387,5 +391,6 @@ def _unwritable(path: Path, error: OSError) -> SessionError:
 
 def _unreadable(path: Path, reason: str) -> SessionError:
     return SessionError(
-        f"{path} cannot be read: {reason}", "Move it away, or use another name."
+        f"{path} cannot be read: {reason}",
+        "Move it away, or use another name.",
     )

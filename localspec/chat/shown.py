@@ -134,7 +134,9 @@ def _of_url(url: object) -> Given:
 
 
 def noted(
-    message: Message, note: str = PICTURE_NOTE, kept: Container[int] = ()
+    message: Message,
+    note: str = PICTURE_NOTE,
+    kept: Container[int] = (),
 ) -> dict[str, Any]:
     """The message with a note, in a line of its own, in place of pictures that are not kept.
 
@@ -197,7 +199,8 @@ def for_the_blind(messages: Sequence[Message]) -> list[Message]:
 
 
 def for_the_seeing(
-    messages: Sequence[Message], vision: Vision
+    messages: Sequence[Message],
+    vision: Vision,
 ) -> tuple[list[Message], list[Picture]]:
     """The messages with the tokens of their pictures, and these pictures in order.
 
@@ -214,7 +217,8 @@ def for_the_seeing(
         nonlocal num_pixels
         if len(pictures) + num_before >= MOST_PROMPT_PICTURES:
             raise OptionError(
-                f"with it there are more than {MOST_PROMPT_PICTURES} images", "Send fewer."
+                f"with it there are more than {MOST_PROMPT_PICTURES} images",
+                "Send fewer.",
             )
         if num_pixels <= MOST_PROMPT_PIXELS:
             picture = Picture.read(given)
@@ -236,7 +240,8 @@ def for_the_seeing(
             except OptionError as error:
                 if number == last and not shown.is_result:
                     raise OptionError(
-                        f"{_which(number, shown.given)}: {error}", error.hint
+                        f"{_which(number, shown.given)}: {error}",
+                        error.hint,
                     ) from error
         if not shown_in(message):
             return message

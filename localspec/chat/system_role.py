@@ -37,7 +37,9 @@ class SystemRole:
         self._shown: dict[str, bool] = {}  # by the trial: most conversations need none
 
     def fitted(
-        self, messages: Sequence[Message], is_cancelled: CancelCheck
+        self,
+        messages: Sequence[Message],
+        is_cancelled: CancelCheck,
     ) -> Sequence[Message]:
         """The messages, with the system's in a form that the template shows.
 

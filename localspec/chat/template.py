@@ -92,7 +92,14 @@ class ChatTemplate:
         TemplateError: `source` is not valid Jinja, or has no switch for thoughts.
     """
 
-    def __init__(self, source: str, *, bos: str, eos: str, think: bool = True) -> None:
+    def __init__(
+        self,
+        source: str,
+        *,
+        bos: str,
+        eos: str,
+        think: bool = True,
+    ) -> None:
         self._variables: dict[str, str | bool] = {"bos_token": bos, "eos_token": eos}
         environment = TemplateSandbox()
         # Whether contents are lists of parts; None until the first prompt shows it.
@@ -153,7 +160,12 @@ class ChatTemplate:
         known["add_generation_prompt"] = opens_answer
         if self._takes_parts is None:  # a trial with a made-up message tells it
             self._takes_parts = self._leaves_out_texts(is_cancelled)
-        return self._filled(messages, known, is_cancelled, in_parts=self._takes_parts)
+        return self._filled(
+            messages,
+            known,
+            is_cancelled,
+            in_parts=self._takes_parts,
+        )
 
     def _leaves_out_texts(self, is_cancelled: CancelCheck) -> bool:
         """Whether texts come out only if they are in parts, as for some models that see."""
@@ -162,7 +174,12 @@ class ChatTemplate:
             probe = [{"role": "user", "content": _PROBE}]
             known = {**self._variables, "add_generation_prompt": True}
             try:
-                return _PROBE in self._filled(probe, known, is_cancelled, in_parts=in_parts)
+                return _PROBE in self._filled(
+                    probe,
+                    known,
+                    is_cancelled,
+                    in_parts=in_parts,
+                )
             except TemplateError:
                 return False
 

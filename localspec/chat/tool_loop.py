@@ -253,7 +253,13 @@ def run_tools(
             return _may_run_unasked(step)
         return ask(step.call)
 
-    steps = tool_steps(chat, question, chosen, most_calls=most_calls, images=images)
+    steps = tool_steps(
+        chat,
+        question,
+        chosen,
+        most_calls=most_calls,
+        images=images,
+    )
     with contextlib.closing(steps):
         for step in steps:
             if isinstance(step, Answer):
@@ -281,7 +287,12 @@ async def run_tools_async(
     always called on the event loop.
     """
     steps = tool_steps(
-        chat, question, options, most_calls=most_calls, images=images, **keywords
+        chat,
+        question,
+        options,
+        most_calls=most_calls,
+        images=images,
+        **keywords,
     )
     with contextlib.closing(steps):
         for step in steps:
@@ -295,7 +306,8 @@ async def run_tools_async(
 
 
 async def _may_run(
-    ask: Callable[[ToolCall], bool | Awaitable[bool]] | None, step: RequestedCall
+    ask: Callable[[ToolCall], bool | Awaitable[bool]] | None,
+    step: RequestedCall,
 ) -> bool:
     """Whether a call may be run, by `ask` if it is given."""
     if ask is None:

@@ -17,7 +17,9 @@ _EXAMPLE = ("name_of_the_tool", {"name_of_an_argument": "its value"})
 
 
 def with_tools_in_words(
-    messages: Sequence[Message], tools: Sequence[Tool], form: CallForm
+    messages: Sequence[Message],
+    tools: Sequence[Tool],
+    form: CallForm,
 ) -> list[Message]:
     """The messages with a description of the tools in the system's first message."""
     declared = "\n".join(json_text(tool.declared()) for tool in tools)

@@ -38,7 +38,10 @@ Turn = tuple[Message, ...]
 
 
 def question_message(
-    text: str, images: Sequence[PictureSource] = (), *, old: Message | None = None
+    text: str,
+    images: Sequence[PictureSource] = (),
+    *,
+    old: Message | None = None,
 ) -> Message:
     """The user's message, with pictures before the text.
 
@@ -105,7 +108,11 @@ def result_messages(turns: Sequence[Turn], results: Mapping[str, object]) -> Tur
 
 def _result_message(call: Message, result: object) -> Message:
     """The message with the result of a call."""
-    message = {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"]}
+    message = {
+        "role": "tool",
+        "tool_call_id": call["id"],
+        "name": call["function"]["name"],
+    }
     if not isinstance(result, ForeignResult):
         return {**message, "content": result_text(result)}
     parts: list[dict[str, Any]] = [{"type": "text", "text": result.text}]
@@ -321,7 +328,10 @@ def fitting_prompt(
 
 
 def num_to_forget(
-    sizes: Sequence[int], length: Callable[[int], int], capacity: int, kept: int
+    sizes: Sequence[int],
+    length: Callable[[int], int],
+    capacity: int,
+    kept: int,
 ) -> int:
     """The number of oldest turns to forget.
 
@@ -348,7 +358,12 @@ def num_to_forget(
         most *= 2
     numbers = range(len(sizes))  # all turns leave if none of these numbers is enough
     first = min(begin + 1, len(sizes))
-    return bisect_left(numbers, -kept, lo=first, key=lambda number: -length(number))
+    return bisect_left(
+        numbers,
+        -kept,
+        lo=first,
+        key=lambda number: -length(number),
+    )
 
 
 def _first_up_to(most: int, sizes: Sequence[int]) -> int:

@@ -95,5 +95,6 @@ def token_ids(tokens: Sequence[int]) -> list[int]:
         return [operator.index(token) for token in bounded]
     except TypeError as error:
         raise OptionError(
-            f"neither text nor token ids: {error}", "Give a str or ints."
+            f"neither text nor token ids: {error}",
+            "Give a str or ints.",
         ) from error

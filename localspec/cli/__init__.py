@@ -82,7 +82,8 @@ class _WarningNotes(logging.Handler):
 # Commands of Ollama, LM Studio and llama.cpp.
 _ELSEWHERE = {
     **dict.fromkeys(
-        ("run", "cli"), "localspec chat MODEL, or localspec generate -m MODEL PROMPT"
+        ("run", "cli"),
+        "localspec chat MODEL, or localspec generate -m MODEL PROMPT",
     ),
     **dict.fromkeys(("list", "ls"), "localspec models"),
     **dict.fromkeys(("pull", "get"), "localspec download PRESET"),

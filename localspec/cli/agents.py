@@ -145,7 +145,11 @@ AGENTS = {
     ),
     "codex": Agent("Codex", "@openai/codex", 8_600, _settings_for_codex, _CODEX_SETTINGS),
     "opencode": Agent(
-        "opencode", "opencode-ai", 7_200, _settings_for_opencode, _OPENCODE_SETTINGS
+        "opencode",
+        "opencode-ai",
+        7_200,
+        _settings_for_opencode,
+        _OPENCODE_SETTINGS,
     ),
 }
 
@@ -157,7 +161,11 @@ def settings_of_agents(served: ServerFound, key: str) -> str:
         served: the server and its model.
         key: an API key of the server.
     """
-    fields = {**served._asdict(), "key": key, "opencode": _opencode_json(served, key)}
+    fields = {
+        **served._asdict(),
+        "key": key,
+        "opencode": _opencode_json(served, key),
+    }
     settings = ""
     lacking = []
     for agent in AGENTS.values():
@@ -175,7 +183,12 @@ def settings_of_agents(served: ServerFound, key: str) -> str:
     return f"{settings}A larger context is needed for {needs}: {remedy}.\n"
 
 
-def require_context(agent: Agent, context: int, num_trained: int, first: str) -> None:
+def require_context(
+    agent: Agent,
+    context: int,
+    num_trained: int,
+    first: str,
+) -> None:
     """Raise OptionError if the context is too small for the agent.
 
     Args:

@@ -22,11 +22,17 @@ from localspec.presets.presets import load_presets
 
 # After an error nothing is completed: a traceback would end up in the command line.
 _quietly = contextlib.suppress(LocalspecError, OSError)
-_STATES = {"ready": "on this machine", "partial": "partly on this machine", "absent": ""}
+_STATES = {
+    "ready": "on this machine",
+    "partial": "partly on this machine",
+    "absent": "",
+}
 
 
 def complete_preset(
-    _context: click.Context, _param: click.Parameter, incomplete: str
+    _context: click.Context,
+    _param: click.Parameter,
+    incomplete: str,
 ) -> list[CompletionItem]:
     """Presets, those on this machine first."""
     by_state: dict[str, list[str]] = {state: [] for state in _STATES}
@@ -42,7 +48,9 @@ def complete_preset(
 
 
 def complete_model(
-    context: click.Context, param: click.Parameter, incomplete: str
+    context: click.Context,
+    param: click.Parameter,
+    incomplete: str,
 ) -> list[CompletionItem]:
     """Presets and files. In this order bash shows files only if no preset matches."""
     file = CompletionItem(incomplete, type="file")
@@ -50,7 +58,9 @@ def complete_model(
 
 
 def complete_session(
-    _context: click.Context, _param: click.Parameter, incomplete: str
+    _context: click.Context,
+    _param: click.Parameter,
+    incomplete: str,
 ) -> list[CompletionItem]:
     """Names of sessions. zsh and fish quote names themselves; for bash it is done here."""
     names: Iterable[str] = ()
@@ -63,7 +73,9 @@ def complete_session(
 
 
 def complete_template(
-    _context: click.Context, _param: click.Parameter, incomplete: str
+    _context: click.Context,
+    _param: click.Parameter,
+    incomplete: str,
 ) -> list[CompletionItem]:
     """Built-in chat templates, and files."""
     names = [CompletionItem(name) for name in BUILT_IN if name.startswith(incomplete)]

@@ -84,7 +84,12 @@ def download(
 
 def _plan(names: Sequence[str], local_dir: Path | None, *, mmproj: bool = True) -> DownloadPlan:
     with waiting(lambda: "Asking the hub …"):
-        return plan_download(names, local_dir, lambda _progress: None, mmproj=mmproj)
+        return plan_download(
+            names,
+            local_dir,
+            lambda _progress: None,
+            mmproj=mmproj,
+        )
 
 
 def _ask_reuse(plan: DownloadPlan) -> bool:

@@ -44,7 +44,13 @@ _PIPE_S = 5.0  # between two lines of progress, if they are not shown in a termi
 @shared("seconds", default=90)
 @json_option("object with everything measured")
 @pair_options
-def bench(options: PairOptions, *, prompts: Path | None, seconds: float, as_json: bool) -> None:
+def bench(
+    options: PairOptions,
+    *,
+    prompts: Path | None,
+    seconds: float,
+    as_json: bool,
+) -> None:
     """Measure the speed-up over plain decoding, by kind of text.
 
     On your machine, with your pair: code, chat, editing, arithmetic, JSON, tool calls,
@@ -76,7 +82,13 @@ def bench(options: PairOptions, *, prompts: Path | None, seconds: float, as_json
             "system": options.system,
             "template": options.template(),
         }
-        found = _measured(engine, run_bench, tasks, asked, seconds=seconds)
+        found = _measured(
+            engine,
+            run_bench,
+            tasks,
+            asked,
+            seconds=seconds,
+        )
         _show(found, bench_text, as_json=as_json)
     if found.outcome is Outcome.TOO_LITTLE:
         raise click.exceptions.Exit(exit_codes.NOT_ENOUGH_EVIDENCE)
@@ -123,9 +135,20 @@ def verify(
         texts = read_prompts(prompts)
     with options.open_engine(memory=False) as engine:
         _note_adapters(engine)
-        tokens = _prompts(engine, options, texts, are_own=prompts is not None)
+        tokens = _prompts(
+            engine,
+            options,
+            texts,
+            are_own=prompts is not None,
+        )
         asked = AnswerOptions(json_schema=schema)
-        report = _measured(engine, check, tokens, options=asked, seconds=seconds)
+        report = _measured(
+            engine,
+            check,
+            tokens,
+            options=asked,
+            seconds=seconds,
+        )
         _show(report, report_text, as_json=as_json)
     if report.finding is Finding.NOT_LOSSLESS:
         raise click.exceptions.Exit(exit_codes.FAILED)
@@ -179,7 +202,11 @@ def _show(found: Any, text: Callable[[Any], str], *, as_json: bool) -> None:
 
 
 def _prompts(
-    engine: BaseEngine, options: PairOptions, texts: Sequence[str], *, are_own: bool
+    engine: BaseEngine,
+    options: PairOptions,
+    texts: Sequence[str],
+    *,
+    are_own: bool,
 ) -> list[list[int]]:
     """The token ids of the prompts. A built-in prompt that does not fit is left out.
 

@@ -81,14 +81,24 @@ def explain(
 
     asked["adapters"] = asked["adapters"] or None  # None: those of the preset
     is_target = asked["draft"] is not None or asked["head"] is not None
-    first = choose_model(model, None, target, is_target=is_target)
+    first = choose_model(
+        model,
+        None,
+        target,
+        is_target=is_target,
+    )
     at_once: dict[str, Any] = {"measure": measure}
     if parallel is not None:
         at_once["parallel"] = parallel
         at_once["kept_bytes"] = served_kept_bytes(memory_here().total_bytes)
     try:
         with waiting(lambda: "Looking at the models …"):
-            found = explanation.explain(first, target=target, **asked, **at_once)
+            found = explanation.explain(
+                first,
+                target=target,
+                **asked,
+                **at_once,
+            )
     except DownloadError as error:
         preset = None
         if first is not None:
@@ -134,7 +144,10 @@ def _size(num_bytes: int | None, *, is_here: bool) -> str:
 
 
 def _add_commands(
-    sheet: FactSheet, found: Explanation, model: str | None, named: dict[str, Any]
+    sheet: FactSheet,
+    found: Explanation,
+    model: str | None,
+    named: dict[str, Any],
 ) -> None:
     """Add the commands to type next.
 

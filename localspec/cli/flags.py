@@ -102,7 +102,10 @@ class Number(click.types.FloatParamType):
     """A finite number: click's own types accept NaN and infinity."""
 
     def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+        self,
+        value: Any,
+        param: click.Parameter | None,
+        ctx: click.Context | None,
     ) -> float:
         number: float = super().convert(value, param, ctx)
         if not math.isfinite(number):
@@ -129,7 +132,10 @@ class Parsed(click.ParamType[Any]):
         self._otherwise = otherwise
 
     def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+        self,
+        value: Any,
+        param: click.Parameter | None,
+        ctx: click.Context | None,
     ) -> Any:
         """Read the text of an option. Raises click.BadParameter."""
         if not isinstance(value, str):

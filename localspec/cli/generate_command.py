@@ -35,7 +35,11 @@ if TYPE_CHECKING:
 
 _STDIN = Path("-")
 # For log-probabilities by the model's own distribution, and after the samplers changed it.
-_NAMES = {"before": "logprob", "after": "logprob_after", "top_before": "top"}
+_NAMES = {
+    "before": "logprob",
+    "after": "logprob_after",
+    "top_before": "top",
+}
 
 
 @click.command(cls=Command)
@@ -118,13 +122,23 @@ def generate(  # noqa: PLR0913  one argument for each option
         )
     template = options.template()
     with options.open_engine(shown=pictures_in(attachments)) as engine:
-        chosen = options.for_answer(engine, stop=stop, logprobs=logprobs, **fits)
+        chosen = options.for_answer(
+            engine,
+            stop=stop,
+            logprobs=logprobs,
+            **fits,
+        )
         text = attached(question, attachments)
         if raw:
             answer = engine.generate_raw(text, chosen)
         else:
             asked = _with_pictures(text, attachments)
-            answer = engine.generate(asked, chosen, system=options.system, template=template)
+            answer = engine.generate(
+                asked,
+                chosen,
+                system=options.system,
+                template=template,
+            )
         if as_json:
             with cancel_on_interrupt(answer.cancel), answer:
                 reply = answer.reply()

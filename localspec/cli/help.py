@@ -84,7 +84,10 @@ class Command(_Grouped):
         return extra
 
     def _refuse_option(
-        self, ctx: click.Context, error: click.NoSuchOption, own: list[str]
+        self,
+        ctx: click.Context,
+        error: click.NoSuchOption,
+        own: list[str],
     ) -> NoReturn:
         """Raise click.UsageError with the option or command that may be meant.
 
@@ -101,7 +104,9 @@ class Command(_Grouped):
                 break
         meant = get_close_matches(error.option_name, error.possibilities or (), cutoff=_NEAR)
         raise click.NoSuchOption(
-            error.option_name, possibilities=meant, ctx=error.ctx
+            error.option_name,
+            possibilities=meant,
+            ctx=error.ctx,
         ) from None
 
     def _instead_of(self, theirs: str) -> str:
@@ -145,7 +150,9 @@ class Group(_Grouped, click.Group):
         self._elsewhere = elsewhere
 
     def resolve_command(
-        self, ctx: click.Context, args: list[str]
+        self,
+        ctx: click.Context,
+        args: list[str],
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """The command that args begin with. Raises click.UsageError with a hint if unknown."""
         name = args[0]

@@ -331,7 +331,8 @@ def add_memory(sheet: FactSheet, memory: Memory, gpus: Sequence[Device]) -> None
     sheet.add("Memory", words, memory=memory)
     if memory.available_bytes < _LITTLE_MEMORY_BYTES:
         sheet.add_problem(
-            f"{memory.available_bytes / 1e9:.1f} GB of memory is free", "Close other programs."
+            f"{memory.available_bytes / 1e9:.1f} GB of memory is free",
+            "Close other programs.",
         )
     for gpu in gpus:
         if gpu.total_bytes > 0 and gpu.free_bytes <= MARGIN_BYTES:
@@ -353,7 +354,12 @@ def add_cache(sheet: FactSheet, cache: HubCacheState, *, is_offline: bool) -> No
     size = readable_bytes(cache.size_bytes)
     disk = readable_bytes(cache.free_bytes)
     words = f"{cache.path}: {size}, {disk} of disk free"
-    sheet.add("Cache", words, cache=cache, is_offline=is_offline)
+    sheet.add(
+        "Cache",
+        words,
+        cache=cache,
+        is_offline=is_offline,
+    )
     if not cache.is_writable:
         sheet.add_problem(
             f"the cache at {cache.path} cannot be written",
@@ -361,7 +367,8 @@ def add_cache(sheet: FactSheet, cache: HubCacheState, *, is_offline: bool) -> No
         )
     if is_offline:
         sheet.add_problem(
-            "offline mode is on (HF_HUB_OFFLINE): nothing can be downloaded", "Unset it."
+            "offline mode is on (HF_HUB_OFFLINE): nothing can be downloaded",
+            "Unset it.",
         )
     if cache.free_bytes < _LITTLE_DISK_BYTES:
         sheet.add_problem(
@@ -427,7 +434,12 @@ def add_presets(sheet: FactSheet) -> None:
     words = str(file)
     if not file.exists():
         words += " (none yet)"
-    sheet.add("Presets", words, presets_file=file, presets_fault=None)
+    sheet.add(
+        "Presets",
+        words,
+        presets_file=file,
+        presets_fault=None,
+    )
     try:
         user_presets()
     except PresetError as error:

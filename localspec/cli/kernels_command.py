@@ -28,7 +28,13 @@ if TYPE_CHECKING:
 @click.option("--zig", is_flag=True, help="Compile with zig, even if there is a compiler.")
 @click.option("--yes", "-y", is_flag=True, help="Do not ask.")
 @json_option("object with what is there; with --yes, after compiling it")
-def kernels(*, remove: bool, zig: bool, yes: bool, as_json: bool) -> None:
+def kernels(
+    *,
+    remove: bool,
+    zig: bool,
+    yes: bool,
+    as_json: bool,
+) -> None:
     """Compile libllama for this processor, and use it if it is faster.
 
     A ready-made libllama has kernels that many processors can run. One that is compiled here
@@ -94,7 +100,12 @@ def _confirm() -> None:
     """Ask. Raises click.Abort after a no, and OptionError without a terminal to ask on."""
     if not is_terminal(sys.stdin):
         raise OptionError("there is no terminal to ask on", "To compile it: --yes.")
-    click.confirm("Go ahead?", default=True, abort=True, err=True)
+    click.confirm(
+        "Go ahead?",
+        default=True,
+        abort=True,
+        err=True,
+    )
 
 
 def _report(build: OwnBuild) -> None:
@@ -140,9 +151,19 @@ def _shown_progress() -> Iterator[OnStep]:
 
     def show(what: str, part: float | None) -> None:
         if part is None:
-            bar.update(task, description=what, total=None, completed=0.0)
+            bar.update(
+                task,
+                description=what,
+                total=None,
+                completed=0.0,
+            )
         else:
-            bar.update(task, description=what, total=1.0, completed=part)
+            bar.update(
+                task,
+                description=what,
+                total=1.0,
+                completed=part,
+            )
 
     with bar:
         yield show

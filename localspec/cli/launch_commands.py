@@ -139,7 +139,11 @@ def _launcher(program: str, agent: Agent) -> click.Command:
     )
     @click.pass_obj
     def launch(
-        more: Sequence[str], *, model: str | None, context_length: int | None, port: int
+        more: Sequence[str],
+        *,
+        model: str | None,
+        context_length: int | None,
+        port: int,
     ) -> None:
         path = shutil.which(program)
         if path is None:
@@ -157,7 +161,10 @@ def _launcher(program: str, agent: Agent) -> click.Command:
 
 @contextlib.contextmanager
 def _server(
-    agent: Agent, model: str | None, context_length: int | None, port: int
+    agent: Agent,
+    model: str | None,
+    context_length: int | None,
+    port: int,
 ) -> Iterator[_Server]:
     """This user's server at that port; one that had to be started is ended at the exit.
 
@@ -202,12 +209,19 @@ def _context_for(agent: Agent, name: str, wanted: int | None) -> int:
     context = model.context_length
     if wanted is None:
         context = max(context, min(model.num_trained, AGENT_CONTEXT))
-    require_context(agent, context, model.num_trained, first="")
+    require_context(
+        agent,
+        context,
+        model.num_trained,
+        first="",
+    )
     return context
 
 
 def _models_once_ready(
-    process: subprocess.Popen[bytes], log: Path, port: int
+    process: subprocess.Popen[bytes],
+    log: Path,
+    port: int,
 ) -> list[dict[str, Any]]:
     """The models of the server that was started. Raises LocalspecError if it does not start."""
     num_unknown = 0
@@ -241,7 +255,8 @@ def _answering_models(connection: http.client.HTTPConnection) -> list[dict[str, 
 
 
 def _of_own_server(
-    port: int, ask: Callable[[http.client.HTTPConnection], _Found | None]
+    port: int,
+    ask: Callable[[http.client.HTTPConnection], _Found | None],
 ) -> _Found | None:
     """The answer of this user's server at that port; None without such a server.
 
@@ -279,7 +294,9 @@ def _is_of_this_user(connection: http.client.HTTPConnection, key: ServerKey) -> 
 
 
 def _request_json(
-    connection: http.client.HTTPConnection, path: str, body: dict[str, Any] | None = None
+    connection: http.client.HTTPConnection,
+    path: str,
+    body: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The JSON at that path.
 
@@ -318,7 +335,10 @@ def _free_port() -> int:
 
 
 def _chosen(
-    listed: list[dict[str, Any]], model: str | None, context_length: int | None, port: int
+    listed: list[dict[str, Any]],
+    model: str | None,
+    context_length: int | None,
+    port: int,
 ) -> ServerFound:
     """The model that is asked for, or else the first. Raises OptionError if it is not there."""
     chosen = listed[0]

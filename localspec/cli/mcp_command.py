@@ -98,7 +98,13 @@ def list_servers(*, source: str, model: str | None, as_json: bool) -> None:
 @_FILE
 @_COUNTER
 @json_option("object with everything known")
-def try_server(*, name: str, source: str, model: str | None, as_json: bool) -> None:
+def try_server(
+    *,
+    name: str,
+    source: str,
+    model: str | None,
+    as_json: bool,
+) -> None:
     """Start a server, and list its tools. If it fails, show the end of its stderr."""
     with opened_servers(source, ()) as servers, _Counter(model) as counter:
         state = _state_of(servers, name)

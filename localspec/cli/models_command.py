@@ -63,7 +63,11 @@ from localspec.presets.user_presets import add_preset, drop_preset, extended_by
 if TYPE_CHECKING:
     from localspec.engine.disk_usage import DiskUsage
 
-_KINDS = {HubModel: "hub", PackagedModel: "packaged", LocalModel: "local"}
+_KINDS = {
+    HubModel: "hub",
+    PackagedModel: "packaged",
+    LocalModel: "local",
+}
 # Values in the order of the list.
 _STATES = ("ready", "partial", "absent")
 _FITS = (True, None, False)
@@ -84,7 +88,12 @@ _ELSEWHERE = {
 
 # The options of `localspec models`, and of `localspec models list`.
 _LISTING = (
-    click.option("--fits", "only_fitting", is_flag=True, help="Only presets that fit."),
+    click.option(
+        "--fits",
+        "only_fitting",
+        is_flag=True,
+        help="Only presets that fit.",
+    ),
     json_option("array with everything known"),
 )
 

@@ -49,7 +49,11 @@ def waiting(describe: Callable[[], str], pipe_s: float | None = None) -> Iterato
         with line_gone():
             pass
 
-    shower = threading.Thread(target=show, name="localspec-waiting", daemon=True)
+    shower = threading.Thread(
+        target=show,
+        name="localspec-waiting",
+        daemon=True,
+    )
     shower.start()
     try:
         with echo_off():

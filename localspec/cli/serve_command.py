@@ -181,14 +181,22 @@ def serve(  # noqa: PLR0913  one argument for each option
     keys: list[str] = []
     if api_key_file is not None:
         keys = _keys(api_key_file)
-    access = AccessRules(keys=keys, hosts=allowed_hosts, origins=cors_origins)
+    access = AccessRules(
+        keys=keys,
+        hosts=allowed_hosts,
+        origins=cors_origins,
+    )
     _check_access(access, host, cache_disk)
     names = list(dict.fromkeys(models or (usual_name(),)))
     for name in filter(None, (*names, embeddings)):
         offer_download(name)
     first, *others = names
     open_model = partial(
-        ServedModel, context_length=context_length, rpc=rpc, device=device, exact=exact
+        ServedModel,
+        context_length=context_length,
+        rpc=rpc,
+        device=device,
+        exact=exact,
     )
     made = [open_model(first, mmproj=mmproj, adapters=adapters or None)]
     mmproj_of_others = None
@@ -223,7 +231,12 @@ def serve(  # noqa: PLR0913  one argument for each option
             own_key=own_key,
             tool_servers=tool_servers,
         )
-        words = _greeting(address, served.all[0], has_key=bool(keys), has_page=has_page)
+        words = _greeting(
+            address,
+            served.all[0],
+            has_key=bool(keys),
+            has_page=has_page,
+        )
         runner = Runner(server.app(access), lambda: say(words), server.stop)
         with contextlib.suppress(KeyboardInterrupt):  # raised again once the server has stopped
             runner.run(sockets=[listening])
@@ -275,11 +288,22 @@ def _check_access(access: AccessRules, host: str, cache_disk: int | None) -> Non
 
 def usual_name() -> str:
     """The model that commands use if none is named."""
-    return choose_model(None, None, None, is_target=False) or DEFAULT_PRESET
+    return (
+        choose_model(
+            None,
+            None,
+            None,
+            is_target=False,
+        )
+        or DEFAULT_PRESET
+    )
 
 
 def _prepare(
-    served: ServedModels, access: AccessRules, parallel: int, cache_disk: int | None
+    served: ServedModels,
+    access: AccessRules,
+    parallel: int,
+    cache_disk: int | None,
 ) -> None:
     """Set the models' caches and parallel answers. Raises OptionError for a double name."""
     from localspec.engine.open_models import CacheDisk
@@ -300,7 +324,13 @@ def _prepare(
             )
 
 
-def _greeting(address: str, model: ServedModel, *, has_key: bool, has_page: bool) -> str:
+def _greeting(
+    address: str,
+    model: ServedModel,
+    *,
+    has_key: bool,
+    has_page: bool,
+) -> str:
     """Settings to copy into clients, facts about the first model, and the address.
 
     Args:
@@ -313,7 +343,11 @@ def _greeting(address: str, model: ServedModel, *, has_key: bool, has_page: bool
 
     key = "YOUR_KEY" if has_key else "local"
     context = model.context_length
-    settings = _CLIENT_SETTINGS.substitute(address=address, model=model.name, key=key)
+    settings = _CLIENT_SETTINGS.substitute(
+        address=address,
+        model=model.name,
+        key=key,
+    )
     served = ServerFound(address, model.name, context, model.num_trained)
     settings += settings_of_agents(served, key)
     words = f"{printable(settings)}\n{_at_once(model)}"

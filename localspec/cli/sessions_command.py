@@ -37,7 +37,11 @@ if TYPE_CHECKING:
     from localspec.cli.conversation import Conversation
 
 _SHOWN = 240  # characters of a text of the last turn
-_SPEAKERS = {"system": "System message", "user": "You", "assistant": "Model"}  # by role
+_SPEAKERS = {
+    "system": "System message",
+    "user": "You",
+    "assistant": "Model",
+}  # by role
 _FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})")
 
 _ELSEWHERE = {
@@ -82,7 +86,13 @@ def list_sessions(*, as_json: bool) -> None:
 @click.argument("file", required=False, type=click.Path(path_type=Path))
 @json_option("object, the format of saved sessions; so does a FILE that ends in .json")
 @click.option("--overwrite", is_flag=True, help="Replace FILE if it exists.")
-def export_session(*, name: str, file: Path | None, as_json: bool, overwrite: bool) -> None:
+def export_session(
+    *,
+    name: str,
+    file: Path | None,
+    as_json: bool,
+    overwrite: bool,
+) -> None:
     """Write a conversation to FILE, or to stdout."""
     session = _session(name)
     is_json_file = file is not None and file.suffix.lower() == ".json"

@@ -100,20 +100,26 @@ _REFUSED = (
 _OPTIONS: dict[str, dict[str, str | dict[str, Any]]] = {
     "Options": {
         "json_schema": _row(
-            "The answer is JSON that matches the schema in this file.", **_FILE
+            "The answer is JSON that matches the schema in this file.",
+            **_FILE,
         ),
         "strict": _row(
-            "With --json-schema: fail if a part of the schema cannot be enforced.", is_flag=True
+            "With --json-schema: fail if a part of the schema cannot be enforced.",
+            is_flag=True,
         ),
         "regex": _row("The whole answer matches this regular expression.", metavar="REGEX"),
         "grammar": _row(
-            "The answer matches the grammar in this file, .lark or .gbnf.", **_FILE
+            "The answer matches the grammar in this file, .lark or .gbnf.",
+            **_FILE,
         ),
         "choices": _row(
-            "The answer is one of the choices. Repeatable.", **_MANY, flags=["--choice"]
+            "The answer is one of the choices. Repeatable.",
+            **_MANY,
+            flags=["--choice"],
         ),
         "prompts": _row(
-            "A file with prompts of your own, one per line. [default: built-in ones]", **_FILE
+            "A file with prompts of your own, one per line. [default: built-in ones]",
+            **_FILE,
         ),
         "seconds": _row(
             "The time limit, once the models are loaded. Then the results so far are printed.",
@@ -133,7 +139,8 @@ _OPTIONS: dict[str, dict[str, str | dict[str, Any]]] = {
             **_MODEL,
         ),
         "draft": _row(
-            "A small draft model of the target's family, named like the --target.", **_MODEL
+            "A small draft model of the target's family, named like the --target.",
+            **_MODEL,
         ),
         "head": _row(
             "A trained head (MTP, EAGLE-3, DFlash, Medusa) for the target, in a file of its "
@@ -189,7 +196,8 @@ _OPTIONS: dict[str, dict[str, str | dict[str, Any]]] = {
             shell_complete=complete_template,
         ),
         "max_tokens": _row(
-            "The maximum number of tokens in an answer. [default: what fits]", type=int
+            "The maximum number of tokens in an answer. [default: what fits]",
+            type=int,
         ),
         "seed": _row("Makes the answer repeatable. [default: random]", type=int),
     },
@@ -323,7 +331,11 @@ def _option(name: str, **changes: Any) -> Decorator:
         default = getattr(_DEFAULTS, name)
         if not isinstance(default, bool):
             row += f" [default: {default}]"
-    more: dict[str, Any] = {"help": row, **field_type(owner, field), **changes}
+    more: dict[str, Any] = {
+        "help": row,
+        **field_type(owner, field),
+        **changes,
+    }
     if field != name:
         more["flags"] = [usual_flag(field).replace("--", "--draft-")]
     return option(name, heading=heading, **more)
@@ -348,7 +360,11 @@ class PairOptions:
     show_draft: bool
 
     def open_engine(
-        self, *, memory: bool = True, cache_disk: int = 0, shown: Sequence[Picture] = ()
+        self,
+        *,
+        memory: bool = True,
+        cache_disk: int = 0,
+        shown: Sequence[Picture] = (),
     ) -> BaseEngine:
         """Load the pair; with RPC servers in a process of its own, since they may crash it.
 
@@ -368,10 +384,19 @@ class PairOptions:
 
         loading = self.loading
         is_target = loading.get("draft") is not None or loading.get("head") is not None
-        first = choose_model(self.model, self.preset, self.target, is_target=is_target)
+        first = choose_model(
+            self.model,
+            self.preset,
+            self.target,
+            is_target=is_target,
+        )
         if self.target is None and not is_target:
             offer_download(first or DEFAULT_PRESET)
-        arguments: LoadKeywords = {**loading, "target": self.target, "memory": memory}
+        arguments: LoadKeywords = {
+            **loading,
+            "target": self.target,
+            "memory": memory,
+        }
         arguments["cache_disk"] = cache_disk
         if shown and not sees(first, arguments):
             model = first or self.target or DEFAULT_PRESET
@@ -401,7 +426,13 @@ class PairOptions:
         from localspec.streaming.answer_options import AnswerOptions  # loads NumPy
 
         sampling = changed_sampling(engine, self.sampling_changes)
-        return AnswerOptions(sampling, self.seed, self.rule, self.max_tokens, **more)
+        return AnswerOptions(
+            sampling,
+            self.seed,
+            self.rule,
+            self.max_tokens,
+            **more,
+        )
 
     def template(self) -> str | None:
         """The name of a built-in template, or a file's content. Raises OptionError."""
@@ -466,7 +497,11 @@ def _llama_options(given: dict[str, Any]) -> dict[str, LlamaOptions]:
         if of_draft[name] is None:
             of_draft[name] = given[name]
     return {
-        "target_options": LlamaOptions(**given, num_cpu_moe_layers=experts, exact=exact),
+        "target_options": LlamaOptions(
+            **given,
+            num_cpu_moe_layers=experts,
+            exact=exact,
+        ),
         "draft_options": LlamaOptions(**given | of_draft),
     }
 
@@ -507,7 +542,11 @@ def constraint_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def with_options(
-        *, json_schema: Path | None, strict: bool, grammar: Path | None, **values: Any
+        *,
+        json_schema: Path | None,
+        strict: bool,
+        grammar: Path | None,
+        **values: Any,
     ) -> Any:
         if strict and json_schema is None:
             raise OptionError("--strict needs --json-schema", "Add it, or leave --strict out.")

@@ -219,7 +219,13 @@ class Guide:
         # llguidance's own limits bound the work for a mask to some milliseconds.
         limits = LLParserLimits(verbose_errors=False)
         matcher = _with_room(
-            grammar, lambda: LLMatcher(self.tokenizer, grammar, log_level=0, limits=limits)
+            grammar,
+            lambda: LLMatcher(
+                self.tokenizer,
+                grammar,
+                log_level=0,
+                limits=limits,
+            ),
         )
         if matcher.is_error():
             raise _refused(spec, matcher.get_error())

@@ -99,7 +99,8 @@ def _check_size(what: str, text: str, most: int) -> None:
     num_bytes = len(text.encode())
     if num_bytes > most:
         raise ConstraintError(
-            f"{what} has {num_bytes} bytes; the limit is {most}", "Shorten it."
+            f"{what} has {num_bytes} bytes; the limit is {most}",
+            "Shorten it.",
         )
 
 
@@ -152,7 +153,8 @@ def schema_text(schema: object) -> str:
         )
     if not isinstance(found, Mapping):
         raise ConstraintError(
-            f"the JSON schema is {found!r:.80}", "It has to be an object, in braces."
+            f"the JSON schema is {found!r:.80}",
+            "It has to be an object, in braces.",
         )
     try:
         text = json.dumps(found, ensure_ascii=False)
@@ -190,7 +192,8 @@ MAX_GBNF_BYTES = 32 << 10
 # A rule of GBNF: name ::= …
 _RULE = re.compile(r"^\s*[\w-]+\s*::=", re.MULTILINE)
 _PART = re.compile(
-    r'(?P<text>"(?:\\.|[^"\\])*")|(?P<set>\[(?:\\.|[^\]\\])*\])|\#[^\n]*|(?P<any>\.)', re.DOTALL
+    r'(?P<text>"(?:\\.|[^"\\])*")|(?P<set>\[(?:\\.|[^\]\\])*\])|\#[^\n]*|(?P<any>\.)',
+    re.DOTALL,
 )
 _ESCAPE = re.compile(r"\\(?:u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|([\[\]])|.)", re.DOTALL)
 # Characters with another meaning in a character set of Rust's regular expressions.

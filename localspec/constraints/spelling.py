@@ -89,7 +89,9 @@ class Spelling:
     def tokenize(self, data: bytes) -> list[int]:
         """Tokens that spell bytes in the middle of a text, none of which steers the model."""
         return self._vocabulary.tokenize(
-            data.decode("utf-8", errors="replace"), parse_special=False, after=self._ordinary
+            data.decode("utf-8", errors="replace"),
+            parse_special=False,
+            after=self._ordinary,
         )
 
     def single(self, texts: Sequence[str]) -> frozenset[int]:

@@ -54,7 +54,10 @@ class AnsweredTexts:
         self._texts: list[AnsweredText] = []
 
     def text_for(
-        self, prompt: Sequence[int], scope: Hashable, num_stable: int | None
+        self,
+        prompt: Sequence[int],
+        scope: Hashable,
+        num_stable: int | None,
     ) -> AnsweredText:
         """The scope's longest text that the prompt continues, or a new one; marked as in use.
 

@@ -56,7 +56,8 @@ _INSTEAD = {
     ),
     "create_chat_completion": "engine.generate(messages)",
     **dict.fromkeys(
-        ("create_embedding", "embed", "encode"), 'localspec.load_embedder("model.gguf")'
+        ("create_embedding", "embed", "encode"),
+        'localspec.load_embedder("model.gguf")',
     ),
 }
 _WAIT = "Finish or close that answer first, or wait in line for it: queue=True."
@@ -95,7 +96,10 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
     """Sizes of the target's decodes that equal single decodes to the bit."""
 
     def __init__(
-        self, sampling: SamplingParams, parallel: int, adapters: Sequence[Adapter]
+        self,
+        sampling: SamplingParams,
+        parallel: int,
+        adapters: Sequence[Adapter],
     ) -> None:
         self._sampling = sampling
         self._adapters = tuple(adapters)
@@ -303,7 +307,10 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
         """
 
     def _measure(
-        self, function: Callable[..., Found], *arguments: Any, **keywords: Any
+        self,
+        function: Callable[..., Found],
+        *arguments: Any,
+        **keywords: Any,
     ) -> Found:
         """Call a function with the `Engine` that has the models; returns its result.
 
@@ -382,7 +389,13 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
         messages = question_messages(question, system)
         use = chosen.tool_use(())
         form = spec_of(chosen)
-        source = MessagesSource(messages, use, template, think, form=form)
+        source = MessagesSource(
+            messages,
+            use,
+            template,
+            think,
+            form=form,
+        )
         return self._answer(AnswerRecord(chosen, source))
 
     def generate_raw(
@@ -475,7 +488,13 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
         """
         self._own_process.require("the engine")
         self._require_not_ending()
-        return Chat(self, messages=messages, system=system, template=template, think=think)
+        return Chat(
+            self,
+            messages=messages,
+            system=system,
+            template=template,
+            think=think,
+        )
 
     def __enter__(self) -> Self:
         return self
@@ -503,7 +522,8 @@ FACTS = tuple(BaseEngine.__annotations__)  # attributes that never change
 
 
 def with_scales(
-    adapters: Sequence[Adapter], scales: Mapping[int, float]
+    adapters: Sequence[Adapter],
+    scales: Mapping[int, float],
 ) -> tuple[Adapter, ...]:
     """The adapters with these scales, by their numbers from 0; 0 where none is given.
 
@@ -546,7 +566,8 @@ def _checked_chat(chat: object) -> Chat:
 
 
 def question_messages(
-    question: str | Sequence[Mapping[str, object]], system: str | None
+    question: str | Sequence[Mapping[str, object]],
+    system: str | None,
 ) -> list[Message]:
     """Checked messages: a list's, or one for a text; after the system message, if any.
 

@@ -234,7 +234,9 @@ def read_states(path: Path, head: CacheHead, numbers: Sequence[int | None]) -> P
 
 
 def read_caches(
-    path: Path, identities: Sequence[str], make_room: Callable[[int], None]
+    path: Path,
+    identities: Sequence[str],
+    make_room: Callable[[int], None],
 ) -> PooledCache | None:
     """The file's content; None if it is missing, damaged or of other models.
 
@@ -254,7 +256,9 @@ def read_caches(
         return None
     except DAMAGES as error:
         logger.warning(
-            "%s cannot be used, so the conversation is decoded again: %s", path, error
+            "%s cannot be used, so the conversation is decoded again: %s",
+            path,
+            error,
         )
         return None
 
@@ -287,7 +291,8 @@ def _outline(num_cached: Any, num_tokens: int, pictures: Any) -> CacheState | No
 
 
 def _chunks(
-    part: bytes | memoryview, check: Callable[[], None] = lambda: None
+    part: bytes | memoryview,
+    check: Callable[[], None] = lambda: None,
 ) -> Iterator[memoryview]:
     view = memoryview(part)
     for begin in range(0, len(view), _CHUNK_BYTES):

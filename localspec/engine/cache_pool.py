@@ -94,7 +94,11 @@ class CachePool:
         return min(free, key=rank)
 
     def switch_to(
-        self, lane: Lane, owner: object | None, tokens: Sequence[int], scope: Scope
+        self,
+        lane: Lane,
+        owner: object | None,
+        tokens: Sequence[int],
+        scope: Scope,
     ) -> None:
         """Switch a lane to the owner's text, and keep the previous owner's text.
 
@@ -148,7 +152,11 @@ class CachePool:
         return self._kept.pop(owner, None)
 
     def _better_than(
-        self, num_there: int, tokens: Sequence[int], others: Sequence[Lane], scope: Scope
+        self,
+        num_there: int,
+        tokens: Sequence[int],
+        others: Sequence[Lane],
+        scope: Scope,
     ) -> PooledCache | None:
         """A copy of the text that spares the most decodes; None if none is worth its copying.
 

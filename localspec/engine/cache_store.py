@@ -79,7 +79,10 @@ class CacheStore:
         self._has_warned = False  # of a fault of the disk
 
     def best(
-        self, tokens: Sequence[int], num_there: int, scales: Sequence[float] = ()
+        self,
+        tokens: Sequence[int],
+        num_there: int,
+        scales: Sequence[float] = (),
     ) -> PooledCache | None:
         """The text that spares most decodes of `tokens`, if it spares more than reading costs.
 
@@ -108,7 +111,10 @@ class CacheStore:
         return None
 
     def wants(
-        self, tokens: Sequence[int], outline: CacheState, scales: Sequence[float] = ()
+        self,
+        tokens: Sequence[int],
+        outline: CacheState,
+        scales: Sequence[float] = (),
     ) -> bool:
         """Whether a text is worth a file: no other file has most of it.
 
@@ -153,7 +159,14 @@ class CacheStore:
             identities = self._identities_under(kept.scope.scales)
             path = folder / self._name(kept, identities)
             # A power cut may leave a damaged file: each file is checked when it is read.
-            write_caches(path, kept, identities, owner=self._owner, check=check, durable=False)
+            write_caches(
+                path,
+                kept,
+                identities,
+                owner=self._owner,
+                check=check,
+                durable=False,
+            )
             cached = _cached(kept)
             for other, head in self._own(identities):
                 num_cached = head.num_cached
@@ -212,7 +225,10 @@ class CacheStore:
         return None
 
     def _read_text(
-        self, path: Path, head: CacheHead, identities: Sequence[str]
+        self,
+        path: Path,
+        head: CacheHead,
+        identities: Sequence[str],
     ) -> PooledCache | None:
         """The text with the states of the models of these identities; None if damaged."""
         places = {identity: number for number, identity in enumerate(head.identities)}

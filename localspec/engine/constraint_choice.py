@@ -36,7 +36,10 @@ class Constrainer:
         self._crossing = remember(self._spelling.crossing)
 
     def constraint(
-        self, options: AnswerOptions, prompt: Prompt, is_cancelled: CancelCheck = never
+        self,
+        options: AnswerOptions,
+        prompt: Prompt,
+        is_cancelled: CancelCheck = never,
     ) -> Constraint | None:
         """The constraint of the answer to a prompt, if any.
 
@@ -68,7 +71,10 @@ class Constrainer:
             constraint = self._after_boundary(constraint, boundary, texts, start, is_cancelled)
         if not has_frame:
             constraint = self._after_thoughts(
-                constraint, prompt.thoughts, is_cancelled, may_end=bool(triggers)
+                constraint,
+                prompt.thoughts,
+                is_cancelled,
+                may_end=bool(triggers),
             )
         said = prompt.tokens[len(prompt.tokens) - prompt.num_said :]
         if constraint.validate(said) < len(said):
@@ -128,7 +134,8 @@ def _are_json(calls: Calls) -> bool:
 
 
 def _requested_spec(
-    options: AnswerOptions, prompt: Prompt
+    options: AnswerOptions,
+    prompt: Prompt,
 ) -> tuple[ConstraintSpec | None, Sequence[str]]:
     """The constraint that is asked for, and the texts after which it starts."""
     spec = spec_of(options)

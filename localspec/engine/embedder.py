@@ -42,7 +42,10 @@ class Embedder:
     """
 
     def __init__(
-        self, header: Header, options: LlamaOptions, progress: Callable[[float], None]
+        self,
+        header: Header,
+        options: LlamaOptions,
+        progress: Callable[[float], None],
     ) -> None:
         from localspec.llama.embedding_model import LlamaEmbedder
         from localspec.llama.opening import open_watched
@@ -166,6 +169,8 @@ def load_embedder(
     """
     header = check_embedder_file(locate_model(model))
     options = LlamaOptions(
-        context_length=context_length, num_threads=num_threads, num_gpu_layers=num_gpu_layers
+        context_length=context_length,
+        num_threads=num_threads,
+        num_gpu_layers=num_gpu_layers,
     )
     return Embedder(header, options, progress)

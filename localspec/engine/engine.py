@@ -301,7 +301,11 @@ class Engine(BaseEngine):
         self._schedule.start(lane, record, self._produced(lane, owner, work, run))
 
     def _produced(
-        self, lane: Lane, owner: object | None, work: _Work, run: AnswerRun
+        self,
+        lane: Lane,
+        owner: object | None,
+        work: _Work,
+        run: AnswerRun,
     ) -> Producing:
         """Run an answer in its lane.
 
@@ -372,7 +376,9 @@ class Engine(BaseEngine):
         room = self._room_after(num_tokens)
         cancellation = record.cancellation
         constraint = self._constrainer.constraint(
-            options, prompt, lambda: cancellation.is_requested
+            options,
+            prompt,
+            lambda: cancellation.is_requested,
         )
         seed = options.seed
         if seed is None:

@@ -167,7 +167,10 @@ class Lane:
         """Choose the draft policy for these scales: they change how drafts fare."""
         is_own = self.decoder.draft_policy is self.own_policy
         learning = choose_draft_policy(
-            self.models, self._drafting, self.decoder.proposers, self._num_threads
+            self.models,
+            self._drafting,
+            self.decoder.proposers,
+            self._num_threads,
         )
         self.own_policy = learning.policy
         self.profile = learning.profile
@@ -321,7 +324,8 @@ def nobody() -> None:
 
 
 def open_lanes(
-    models: Models, drafting: Drafting
+    models: Models,
+    drafting: Drafting,
 ) -> tuple[list[Lane], SharedVocabulary | None]:
     """A lane for each text that all contexts hold, and what target's and draft's tokens share.
 
@@ -339,7 +343,12 @@ def open_lanes(
         proposers, off = choose_proposers(own, drafting, shared)
         learning, threads = choose_policies(own, drafting, proposers, clock.was_alone)
         decoder = SpeculativeDecoder(
-            own.target, proposers, learning.policy, threads, off, clock.now
+            own.target,
+            proposers,
+            learning.policy,
+            threads,
+            off,
+            clock.now,
         )
         lanes.append(Lane(own, decoder, clock, drafting, learning.profile))
     return lanes, shared

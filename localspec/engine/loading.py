@@ -151,7 +151,13 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     _check_kept(kept_bytes, memory=memory)
     drafting = Drafting(draft_tokens, proposer)
     located, chosen = named_sources(
-        preset, {"target": target, "draft": draft, "head": head, "mmproj": mmproj}
+        preset,
+        {
+            "target": target,
+            "draft": draft,
+            "head": head,
+            "mmproj": mmproj,
+        },
     )
     if chosen is not None and context_length is None:
         context_length = chosen.context_length
@@ -197,7 +203,14 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
             description += f"; {device}"
         elif not models.target.gpus:
             description += _unused_gpu(sources[0])
-        engine = Engine(models, drafting, sampling, description, room, memory=memory)
+        engine = Engine(
+            models,
+            drafting,
+            sampling,
+            description,
+            room,
+            memory=memory,
+        )
         engine.device = device
         stack.pop_all()
         return engine
@@ -251,7 +264,10 @@ def _check_kept(kept_bytes: int, *, memory: bool) -> None:
 
 
 def _plans(
-    sources: list[Source], sight: Sight | None, parallel: int, kept_bytes: int
+    sources: list[Source],
+    sight: Sight | None,
+    parallel: int,
+    kept_bytes: int,
 ) -> Ranked | None:
     """The plans of opening the files on each device, the best first; None without a file.
 
@@ -331,7 +347,9 @@ def _open_fitting(
 
 
 def _open_models(
-    sources: list[Source], sight: Sight | None, stack: contextlib.ExitStack
+    sources: list[Source],
+    sight: Sight | None,
+    stack: contextlib.ExitStack,
 ) -> Models:
     """Open the target, the models that draft for it, and its projector. stack: closes them.
 
@@ -446,7 +464,9 @@ def prepare_kernels(options: LlamaOptions, header: Header) -> None:
 
 
 def _find_exactness(
-    model: LlamaModel, options: LlamaOptions, gpu_models: Sequence[str]
+    model: LlamaModel,
+    options: LlamaOptions,
+    gpu_models: Sequence[str],
 ) -> Exactness:
     """Find the class of exact decodes: in the profile, or by a probe of 0.1 to 30 s.
 
@@ -501,7 +521,9 @@ def _as_draft(source: Source, target_context: int) -> Source:
 
 
 def _open_head(
-    source: Source, target: LlamaModel, stack: contextlib.ExitStack
+    source: Source,
+    target: LlamaModel,
+    stack: contextlib.ExitStack,
 ) -> LlamaHead | MedusaHeads:
     """The head in a file of its own, or in the target's."""
     from localspec.llama.head import open_head

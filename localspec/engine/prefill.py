@@ -82,7 +82,10 @@ def measure_fast(decoder: SpeculativeDecoder, chain: SamplerChain) -> None:
 
 
 def time_decodes(
-    decoder: SpeculativeDecoder, tokens: list[int], costs: Costs, chain: SamplerChain
+    decoder: SpeculativeDecoder,
+    tokens: list[int],
+    costs: Costs,
+    chain: SamplerChain,
 ) -> None:
     """Make `tokens` the text, and time decodes after it that costs lack. Raises Interrupted."""
     _read_ahead(decoder, tokens)
@@ -191,7 +194,10 @@ def _measure_steps(decoder: SpeculativeDecoder, costs: Costs, chain: SamplerChai
 
 
 def _time_drafts(
-    decoder: SpeculativeDecoder, draft: DraftModel, costs: Costs, chain: SamplerChain
+    decoder: SpeculativeDecoder,
+    draft: DraftModel,
+    costs: Costs,
+    chain: SamplerChain,
 ) -> None:
     """Time a few drafts; the first also reads the missing tokens."""
     if draft.model.max_rollback == 0:

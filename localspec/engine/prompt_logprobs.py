@@ -14,7 +14,11 @@ if TYPE_CHECKING:
 
 
 def prompt_logprobs(
-    engine: Engine, tokens: Sequence[int], num_top: int, *, watch: Watch
+    engine: Engine,
+    tokens: Sequence[int],
+    num_top: int,
+    *,
+    watch: Watch,
 ) -> list[TokenLogprobs]:
     """The log-probability of each token but the first, which has no token before it.
 

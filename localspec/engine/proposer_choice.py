@@ -38,7 +38,9 @@ logger = logging.getLogger(__name__)
 
 
 def choose_proposers(
-    models: Models, drafting: Drafting, shared: SharedVocabulary | None
+    models: Models,
+    drafting: Drafting,
+    shared: SharedVocabulary | None,
 ) -> tuple[list[Proposer], DraftOff | None]:
     """The proposers of a lane in order of preference, and the reason if there are none.
 
@@ -78,7 +80,8 @@ def _head_proposer(head: LlamaHead | MedusaHeads, is_end: Callable[[int], bool])
 
 
 def answer_policy(
-    drafting: Drafting | None, proposers: Sequence[Proposer]
+    drafting: Drafting | None,
+    proposers: Sequence[Proposer],
 ) -> tuple[FixedDraftPolicy | None, frozenset[ProposerKind] | None]:
     """The policy for one answer, and the kinds of proposers that it may use.
 
@@ -133,7 +136,10 @@ def choose_policies(
 
 
 def choose_draft_policy(
-    models: Models, drafting: Drafting, proposers: Sequence[Proposer], num_threads: int
+    models: Models,
+    drafting: Drafting,
+    proposers: Sequence[Proposer],
+    num_threads: int,
 ) -> Learning:
     """The draft policy of the models, under the scales that the target's adapters have.
 
@@ -240,5 +246,9 @@ def _thread_policy(models: Models, was_alone: Callable[[], bool]) -> ThreadPolic
         counts = counts_to_try(most)
     look_again = target.others.num_free_cores
     return AdaptiveThreads(
-        counts, target.num_free_cores, look_again, set_num_threads, was_alone
+        counts,
+        target.num_free_cores,
+        look_again,
+        set_num_threads,
+        was_alone,
     )

@@ -137,7 +137,12 @@ class Schedule:
             lane.clock.charge(took_s / len(chosen))
             error = part.error
             part.error = None  # its traceback's frames have the part
-            self._deliver(lane, part.rows, error, is_joint=len(chosen) > 1)
+            self._deliver(
+                lane,
+                part.rows,
+                error,
+                is_joint=len(chosen) > 1,
+            )
             del error
 
     def _prefill_chunk(self, lane: Lane, decode: Decode, *, is_alone: bool) -> None:

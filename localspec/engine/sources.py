@@ -98,7 +98,8 @@ class Source(NamedTuple):
 
 
 def named_sources(
-    model: ModelSource | Preset | None, named: dict[Role, ModelSource | None]
+    model: ModelSource | Preset | None,
+    named: dict[Role, ModelSource | None],
 ) -> tuple[dict[Role, Located], Preset | None]:
     """A path or a `Llama` for each role that is filled, and the preset that names them, if any.
 
@@ -123,7 +124,9 @@ def named_sources(
 
 
 def with_adapters(
-    target: Source, adapters: Sequence[AnyAdapter] | None, chosen: Preset | None
+    target: Source,
+    adapters: Sequence[AnyAdapter] | None,
+    chosen: Preset | None,
 ) -> Source:
     """The target with the given adapters, or else the preset's.
 
@@ -145,7 +148,8 @@ def with_adapters(
 
 
 def servers_used(
-    model: str | os.PathLike[str] | Preset | None, arguments: LoadKeywords
+    model: str | os.PathLike[str] | Preset | None,
+    arguments: LoadKeywords,
 ) -> tuple[str, ...]:
     """Addresses of the RPC servers that `load` would use. Raises OptionError, PresetError."""
     named: dict[Role, Any] = {role: arguments.get(role) for role in get_args(Role)}
@@ -277,7 +281,12 @@ def _for_head(target_options: LlamaOptions) -> LlamaOptions:
     """
     if target_options.rpc:
         target_options = replace(target_options, num_gpu_layers=0, device=None)
-    return replace(target_options, max_outputs=REPLAY_TOKENS, num_snapshots=0, exact=None)
+    return replace(
+        target_options,
+        max_outputs=REPLAY_TOKENS,
+        num_snapshots=0,
+        exact=None,
+    )
 
 
 def _for_target(options: LlamaOptions, drafting: Drafting) -> LlamaOptions:

@@ -60,7 +60,9 @@ def sees(model: str | os.PathLike[str] | Preset | None, arguments: LoadKeywords)
 
 
 def ways_to_see(
-    named: str | os.PathLike[str] | None, path: Path | None, target: Header | None
+    named: str | os.PathLike[str] | None,
+    path: Path | None,
+    target: Header | None,
 ) -> list[Sight | None]:
     """The projectors to try in this order; None stands for a target without one.
 
@@ -164,7 +166,10 @@ def open_projector(
     content = FileContent(header)
     use_gpu = options.num_gpu_layers != 0 and has_room_on_gpu(header, free_memory().gpus)
     projector = Projector(
-        header.path, target.handle, num_threads=target.num_threads, use_gpu=use_gpu
+        header.path,
+        target.handle,
+        num_threads=target.num_threads,
+        use_gpu=use_gpu,
     )
     stack.callback(projector.close)
     # Read now, while the system has the file in memory.

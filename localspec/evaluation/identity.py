@@ -270,7 +270,13 @@ class IdentityCheck:
         is_enough = self.result.num_accepted >= self.num_wanted
         return is_enough or bool(self.result.bugs(self.rounding.bound))
 
-    def _compare_from(self, begin: int, prompt: int, reference: Reference, k: int) -> int:
+    def _compare_from(
+        self,
+        begin: int,
+        prompt: int,
+        reference: Reference,
+        k: int,
+    ) -> int:
         """Compare a text from a position on. Returns the position after the compared tokens.
 
         Args:
@@ -307,7 +313,13 @@ class IdentityCheck:
         tokens = [*reference.prompt_tokens, *reference.plain[: len(rows) - 1]]
         self.rounding.measure(self.loop.target, rows[-num_rows:], tokens)
 
-    def _add(self, text: _Text, reference: Reference, prompt: int, k: int) -> int | None:
+    def _add(
+        self,
+        text: _Text,
+        reference: Reference,
+        prompt: int,
+        k: int,
+    ) -> int | None:
         """Add the comparison of a text, which may be cut off.
 
         Returns the position of its divergence, or None.
@@ -332,7 +344,10 @@ class IdentityCheck:
         return divergence.position
 
     def _request(
-        self, prompt_tokens: list[int], seed: int | None, said: Sequence[int] = ()
+        self,
+        prompt_tokens: list[int],
+        seed: int | None,
+        said: Sequence[int] = (),
     ) -> Request:
         """The request for an answer after a prompt.
 

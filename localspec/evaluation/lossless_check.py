@@ -162,7 +162,9 @@ class _Check:
         resolver = Resolver(engine.vocabulary)
 
         def chain(
-            params: SamplingParams, prompt: Sequence[int], said: Sequence[int] = ()
+            params: SamplingParams,
+            prompt: Sequence[int],
+            said: Sequence[int] = (),
         ) -> SamplerChain:
             state = engine._constrainer.constraint(options, Prompt([*prompt]))
             if state is not None:
@@ -222,7 +224,12 @@ class _Check:
         return self._pace.seconds_left([self._greedy.result, self._seeded.result])
 
     def _check_text(
-        self, name: str, check: IdentityCheck, number: int, prompt: list[int], seed: int | None
+        self,
+        name: str,
+        check: IdentityCheck,
+        number: int,
+        prompt: list[int],
+        seed: int | None,
     ) -> None:
         """Let the target write a text, and compare drafted ones with it, if more are needed.
 

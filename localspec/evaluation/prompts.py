@@ -70,7 +70,11 @@ class Task:
         if engine.chat_template is None and template is None:
             return engine.generate_raw(self.text, options, **keywords)
         return engine.generate(
-            self.messages, options, system=system, template=template, **keywords
+            self.messages,
+            options,
+            system=system,
+            template=template,
+            **keywords,
         )
 
 
@@ -135,7 +139,8 @@ def read_prompts(path: Path) -> list[str]:
         lines = read_text_file(path).splitlines()
     except (OSError, ValueError) as error:
         raise OptionError(
-            f"{path}: {error}", "Give a text file with one prompt per line."
+            f"{path}: {error}",
+            "Give a text file with one prompt per line.",
         ) from error
     stripped = [line.strip() for line in lines]
     prompts = [line for line in stripped if line]

@@ -213,7 +213,8 @@ def check_adapters(adapters: Sequence[Header], target: Header) -> None:
         why_not = adapter_misfit(adapter, target)
         if why_not:
             raise PairError(
-                f"{adapter.path} is no adapter for {target.path.name}: {why_not}", _OTHER_MODEL
+                f"{adapter.path} is no adapter for {target.path.name}: {why_not}",
+                _OTHER_MODEL,
             )
     num_pairs = sum(len(_pairs(adapter)) for adapter in adapters)
     most = len(target.tensors) * _NODES_PER_TENSOR // _NODES_PER_PAIR

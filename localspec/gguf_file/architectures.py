@@ -107,7 +107,8 @@ _SPECIAL = {
     **dict.fromkeys(("lfm2", "lfm2moe", "qwen4exp"), replace(_HYBRID_BACK, gives_layers=True)),
     **dict.fromkeys(("deepseek2", "deepseek32", "glm-dsa", "glm4moe"), _ONE),
     **dict.fromkeys(
-        ("bailingmoe3", "nemotron_h_moe", "qwen35", "qwen35moe"), _giving(_ONE_HYBRID)
+        ("bailingmoe3", "nemotron_h_moe", "qwen35", "qwen35moe"),
+        _giving(_ONE_HYBRID),
     ),
     **dict.fromkeys(_GIVING_ONLY, _GIVES),
     **dict.fromkeys(("gemma4", "gpt-oss"), _giving(_GIVES)),
@@ -116,7 +117,10 @@ _SPECIAL = {
     "dflash": Architecture(head_graph=HeadGraph.BLOCK, is_head=True),
     "eagle3": Architecture(head_graph=HeadGraph.LAYERS, is_head=True),
     "gemma4-assistant": Architecture(
-        head_graph=HeadGraph.SHARED, is_head=True, head_of="gemma4", is_cropped=True
+        head_graph=HeadGraph.SHARED,
+        is_head=True,
+        head_of="gemma4",
+        is_cropped=True,
     ),
     "hy_v3": Architecture(head_graph=HeadGraph.CHAIN, loaded_anyway=(*_TABLES, *_FFN)),
     "medusa": Architecture(head_graph=HeadGraph.OUTPUT, is_head=True),

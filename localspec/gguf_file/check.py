@@ -84,7 +84,8 @@ def check_parts(parts: Sequence[Header], *, embeds: bool = False) -> Header:
     path = header.path
     if not tensors:
         raise ModelFileError(
-            f"{path} holds a vocabulary and no weights", "Choose the file of the whole model."
+            f"{path} holds a vocabulary and no weights",
+            "Choose the file of the whole model.",
         )
     kind = header.metadata.get("general.type", "model")
     if kind != "model":
@@ -95,7 +96,8 @@ def check_parts(parts: Sequence[Header], *, embeds: bool = False) -> Header:
     architecture = header.architecture
     if architecture in _NOT_TEXT_MODELS:
         raise ModelFileError(
-            f"{path} is {_NOT_TEXT_MODELS[architecture]}", "Choose a text generation model."
+            f"{path} is {_NOT_TEXT_MODELS[architecture]}",
+            "Choose a text generation model.",
         )
     # Ollama stores some models with an encoder, which llama.cpp has in files of their own.
     names = [tensor.name for tensor in tensors]
@@ -140,7 +142,8 @@ def _check_what_aborts(header: Header, shape: ModelShape) -> None:
         faults.append("two of its tokens have the same text")
     if faults:
         raise ModelFileError(
-            f"{header.path} is damaged: {'; '.join(faults)}", "Download or convert it again."
+            f"{header.path} is damaged: {'; '.join(faults)}",
+            "Download or convert it again.",
         )
 
 
@@ -163,6 +166,7 @@ def _other_parts(header: Header) -> list[Path]:
     own_number = int(named[1])
     if own_number != 1:
         raise ModelFileError(
-            f"{header.path} is part {own_number} of {count}", f"Name {parts[0]}"
+            f"{header.path} is part {own_number} of {count}",
+            f"Name {parts[0]}",
         )
     return parts[1:]

@@ -143,7 +143,8 @@ def read_header(path: Path) -> Header:
         # Before it is opened, which would wait for the other end of a pipe.
         if not stat.S_ISREG(info.st_mode):
             raise ModelFileError(
-                f"{path} is a pipe or a device, not a file", "Name a .gguf file on disk."
+                f"{path} is a pipe or a device, not a file",
+                "Name a .gguf file on disk.",
             )
         with path.open("rb") as file:
             if info.st_size == 0:  # cannot be mapped
@@ -155,7 +156,8 @@ def read_header(path: Path) -> Header:
         raise ModelNotFoundError(f"{path} does not exist", hint) from None
     except OSError as error:
         raise ModelFileError(
-            f"{path} cannot be read: {error.strerror}", "Check the path and its permissions."
+            f"{path} cannot be read: {error.strerror}",
+            "Check the path and its permissions.",
         ) from error
     except ValueError as error:  # a NUL character
         raise ModelFileError(f"{str(path)!r} is not a path: {error}", "Check it.") from None
@@ -271,7 +273,8 @@ class _HeaderReader:
 
     def _damaged(self, what: str) -> ModelFileError:
         return ModelFileError(
-            f"{self._path} is damaged or was cut short: {what}", "Download it again."
+            f"{self._path} is damaged or was cut short: {what}",
+            "Download it again.",
         )
 
     def _skip(self, num_bytes: int) -> int:

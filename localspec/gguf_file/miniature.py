@@ -23,7 +23,19 @@ _ALIGNMENT = 32  # bytes, if the file states no other
 _UINT32 = 4
 _STRING = 8
 _ARRAY = 9
-_NUMBER_SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  # bytes
+_NUMBER_SIZES = {
+    0: 1,
+    1: 1,
+    2: 2,
+    3: 2,
+    4: 4,
+    5: 4,
+    6: 4,
+    7: 1,
+    10: 8,
+    11: 8,
+    12: 8,
+}  # bytes
 _KEPT_OF_GENERAL = ("general.architecture", "general.alignment", "general.quantization_version")
 
 
@@ -117,7 +129,12 @@ def _num_layers(header: Header, num_bytes: int) -> int:
     return min(num_layers, max(_FEWEST_LAYERS, wanted))
 
 
-def _entries(header: Header, path: Path, num_layers: int, num_tokens: int) -> list[bytes]:
+def _entries(
+    header: Header,
+    path: Path,
+    num_layers: int,
+    num_tokens: int,
+) -> list[bytes]:
     """The entries of the miniature's metadata.
 
     Args:
@@ -143,7 +160,12 @@ def _entries(header: Header, path: Path, num_layers: int, num_tokens: int) -> li
     return list(entries.values())
 
 
-def _shortened(key: str, entry: bytes, num_blocks: int, num_layers: int) -> bytes:
+def _shortened(
+    key: str,
+    entry: bytes,
+    num_blocks: int,
+    num_layers: int,
+) -> bytes:
     """The entry; of an array with a number for each block, only those of the first layers."""
     at = 8 + len(key.encode())
     entry_kind = struct.unpack_from("<I", entry, at)[0]
@@ -169,7 +191,12 @@ def _string(text: str) -> bytes:
     return struct.pack("<Q", len(data)) + data
 
 
-def _copy(source: Path, offset: int, size: int, file: io.BufferedWriter) -> None:
+def _copy(
+    source: Path,
+    offset: int,
+    size: int,
+    file: io.BufferedWriter,
+) -> None:
     """Append `size` bytes of the source, from an offset on, to the file."""
     with source.open("rb") as weights:
         weights.seek(offset)

@@ -16,7 +16,8 @@ NO_PROJECTOR = "none"  # as mmproj: do not even look into the target's folder
 _SIGN = re.compile(r"mmproj", re.IGNORECASE)
 # Parts of a file's name that do not name a model.
 _WORDS = re.compile(
-    r"-\d{5}-of-\d{5}|mmproj|[0-9]*bf16|f16|f32|(ud-)?i?q\d\w*|model|gguf", re.IGNORECASE
+    r"-\d{5}-of-\d{5}|mmproj|[0-9]*bf16|f16|f32|(ud-)?i?q\d\w*|model|gguf",
+    re.IGNORECASE,
 )
 _HELPERS = re.compile(r"mmproj|draft|mtp|eagle|dflash|medusa", re.IGNORECASE)
 _BEST = ("f16", "bf16", "q8_0", "f32")  # types in file names, in order of preference
@@ -56,7 +57,8 @@ def check_projector(header: Header) -> None:
         has_vision = False
     if not has_vision:
         raise ModelFileError(
-            f"{path} is a projector for audio only", "Choose a projector for images."
+            f"{path} is a projector for audio only",
+            "Choose a projector for images.",
         )
 
 

@@ -105,7 +105,12 @@ def remote_file(file: HubFile, on_wait: OnWait = lambda: None) -> RemoteFile:
             f"{etag}",
             f"{file.repo} was changed, or the pin is wrong; nothing was downloaded.",
         )
-    return RemoteFile(file=file, commit=commit, etag=etag, size_bytes=size)
+    return RemoteFile(
+        file=file,
+        commit=commit,
+        etag=etag,
+        size_bytes=size,
+    )
 
 
 def content_of(remote: RemoteFile, begin: int, end: int | None = None) -> Iterator[bytes]:
@@ -221,12 +226,19 @@ def _response(url: str, headers: dict[str, str]) -> Iterator[Any]:
     timeout_s = float(_settings().HF_HUB_DOWNLOAD_TIMEOUT)
     sent = build_hf_headers(library_name="localspec", library_version=__version__)
     sent = {**sent, "Accept-Encoding": "identity", **headers}
-    with get_session().stream("GET", url, headers=sent, timeout=timeout_s) as response:
+    with get_session().stream(
+        "GET",
+        url,
+        headers=sent,
+        timeout=timeout_s,
+    ) as response:
         if not response.is_success:
             # It would read the whole content for a reason, which the headers have, too.
             response.headers.pop("Content-Encoding", None)
             refusal = type(response)(
-                response.status_code, headers=response.headers, request=response.request
+                response.status_code,
+                headers=response.headers,
+                request=response.request,
             )
             hf_raise_for_status(refusal)
         yield response
@@ -290,11 +302,21 @@ def _url_at(file: HubFile, revision: str) -> str:
     address = _address()
     from huggingface_hub import hf_hub_url
 
-    return str(hf_hub_url(file.repo, file.file, revision=revision, endpoint=address))
+    return str(
+        hf_hub_url(
+            file.repo,
+            file.file,
+            revision=revision,
+            endpoint=address,
+        )
+    )
 
 
 def _asking(
-    repo: str, file: HubFile | None, ask: Callable[[], Result], on_wait: OnWait
+    repo: str,
+    file: HubFile | None,
+    ask: Callable[[], Result],
+    on_wait: OnWait,
 ) -> Result:
     """The result of `ask`, retried if that may help. Raises HubBusyError or DownloadError.
 
@@ -314,7 +336,10 @@ def _asking(
 
 
 def _as_download_error(
-    repo: str, file: HubFile | None, error: Exception, may_pass: Set[str]
+    repo: str,
+    file: HubFile | None,
+    error: Exception,
+    may_pass: Set[str],
 ) -> DownloadError:
     """The error for one of huggingface_hub.
 

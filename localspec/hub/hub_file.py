@@ -46,7 +46,8 @@ class HubFile:
         is_name = all(map(_FILE_PART.fullmatch, parts)) and not any(map(names_device, parts))
         if not is_name or not self.file.endswith(".gguf"):
             raise OptionError(
-                f"{self.file!r} is not the name of a GGUF file", "Write name.gguf."
+                f"{self.file!r} is not the name of a GGUF file",
+                "Write name.gguf.",
             )
         part = _PART_NUMBER.search(self.file)
         if part is not None and not _is_part(part):

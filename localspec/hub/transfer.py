@@ -150,7 +150,9 @@ class DownloadJob(threading.Thread):
     def _has_content(self, path: Path) -> bool:
         """Whether a file has the content."""
         return has_checksum(
-            path, self.remote.checksum, lambda num_seen: self._report("checking", num_seen)
+            path,
+            self.remote.checksum,
+            lambda num_seen: self._report("checking", num_seen),
         )
 
     def _obtain(self, slot: Slot) -> None:
@@ -290,7 +292,9 @@ class RemoteSource:
 
 
 def has_checksum(
-    path: Path, checksum: str, on_read: Callable[[int], None] = lambda _num_bytes: None
+    path: Path,
+    checksum: str,
+    on_read: Callable[[int], None] = lambda _num_bytes: None,
 ) -> bool:
     """Whether the file has that sha256, or git blob id.
 

@@ -218,7 +218,11 @@ class Served:
     """
 
     def __init__(
-        self, engine: Engine, say: Say, servers: Sequence[str], pool: ThreadPoolExecutor
+        self,
+        engine: Engine,
+        say: Say,
+        servers: Sequence[str],
+        pool: ThreadPoolExecutor,
     ) -> None:
         self._engine = engine
         self._say = say
@@ -248,7 +252,11 @@ class Served:
         self._followers[type(message)](message)
 
     def _answer(
-        self, number: int, method: Callable[..., Any], *arguments: Any, **keywords: Any
+        self,
+        number: int,
+        method: Callable[..., Any],
+        *arguments: Any,
+        **keywords: Any,
     ) -> None:
         """Call a method in a thread of the pool, and send its result or its error."""
 
@@ -309,7 +317,12 @@ class Served:
             self._say(Result(message.number, None))
             return
         owner = self._conversation(message.conversation)
-        self._answer(message.number, self._engine._prepare, source, owner=owner)
+        self._answer(
+            message.number,
+            self._engine._prepare,
+            source,
+            owner=owner,
+        )
 
     def _measure(self, message: Measure) -> None:
         self._measuring[message.number] = Cancellation()
@@ -364,12 +377,19 @@ class Served:
                         self._say(last)
                 before = self._engine.num_decodes
 
-        shower = threading.Thread(target=show_life, name="localspec-life", daemon=True)
+        shower = threading.Thread(
+            target=show_life,
+            name="localspec-life",
+            daemon=True,
+        )
         shower.start()
         watch = Watch(progress, ended)
         try:
             return message.function(
-                self._engine, *message.arguments, watch=watch, **message.keywords
+                self._engine,
+                *message.arguments,
+                watch=watch,
+                **message.keywords,
             )
         finally:
             del self._measuring[number]

@@ -169,7 +169,11 @@ class IsolatedEngine(BaseEngine):
         return self._reading
 
     def _measure(
-        self, function: Callable[..., Found], *arguments: Any, watch: Watch, **keywords: Any
+        self,
+        function: Callable[..., Found],
+        *arguments: Any,
+        watch: Watch,
+        **keywords: Any,
     ) -> Found:
         """Call the function in the child. It has to be importable from a module."""
         process = self._running()
@@ -179,7 +183,8 @@ class IsolatedEngine(BaseEngine):
             watch.progress(message.stage, message.left_s)
 
         call = process.request(
-            lambda number: Measure(number, function, arguments, keywords), report
+            lambda number: Measure(number, function, arguments, keywords),
+            report,
         )
         with watch.cancellation.obeyed(lambda: process.tell(EndMeasure(call.number))):
             found: Found = call.result()
@@ -502,7 +507,11 @@ class RemoteVocabulary:
         self.add_bos: bool = facts["add_bos"]
 
     def tokenize(
-        self, text: str, *, parse_special: bool, after: int | None = None
+        self,
+        text: str,
+        *,
+        parse_special: bool,
+        after: int | None = None,
     ) -> list[int]:
         """See `Vocabulary`."""
         tokens: list[int] = self._process().call(Tokenize(text, parse_special, after))

@@ -149,7 +149,11 @@ class _Child:
     """
 
     def __init__(
-        self, process: BaseProcess, pipe: Any, servers: tuple[str, ...], patience_s: float
+        self,
+        process: BaseProcess,
+        pipe: Any,
+        servers: tuple[str, ...],
+        patience_s: float,
     ) -> None:
         self.process = process
         self._pipe = pipe
@@ -183,7 +187,11 @@ class _Child:
 
     @staticmethod
     def _started_thread(work: Callable[[], None]) -> threading.Thread:
-        thread = threading.Thread(target=work, name="localspec-pipe", daemon=True)
+        thread = threading.Thread(
+            target=work,
+            name="localspec-pipe",
+            daemon=True,
+        )
         thread.start()
         return thread
 

@@ -159,7 +159,9 @@ class Tokenize(EngineQuestion):
     def answer(self, engine: Engine) -> list[int]:
         """The tokens."""
         return engine.vocabulary.tokenize(
-            self.text, parse_special=self.parse_special, after=self.after
+            self.text,
+            parse_special=self.parse_special,
+            after=self.after,
         )
 
 

@@ -71,7 +71,12 @@ def choose_toolchain(scratch: Path, *, only_packages: bool) -> Toolchain:
         if name.startswith("gcc"):
             flags = _NO_DEAD_STORES
         return Toolchain(
-            name=name, packages=tuple(missing), c=c, cxx=cxx, has_openmp=True, flags=flags
+            name=name,
+            packages=tuple(missing),
+            c=c,
+            cxx=cxx,
+            has_openmp=True,
+            flags=flags,
         )
     return Toolchain(
         name=_ZIG.replace("ziglang==", "zig "),
@@ -91,10 +96,15 @@ def _own_compiler(scratch: Path) -> tuple[str, str, str] | None:
         program = scratch / "openmp.c"
         program.write_text(_OPENMP_PROGRAM)
         compiled = subprocess.run(
-            [c, "-fopenmp", program, "-o", scratch / "openmp"], capture_output=True, check=False
+            [c, "-fopenmp", program, "-o", scratch / "openmp"],
+            capture_output=True,
+            check=False,
         )
         asked = subprocess.run(
-            [c, "-dumpfullversion", "-dumpversion"], capture_output=True, text=True, check=False
+            [c, "-dumpfullversion", "-dumpversion"],
+            capture_output=True,
+            text=True,
+            check=False,
         )
         found = re.match(r"[\d.]+", asked.stdout)
         if compiled.returncode == 0 and found is not None:
@@ -110,7 +120,9 @@ def install_packages(packages: tuple[str, ...], folder: Path) -> list[str]:
 def pip() -> list[str]:
     """The first arguments of any command of pip. Raises LocalspecError if there is no pip."""
     version = subprocess.run(
-        [sys.executable, "-m", "pip", "--version"], capture_output=True, check=False
+        [sys.executable, "-m", "pip", "--version"],
+        capture_output=True,
+        check=False,
     )
     if version.returncode != 0:
         raise LocalspecError(

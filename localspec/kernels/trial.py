@@ -96,7 +96,13 @@ class Ggml:
     def _context(self) -> Any:
         return self.call("ggml_init", _GgmlInitParams(mem_size=1 << 20, no_alloc=True))
 
-    def _tensor(self, context: Any, kind: int, width: int, num_rows: int) -> Any:
+    def _tensor(
+        self,
+        context: Any,
+        kind: int,
+        width: int,
+        num_rows: int,
+    ) -> Any:
         return self.call("ggml_new_tensor_2d", context, kind, width, num_rows)
 
     def rows_of(self, kind: int, values: array[float], width: int) -> bytes:
@@ -109,7 +115,11 @@ class Ggml:
         return space.raw
 
     def graph_of_product(
-        self, kind: int, weights: bytes, batch: array[float], width: int
+        self,
+        kind: int,
+        weights: bytes,
+        batch: array[float],
+        width: int,
     ) -> tuple[Any, Any]:
         """A graph that multiplies a batch with weights, and the tensor of the product."""
         num_outputs = len(weights) // self.call("ggml_row_size", kind, width)
@@ -132,7 +142,13 @@ class Ggml:
         answer: bool = supports(self._cpu, result)
         return answer
 
-    def _graph(self, context: Any, result: Any, rows: Any, batch: array[float]) -> Any:
+    def _graph(
+        self,
+        context: Any,
+        result: Any,
+        rows: Any,
+        batch: array[float],
+    ) -> Any:
         """A graph of a result, with the batch in its input rows."""
         graph = self.call("ggml_new_graph", context)
         self.call("ggml_build_forward_expand", graph, result)

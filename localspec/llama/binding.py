@@ -66,7 +66,8 @@ def find_library() -> Library:
     if chosen:
         if _file("llama", Path(chosen)) is None:
             raise EngineError(
-                f"LLAMA_CPP_LIB_PATH={chosen} has no libllama", "Unset it, or correct it."
+                f"LLAMA_CPP_LIB_PATH={chosen} has no libllama",
+                "Unset it, or correct it.",
             )
         return Library(folder=Path(chosen).absolute(), origin=f"LLAMA_CPP_LIB_PATH={chosen}")
     installed = installed_library()

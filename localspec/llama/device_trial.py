@@ -60,7 +60,12 @@ def _say(result: dict[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def _times(path: Path, options: LlamaOptions, num_tokens: int, slow_s: float) -> dict[str, Any]:
+def _times(
+    path: Path,
+    options: LlamaOptions,
+    num_tokens: int,
+    slow_s: float,
+) -> dict[str, Any]:
     """The fields of `Times`, and whether the device is too slow to be timed further.
 
     Args:
@@ -94,12 +99,20 @@ def _decoded(context: int, num_tokens: int, slow_s: float) -> dict[str, Any]:
     write()
     write_s = statistics.median(write() for _ in range(_ROUNDS))
     if Times(few_s, write_s).cost_s > slow_s:
-        return {"read_s": few_s, "write_s": write_s, "is_slow": True}
+        return {
+            "read_s": few_s,
+            "write_s": write_s,
+            "is_slow": True,
+        }
     read_s = few_s
     if few_s < _SLOW_READ_S:
         read(TRIAL_TOKENS)
         read_s = _median_of_some(functools.partial(read, TRIAL_TOKENS))
-    return {"read_s": read_s, "write_s": write_s, "is_slow": False}
+    return {
+        "read_s": read_s,
+        "write_s": write_s,
+        "is_slow": False,
+    }
 
 
 def _median_of_some(timed: Callable[[], float]) -> float:

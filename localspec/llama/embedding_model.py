@@ -77,7 +77,13 @@ class LlamaEmbedder(LlamaContext):
         add_special = True
         parse_special = False
         count = llama_cpp.llama_tokenize(
-            vocab, text, len(text), ids, len(ids), add_special, parse_special
+            vocab,
+            text,
+            len(text),
+            ids,
+            len(ids),
+            add_special,
+            parse_special,
         )
         whole = ids[: max(count, 0)]  # the count is negative if they did not fit
         for begin in range(len(whole)):

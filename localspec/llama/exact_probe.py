@@ -90,7 +90,12 @@ class _ExactProbe:
         if largest < _STEPS[-1]:
             return self._best_class(reason)
         joined = self._num_sequences > 1 and self._joins_exactly()
-        return Exactness(largest_step=largest, all_sizes=True, joined=joined, reason="")
+        return Exactness(
+            largest_step=largest,
+            all_sizes=True,
+            joined=joined,
+            reason="",
+        )
 
     def _best_class(self, reason: str) -> Exactness:
         """The class with the smallest sizes, if it is large enough; else the largest.
@@ -106,7 +111,11 @@ class _ExactProbe:
         for smallest in candidates:
             if best.largest_step >= _LARGE_ENOUGH:
                 break
-            kept = Exactness(smallest_step=smallest, largest_step=_STEPS[-1], reason="")
+            kept = Exactness(
+                smallest_step=smallest,
+                largest_step=_STEPS[-1],
+                reason="",
+            )
             largest, _ = self._largest_step(kept)
             if largest >= max(smallest, best.largest_step + 1):
                 best = replace(kept, largest_step=largest)
@@ -143,7 +152,15 @@ class _ExactProbe:
                 if rows != plain[:3]:
                     return 1, f"{count} threads give other rows than {usual}"
             for index, step in enumerate(steps):
-                if self._text(0, length, step=step, kept=kept) != plain:
+                if (
+                    self._text(
+                        0,
+                        length,
+                        step=step,
+                        kept=kept,
+                    )
+                    != plain
+                ):
                     reason = (
                         f"rows of a decode of {step} tokens differ from those of single ones"
                     )
@@ -166,7 +183,14 @@ class _ExactProbe:
             texts.append((number, length))
         singles = []
         for number, length in texts:
-            singles.append(self._text(number, length, _JOINT_SIZES[-1], kept=Exactness()))
+            singles.append(
+                self._text(
+                    number,
+                    length,
+                    _JOINT_SIZES[-1],
+                    kept=Exactness(),
+                )
+            )
         for size in _JOINT_SIZES:
             expected = []
             for rows in singles:

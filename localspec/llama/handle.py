@@ -81,7 +81,9 @@ class Handle:
         # Reentrant: a signal handler may need it in the thread that holds it.
         self._stopping = threading.RLock()
         llama_cpp.llama_set_abort_callback(
-            context, stop_callback, ctypes.cast(self._stop, ctypes.c_void_p)
+            context,
+            stop_callback,
+            ctypes.cast(self._stop, ctypes.c_void_p),
         )
         own_model = None
         if owner is None and model_of is None:
@@ -89,7 +91,14 @@ class Handle:
         # The finalizer keeps the stop signal, which libllama reads until the end. It must not
         # refer to self, which would then never be freed.
         self._finalizer = weakref.finalize(
-            self, _finish, weakref.ref(self), self.in_use, context, own_model, owner, self._stop
+            self,
+            _finish,
+            weakref.ref(self),
+            self.in_use,
+            context,
+            own_model,
+            owner,
+            self._stop,
         )
 
     def require_open(self) -> None:

@@ -62,7 +62,11 @@ class LlamaHead(LlamaContext):
     _lag = 0  # position of a token in the text minus its entry's position in the cache
 
     def __init__(
-        self, handle: Handle, target: LlamaModel, facts: HeadFacts, options: LlamaOptions
+        self,
+        handle: Handle,
+        target: LlamaModel,
+        facts: HeadFacts,
+        options: LlamaOptions,
     ) -> None:
         super().__init__(handle)
         self._title = f"the head of {self.name}"
@@ -269,7 +273,11 @@ class LlamaHead(LlamaContext):
         return self.begins_at + self.num_cached
 
     def _decode_batch(
-        self, tokens: Sequence[int], position: int, num_logits: int, layer: int
+        self,
+        tokens: Sequence[int],
+        position: int,
+        num_logits: int,
+        layer: int,
     ) -> int:
         """Decode with one of the layers. Returns the number of rows of logits."""
         count = len(tokens)
@@ -374,7 +382,11 @@ class EagleHead(LlamaHead):
         self._batch.rows[:count] = self._given_rows(size)[:count]
 
     def _decode_batch(
-        self, tokens: Sequence[int], position: int, num_logits: int, layer: int
+        self,
+        tokens: Sequence[int],
+        position: int,
+        num_logits: int,
+        layer: int,
     ) -> int:
         if num_logits:
             num_logits = len(tokens)
@@ -396,7 +408,11 @@ class DflashHead(LlamaHead):
     is_block = True
 
     def __init__(
-        self, handle: Handle, target: LlamaModel, facts: HeadFacts, options: LlamaOptions
+        self,
+        handle: Handle,
+        target: LlamaModel,
+        facts: HeadFacts,
+        options: LlamaOptions,
     ) -> None:
         super().__init__(handle, target, facts, options)
         assert facts.block is not None
@@ -543,7 +559,10 @@ def open_head(
 
 
 def _new_context(
-    target: LlamaModel, model: int | None, options: LlamaOptions, facts: HeadFacts
+    target: LlamaModel,
+    model: int | None,
+    options: LlamaOptions,
+    facts: HeadFacts,
 ) -> int:
     assert model is not None
     params = context_params(options, target.context_length)

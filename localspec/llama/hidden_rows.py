@@ -30,7 +30,12 @@ def products(matrix: Rows, rows: Rows, out: Rows | None = None) -> Rows:
     Computed by NumPy without BLAS: the threads of BLAS spin while they wait for more work, on
     the processors that libllama's next decode needs, which then took up to a third longer.
     """
-    made: Rows = np.einsum("vw,...w->...v", matrix, rows, out=out)
+    made: Rows = np.einsum(
+        "vw,...w->...v",
+        matrix,
+        rows,
+        out=out,
+    )
     return made
 
 

@@ -92,7 +92,9 @@ def joinable(parts: Sequence[JointPart], times: RowTimes) -> tuple[list[JointPar
 
 
 def _fitting(
-    chosen: Sequence[JointPart], left: Sequence[JointPart], times: RowTimes
+    chosen: Sequence[JointPart],
+    left: Sequence[JointPart],
+    times: RowTimes,
 ) -> JointPart | None:
     """The first part that can be joined to the chosen ones, if joining it pays."""
     for part in left:

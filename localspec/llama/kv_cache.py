@@ -261,7 +261,10 @@ class Cache:
 
 
 def copied_entries(
-    context: int | None, sequence: int, flags: int = 0, buffer: NDArray[np.uint8] | None = None
+    context: int | None,
+    sequence: int,
+    flags: int = 0,
+    buffer: NDArray[np.uint8] | None = None,
 ) -> NDArray[np.uint8] | None:
     """A copy of a sequence's entries, or None if libllama fails to give it.
 
@@ -283,10 +286,17 @@ def copied_entries(
 
 
 def put_entries(
-    context: int | None, sequence: int, data: NDArray[np.uint8], flags: int = 0
+    context: int | None,
+    sequence: int,
+    data: NDArray[np.uint8],
+    flags: int = 0,
 ) -> bool:
     """Restore entries. Returns False if libllama refuses."""
     read = llama_cpp.llama_state_seq_set_data_ext(
-        context, data.ctypes.data_as(_BYTES), data.size, sequence, flags
+        context,
+        data.ctypes.data_as(_BYTES),
+        data.size,
+        sequence,
+        flags,
     )
     return bool(read == data.size)

@@ -65,7 +65,11 @@ class LlamaModel(LlamaContext):
     """Whether it passes over pictures."""
 
     def __init__(
-        self, handle: Handle, context_length: int, max_outputs: int, setting: str
+        self,
+        handle: Handle,
+        context_length: int,
+        max_outputs: int,
+        setting: str,
     ) -> None:
         super().__init__(handle)
         self.exactness = Exactness()
@@ -94,7 +98,8 @@ class LlamaModel(LlamaContext):
         no_pooling = llama_cpp.LLAMA_POOLING_TYPE_UNSPECIFIED, llama_cpp.LLAMA_POOLING_TYPE_NONE
         if llama_cpp.llama_pooling_type(context) not in no_pooling:
             raise ModelFileError(
-                f"{self.name} is an embedding model", "Choose a text generation model."
+                f"{self.name} is an embedding model",
+                "Choose a text generation model.",
             )
         vocab = llama_cpp.llama_model_get_vocab(model)
         self.vocabulary = LlamaVocabulary(vocab, handle.require_open, handle.in_use)
@@ -426,7 +431,11 @@ class LlamaModel(LlamaContext):
         self._start_decode(count)
         cache = self.cache
         batch = self._batch.filled(
-            tokens, cache.position, num_logits, cache.number, num_padding
+            tokens,
+            cache.position,
+            num_logits,
+            cache.number,
+            num_padding,
         )
         rows = self._rows
         takes_rows = rows is not None and rows.wants(count, num_logits, num_to_come)

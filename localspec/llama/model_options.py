@@ -162,7 +162,8 @@ class LlamaOptions:
         are_shares = all(0 <= share < 1e6 for share in self.tensor_split)
         if len(self.tensor_split) > 16 or not are_shares:
             raise OptionError(
-                f"tensor_split is {self.tensor_split}", "Give a share from 0 for each device."
+                f"tensor_split is {self.tensor_split}",
+                "Give a share from 0 for each device.",
             )
         for name, shares in (("rpc", self.rpc), ("tensor_split", self.tensor_split)):
             if shares and self.main_gpu is not None:
@@ -177,7 +178,8 @@ class LlamaOptions:
             return
         if not (isinstance(self.device, str) and self.device):
             raise OptionError(
-                f"device is {self.device!r}", 'Give its name, as "Vulkan0", or "cpu".'
+                f"device is {self.device!r}",
+                'Give its name, as "Vulkan0", or "cpu".',
             )
         if self.main_gpu is not None:
             raise OptionError(

@@ -50,7 +50,10 @@ class LlamaVocabulary:
     """
 
     def __init__(
-        self, vocab: int, require_open: Callable[[], None], in_use: threading.Lock
+        self,
+        vocab: int,
+        require_open: Callable[[], None],
+        in_use: threading.Lock,
     ) -> None:
         self._vocab = vocab
         self._require_open = require_open
@@ -76,7 +79,11 @@ class LlamaVocabulary:
             yield self._vocab
 
     def tokenize(
-        self, text: str, *, parse_special: bool, after: int | None = None
+        self,
+        text: str,
+        *,
+        parse_special: bool,
+        after: int | None = None,
     ) -> list[int]:
         """Ids of `text`. Only with parse_special can its characters name a control token.
 
@@ -115,7 +122,8 @@ class LlamaVocabulary:
             return on_deep_stack(tokenize, stack)
         except MemoryError as error:
             raise ContextError(
-                f"not enough memory for a text of {len(data)} bytes: {error}", "Shorten it."
+                f"not enough memory for a text of {len(data)} bytes: {error}",
+                "Shorten it.",
             ) from error
 
     def _tokenize_here(self, data: bytes, *, parse_special: bool) -> list[int]:
@@ -124,7 +132,13 @@ class LlamaVocabulary:
             ids = (ctypes.c_int32 * capacity)()
             with self.pointer() as vocab:
                 count = llama_cpp.llama_tokenize(
-                    vocab, data, len(data), ids, capacity, False, parse_special
+                    vocab,
+                    data,
+                    len(data),
+                    ids,
+                    capacity,
+                    False,
+                    parse_special,
                 )
             if count >= 0:
                 return ids[:count]
@@ -137,7 +151,8 @@ class LlamaVocabulary:
         """
         if not self._is_id(token):
             raise OptionError(
-                f"token id {token!r} is not in this vocabulary", f"Give 0 to {self.size - 1}."
+                f"token id {token!r} is not in this vocabulary",
+                f"Give 0 to {self.size - 1}.",
             )
         known = self._pieces.get(token)
         if known is None:

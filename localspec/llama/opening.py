@@ -35,7 +35,11 @@ from localspec.llama.quirks.huge_pages import asking_for_huge_pages
 from localspec.llama.rpc_backend import remote_pointers
 from localspec.system.machine import num_usable_cores
 
-_FLASH_ATTENTION = {"auto": "AUTO", "on": "ENABLED", "off": "DISABLED"}
+_FLASH_ATTENTION = {
+    "auto": "AUTO",
+    "on": "ENABLED",
+    "off": "DISABLED",
+}
 _adopted: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary()
 
 
@@ -43,7 +47,8 @@ Opened = TypeVar("Opened", bound=Handle | LlamaContext)
 
 
 def open_watched(
-    progress: Callable[[float], None], open_it: Callable[[native.LoadWatch], Opened]
+    progress: Callable[[float], None],
+    open_it: Callable[[native.LoadWatch], Opened],
 ) -> Opened:
     """Open with `open_it`; an exception of `progress`, or Ctrl-C, ends the load at once.
 
@@ -102,7 +107,8 @@ def model_params(options: LlamaOptions) -> Any:
         if names and options.main_gpu >= len(names):  # without a GPU, the processor computes
             listed = ", ".join(f"{index} for {name}" for index, name in enumerate(names))
             raise OptionError(
-                f"there is no GPU {options.main_gpu}", f"Choose main_gpu=N: {listed}."
+                f"there is no GPU {options.main_gpu}",
+                f"Choose main_gpu=N: {listed}.",
             )
         params.main_gpu = options.main_gpu
         params.split_mode = llama_cpp.LLAMA_SPLIT_MODE_NONE  # otherwise it is ignored

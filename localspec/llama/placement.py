@@ -212,7 +212,10 @@ def chosen_gpus(gpus: Sequence[Device], options: LlamaOptions) -> list[int]:
 
 
 def place_layers(
-    header: Header, options: LlamaOptions, gpus: Sequence[Device], free_bytes: Sequence[int]
+    header: Header,
+    options: LlamaOptions,
+    gpus: Sequence[Device],
+    free_bytes: Sequence[int],
 ) -> Placement:
     """Place the layers.
 

@@ -92,7 +92,14 @@ class Projector:
         use_gpu: Whether to compute on a GPU if there is one.
     """
 
-    def __init__(self, path: Path, handle: Handle, *, num_threads: int, use_gpu: bool) -> None:
+    def __init__(
+        self,
+        path: Path,
+        handle: Handle,
+        *,
+        num_threads: int,
+        use_gpu: bool,
+    ) -> None:
         self.name = path.name
 
         self.content = ""
@@ -114,7 +121,9 @@ class Projector:
         params.cb_eval = self._looks
         complaints.clear()
         self._context: int | None = self._mtmd.mtmd_init_from_file(
-            os.fsencode(path), handle.model, params
+            os.fsencode(path),
+            handle.model,
+            params,
         )
         if not self._context:
             raise complaints.as_error(
@@ -126,7 +135,8 @@ class Projector:
         if not self._mtmd.mtmd_support_vision(self._context):
             self.close()
             raise ModelFileError(
-                f"{path} is not a projector for images", "Choose one for images."
+                f"{path} is not a projector for images",
+                "Choose one for images.",
             )
         self.width = int(llama_cpp.llama_model_n_embd_inp(handle.model))
         self._most_at_once = int(llama_cpp.llama_n_ubatch(handle.context))
@@ -252,7 +262,11 @@ class Projector:
         return known
 
     def _tokens_of(
-        self, picture: Picture, number: int, chunk: Any, parts: list[PicturePart]
+        self,
+        picture: Picture,
+        number: int,
+        chunk: Any,
+        parts: list[PicturePart],
     ) -> Sequence[int]:
         """Tokens of a libmtmd chunk: ids, or the cells of a part, which is added to `parts`."""
         count = self._mtmd.mtmd_input_chunk_get_n_tokens(chunk)
@@ -310,7 +324,11 @@ class Projector:
             bitmaps = (library.mtmd_bitmap_p_ctypes * 1)(bitmap)
             complaints.clear()
             status = library.mtmd_tokenize(
-                self._context, chunks, ctypes.byref(text), bitmaps, 1
+                self._context,
+                chunks,
+                ctypes.byref(text),
+                bitmaps,
+                1,
             )
             if status != 0:
                 raise OptionError(
@@ -351,7 +369,10 @@ class Projector:
 
 
 def _on_node(
-    projector: weakref.ref[Projector], _node: object, is_before: int, _data: object
+    projector: weakref.ref[Projector],
+    _node: object,
+    is_before: int,
+    _data: object,
 ) -> bool:
     """libmtmd's callback at each node of its graph.
 

@@ -132,7 +132,8 @@ def read_bytes(path: Path, most_bytes: int) -> bytes:
     """The bytes of a file, at most most_bytes + 1. Raises OptionError."""
     if not os.path.isfile(path):  # opening a pipe would wait for its other end
         raise OptionError(
-            f"{path} does not exist, or is not a file", "Give the path of a file."
+            f"{path} does not exist, or is not a file",
+            "Give the path of a file.",
         )
     try:
         with path.open("rb") as file:

@@ -55,7 +55,11 @@ class Ranked:
 
 
 def ranked_plans(
-    wanted: Sequence[Planned], make_plan: MakePlan, *, measure: bool, again: bool = False
+    wanted: Sequence[Planned],
+    make_plan: MakePlan,
+    *,
+    measure: bool,
+    again: bool = False,
 ) -> Ranked:
     """Plan the models for each device, and compare the plans.
 
@@ -74,7 +78,12 @@ def ranked_plans(
     # late: not needed without a GPU
     from localspec.planning.device_trials import measured_devices
 
-    measured = measured_devices(wanted[0].header, gpus, measure=measure, again=again)
+    measured = measured_devices(
+        wanted[0].header,
+        gpus,
+        measure=measure,
+        again=again,
+    )
     if measured.cpu is None:
         return Ranked([make_plan(wanted)], measured)
     choices = _choices(wanted, gpus, measured)
@@ -85,7 +94,9 @@ def ranked_plans(
 
 
 def _choices(
-    wanted: Sequence[Planned], gpus: Sequence[Device], measured: Measured
+    wanted: Sequence[Planned],
+    gpus: Sequence[Device],
+    measured: Measured,
 ) -> list[list[Planned]]:
     """The models on the processor, on each GPU that works, and on all of libllama's default."""
     choices = [_placed(wanted, num_gpu_layers=0)]
@@ -122,7 +133,10 @@ def gpus_to_choose_from(options: LlamaOptions) -> list[Device]:
 
 
 def _placed(
-    wanted: Sequence[Planned], *, device: str | None = None, num_gpu_layers: int | None = None
+    wanted: Sequence[Planned],
+    *,
+    device: str | None = None,
+    num_gpu_layers: int | None = None,
 ) -> list[Planned]:
     """The models on a device, except those whose device the user chose."""
     placed = []

@@ -41,7 +41,11 @@ _CONTEXT_LENGTH = 1024  # tokens, for the choice of settings
 
 
 def measured_devices(
-    header: Header, gpus: Sequence[Device], *, measure: bool, again: bool = False
+    header: Header,
+    gpus: Sequence[Device],
+    *,
+    measure: bool,
+    again: bool = False,
 ) -> Measured:
     """The times of a model on the devices of this machine, as far as they are known.
 
@@ -141,7 +145,9 @@ def trials_in_words() -> Iterator[str]:
 
 
 def _measure(
-    header: Header, gpus: Sequence[Device], kept: dict[str, DeviceTimes | None]
+    header: Header,
+    gpus: Sequence[Device],
+    kept: dict[str, DeviceTimes | None],
 ) -> str:
     """Measure the devices without kept times, the processor first.
 
@@ -163,7 +169,8 @@ def _measure(
             if cpu is None:
                 whole = suited(LlamaOptions(num_gpu_layers=0), header, _CONTEXT_LENGTH)
                 cpu = _times_of_model(
-                    run_trials(made, {"whole": whole}, slow_s=_NEVER_SLOW_S), made
+                    run_trials(made, {"whole": whole}, slow_s=_NEVER_SLOW_S),
+                    made,
                 )
                 kept[_CPU] = cpu
             if cpu.whole is None:  # then nothing can be compared with it
@@ -177,7 +184,12 @@ def _measure(
     return ""
 
 
-def _gpu_times(header: Header, gpu: Device, made: Miniature, slow_s: float) -> DeviceTimes:
+def _gpu_times(
+    header: Header,
+    gpu: Device,
+    made: Miniature,
+    slow_s: float,
+) -> DeviceTimes:
     """Measure a GPU.
 
     Args:

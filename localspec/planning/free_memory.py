@@ -181,7 +181,10 @@ def pair_memory(models: Sequence[Planned], context_length: int, free: MemoryRoom
 
 
 def _of_model(
-    model: Planned, context_length: int, free: MemoryRoom, free_bytes: Sequence[int]
+    model: Planned,
+    context_length: int,
+    free: MemoryRoom,
+    free_bytes: Sequence[int],
 ) -> MemoryEstimate:
     """The memory of a target, a draft or a head.
 
@@ -204,13 +207,21 @@ def _of_model(
         changes["context_length"] = min(context_length, ModelShape(header).context_length)
     options = model.changed(**changes).options
     on_gpu = bool(chosen_gpus(free.gpus, options))
-    options, repacked = suited_options(options, header, free, uses_gpu=on_gpu)
+    options, repacked = suited_options(
+        options,
+        header,
+        free,
+        uses_gpu=on_gpu,
+    )
     placement = place_layers(header, options, free.gpus, free_bytes)
     return estimate_memory(header, options, repacked, placement, model.adapters)
 
 
 def _of_projector(
-    header: Header, target: LlamaOptions, free: MemoryRoom, free_bytes: Sequence[int]
+    header: Header,
+    target: LlamaOptions,
+    free: MemoryRoom,
+    free_bytes: Sequence[int],
 ) -> MemoryEstimate:
     """The memory of a projector.
 
@@ -234,7 +245,11 @@ def _of_projector(
 
 
 def suited_options(
-    options: LlamaOptions, header: Header, free: MemoryRoom, *, uses_gpu: bool
+    options: LlamaOptions,
+    header: Header,
+    free: MemoryRoom,
+    *,
+    uses_gpu: bool,
 ) -> tuple[LlamaOptions, Mapping[str, float]]:
     """The options, with open choices made to suit the file; the types that are repacked.
 
@@ -247,16 +262,30 @@ def suited_options(
         uses_gpu: Whether a GPU computes.
     """
     length = options.context_length or 0
-    options = with_exact_settings(options, header, free.uneven, uses_gpu=uses_gpu)
+    options = with_exact_settings(
+        options,
+        header,
+        free.uneven,
+        uses_gpu=uses_gpu,
+    )
     repacked = free.repacked
     if uses_gpu or options.repack is False:
         repacked = {}
-    options = with_suited_attention(options, header, length, uses_gpu=uses_gpu)
+    options = with_suited_attention(
+        options,
+        header,
+        length,
+        uses_gpu=uses_gpu,
+    )
     return with_suited_mapping(options, header, repacked), repacked
 
 
 def with_suited_attention(
-    options: LlamaOptions, header: Header, context_length: int, *, uses_gpu: bool
+    options: LlamaOptions,
+    header: Header,
+    context_length: int,
+    *,
+    uses_gpu: bool,
 ) -> LlamaOptions:
     """The options, with flash attention off if they leave it open and that is faster.
 
@@ -274,7 +303,11 @@ def with_suited_attention(
 
 
 def with_exact_settings(
-    options: LlamaOptions, header: Header, uneven: Collection[str], *, uses_gpu: bool
+    options: LlamaOptions,
+    header: Header,
+    uneven: Collection[str],
+    *,
+    uses_gpu: bool,
 ) -> LlamaOptions:
     """The options, with the settings that exact decodes need, if they ask for exactness.
 
@@ -310,7 +343,9 @@ def with_exact_settings(
 
 
 def with_suited_mapping(
-    options: LlamaOptions, header: Header, repacked: Mapping[str, float]
+    options: LlamaOptions,
+    header: Header,
+    repacked: Mapping[str, float],
 ) -> LlamaOptions:
     """The options, with a small file read if more than a quarter of it is repacked.
 
@@ -335,5 +370,10 @@ def uses_gpu(options: LlamaOptions) -> bool:
 def suited(options: LlamaOptions, header: Header, context_length: int) -> LlamaOptions:
     """The options, with open choices made to suit the file on this machine."""
     asked = replace(options, context_length=context_length)
-    chosen, _ = suited_options(asked, header, free_memory(), uses_gpu=uses_gpu(options))
+    chosen, _ = suited_options(
+        asked,
+        header,
+        free_memory(),
+        uses_gpu=uses_gpu(options),
+    )
     return replace(chosen, context_length=options.context_length)

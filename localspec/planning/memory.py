@@ -222,7 +222,8 @@ def _rows_bytes(header: Header, facts: HeadFacts, num_sequences: int) -> int:
 
 
 def _contexts(
-    header: Header, options: LlamaOptions
+    header: Header,
+    options: LlamaOptions,
 ) -> tuple[LlamaOptions | None, LlamaOptions | None]:
     """The options of the contexts of a file's model and head; None for one that it lacks.
 
@@ -318,7 +319,10 @@ def _layer_cache_bytes(header: Header, options: LlamaOptions) -> list[int]:
 
 
 def compute_bytes(
-    header: Header, context_length: int, max_outputs: int, flash_attention: FlashAttention
+    header: Header,
+    context_length: int,
+    max_outputs: int,
+    flash_attention: FlashAttention,
 ) -> int:
     """Memory of intermediate results: the graph's buffer, and ggml's buffer for copies.
 
@@ -338,7 +342,10 @@ def compute_bytes(
 
 
 def graph_bytes(
-    header: Header, context_length: int, max_outputs: int, flash_attention: FlashAttention
+    header: Header,
+    context_length: int,
+    max_outputs: int,
+    flash_attention: FlashAttention,
 ) -> int:
     """The buffer of libllama's graph for one batch.
 

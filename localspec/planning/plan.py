@@ -140,7 +140,9 @@ def _with_layers(wanted: tuple[Planned, ...], context_length: int, free: MemoryR
 
 
 def _chosen(
-    wanted: tuple[Planned, ...], context_length: int, free: MemoryRoom
+    wanted: tuple[Planned, ...],
+    context_length: int,
+    free: MemoryRoom,
 ) -> tuple[Planned, ...]:
     """The models with the most layers that the GPUs have memory for."""
     if not free.gpus:
@@ -162,7 +164,11 @@ class _Search:
     """Finds the most layers of the model at `index` that fit together with the others."""
 
     def __init__(
-        self, models: Sequence[Planned], index: int, context_length: int, free: MemoryRoom
+        self,
+        models: Sequence[Planned],
+        index: int,
+        context_length: int,
+        free: MemoryRoom,
     ) -> None:
         model = models[index]
         self._model = model
@@ -204,7 +210,8 @@ class _Search:
             base = replace(base, num_cpu_moe_layers=num_cpu_moe_layers)
         if not self._is_split_here:
             count = largest(
-                self._num_layers, lambda n: self._fits(replace(base, num_gpu_layers=n))
+                self._num_layers,
+                lambda n: self._fits(replace(base, num_gpu_layers=n)),
             )
             return replace(base, num_gpu_layers=count)
         whole = self._split(base, self._by_free_memory(base))
@@ -380,7 +387,9 @@ def largest_context(models: Sequence[Planned], free: MemoryRoom) -> int:
 
 
 def most_gpu_layers(
-    models: Sequence[Planned], context_length: int, free: MemoryRoom
+    models: Sequence[Planned],
+    context_length: int,
+    free: MemoryRoom,
 ) -> int | None:
     """The most layers of the target on GPUs that fit, up to the number in its options.
 

@@ -182,7 +182,13 @@ class AdaptiveDraftPolicy(DraftPolicy):
             gain = prospect.gain_if_known()
         worth = gain * min(REGIME_TOKENS, context.num_remaining)
         length = context.num_cached + 1
-        if prospect.may_read(self.costs, length, worth, self._budget, drafts=pays):
+        if prospect.may_read(
+            self.costs,
+            length,
+            worth,
+            self._budget,
+            drafts=pays,
+        ):
             if looks and not state.is_block:
                 # The draft has to read those tokens anyway. A replay of them shows how it
                 # fares.
@@ -338,7 +344,11 @@ class AdaptiveDraftPolicy(DraftPolicy):
         for prospect in self.prospects:
             prospect.learn_seen()
             acceptance[prospect.kind.value] = prospect.learned.as_dict()
-        return {"costs": costs, "acceptance": acceptance, "grant": self._next_grant()}
+        return {
+            "costs": costs,
+            "acceptance": acceptance,
+            "grant": self._next_grant(),
+        }
 
     def restore(self, kept: Mapping[str, Any]) -> None:
         """Continue from `as_dict`. After an error, as of a damaged file, discard the policy."""

@@ -170,7 +170,13 @@ class Costs:
             self._guess_drafts()  # their costs so far include changes of size
         self._tables.clear()
 
-    def compare(self, size: int, plain_s: float, seconds: list[float], back_s: float) -> None:
+    def compare(
+        self,
+        size: int,
+        plain_s: float,
+        seconds: list[float],
+        back_s: float,
+    ) -> None:
         """Learn ratios from decodes in idle time, whose times can be longer than in an answer.
 
         Args:
@@ -187,7 +193,11 @@ class Costs:
         self.learn_change(back_s / plain_s)
 
     def learn_draft(
-        self, kind: ProposerKind, num_read: int, num_decodes: int, seconds: float
+        self,
+        kind: ProposerKind,
+        num_read: int,
+        num_decodes: int,
+        seconds: float,
     ) -> None:
         """Learn what it costs this kind of proposer to read a token, or to draft one.
 

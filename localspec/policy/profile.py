@@ -58,7 +58,11 @@ class Profile:
         """
         if learned == self._saved:
             return
-        content = {"version": VERSION, "identity": self._identity, "learned": learned}
+        content = {
+            "version": VERSION,
+            "identity": self._identity,
+            "learned": learned,
+        }
         try:
             make_private_folder(self.path.parent)
             write_whole(self.path, json.dumps(content, indent=1).encode(), durable=False)

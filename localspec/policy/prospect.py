@@ -113,7 +113,11 @@ class Prospect:
             acceptance.age(num_tokens)
 
     def see(
-        self, confidence: float, outcome: float, num_passed: int, source: MatchSource
+        self,
+        confidence: float,
+        outcome: float,
+        num_passed: int,
+        source: MatchSource,
     ) -> None:
         """Take a judged token into account."""
         acceptance = self._by_source[source]
@@ -159,7 +163,13 @@ class Prospect:
         return float(self.acceptance.weights @ saved)
 
     def may_read(
-        self, costs: Costs, length: int, worth: float, budget: float, *, drafts: bool
+        self,
+        costs: Costs,
+        length: int,
+        worth: float,
+        budget: float,
+        *,
+        drafts: bool,
     ) -> bool:
         """Choose where in the text the draft begins to read, if it lacks much of it.
 

@@ -92,7 +92,12 @@ def download(
     """
     if not callable(on_progress):
         raise OptionError(f"on_progress is {on_progress!r}", "Give a function of one argument.")
-    plan = plan_download([source], local_dir, on_progress, mmproj=mmproj)
+    plan = plan_download(
+        [source],
+        local_dir,
+        on_progress,
+        mmproj=mmproj,
+    )
     return run_download(plan, on_progress, reuse=reuse)
 
 
@@ -184,7 +189,9 @@ def run_download(plan: DownloadPlan, on_progress: OnProgress, *, reuse: bool) ->
 
 
 def _run_together(
-    jobs: Sequence[DownloadJob], news: threading.Event, on_progress: OnProgress
+    jobs: Sequence[DownloadJob],
+    news: threading.Event,
+    on_progress: OnProgress,
 ) -> None:
     """Run the jobs, a few at a time. Raises the first failure."""
     waiting = list(jobs)
@@ -233,7 +240,8 @@ def _files_of(source: str | Preset, on_progress: OnProgress, *, mmproj: bool) ->
         return list(model.files)
     if isinstance(model, LocalModel) and os.path.exists(model.path):
         raise OptionError(
-            f"{source} is on this machine: there is nothing to fetch", "Use it by its path."
+            f"{source} is on this machine: there is nothing to fetch",
+            "Use it by its path.",
         )
     raise no_such_preset(source)
 
@@ -265,7 +273,8 @@ def _store_for(local_dir: str | os.PathLike[str] | None) -> Store:
         return Folder(Path(local_dir))
     except (TypeError, ValueError) as error:
         raise OptionError(
-            f"local_dir is {local_dir!r}, not a path: {error}", "Give the path of a folder."
+            f"local_dir is {local_dir!r}, not a path: {error}",
+            "Give the path of a folder.",
         ) from error
 
 

@@ -115,7 +115,11 @@ def search_folder(folder: Path) -> FolderContent:
             model = model._replace(projector=None)
         new.append(model)
     proposals = tuple(_proposals(headers, new))
-    return FolderContent(proposals=proposals, known=known, skipped=skipped)
+    return FolderContent(
+        proposals=proposals,
+        known=known,
+        skipped=skipped,
+    )
 
 
 def _names_by_content() -> dict[_Content, str]:
@@ -312,7 +316,9 @@ def _used_file() -> Path:
 
 
 def choose_draft(
-    target: Header, others: Iterable[tuple[Path, Header]], names: Mapping[Path, str]
+    target: Header,
+    others: Iterable[tuple[Path, Header]],
+    names: Mapping[Path, str],
 ) -> DraftChoice:
     """The smallest model with the target's tokenizer; a draft has at most a third of its size.
 

@@ -91,7 +91,8 @@ def locate_model(name: str | os.PathLike[str], role: Role = "target") -> Path:
     if isinstance(found.model, Quantized):
         name = found.model.name  # with the prefix of a head or a projector
     raise PresetError(
-        f"{name} is not on this machine", f"Download it: localspec download {name}"
+        f"{name} is not on this machine",
+        f"Download it: localspec download {name}",
     )
 
 
@@ -427,7 +428,10 @@ class FoundHeader:
 
 
 def read_model_header(
-    model: PresetModel, role: Role = "target", *, embeds: bool = False
+    model: PresetModel,
+    role: Role = "target",
+    *,
+    embeds: bool = False,
 ) -> FoundHeader:
     """Read the header of a model or a projector; downloads nothing else of a missing file.
 
@@ -445,12 +449,20 @@ def read_model_header(
         else:
             header = check_parts(parts, embeds=embeds)
         size_bytes = sum(remote.size_bytes for remote in remotes)
-        return FoundHeader(header=header, size_bytes=size_bytes, is_here=False)
+        return FoundHeader(
+            header=header,
+            size_bytes=size_bytes,
+            is_here=False,
+        )
     path = path_of(model)
     header = role_header(path, role, embeds=embeds)
     # header.size_bytes is the first part's only; the others are almost all weights.
     size_bytes = max(header.size_bytes, header.weights_bytes)
-    return FoundHeader(header=header, size_bytes=size_bytes, is_here=True)
+    return FoundHeader(
+        header=header,
+        size_bytes=size_bytes,
+        is_here=True,
+    )
 
 
 def role_header(path: Path, role: Role, *, embeds: bool) -> Header:

@@ -138,7 +138,13 @@ def _on_hub(name: str, role: Role) -> HubModel | Quantized | None:
     repo, revision, file = named.groups()
     files = []
     for part in all_parts(file):
-        files.append(HubFile(repo=repo, file=part, revision=revision))
+        files.append(
+            HubFile(
+                repo=repo,
+                file=part,
+                revision=revision,
+            )
+        )
     return HubModel(files=tuple(files))
 
 
@@ -167,7 +173,8 @@ def resolve_answering(name: str) -> Resolved:
 
 
 def resolve_pair(
-    model: object, named: Mapping[Role, Any]
+    model: object,
+    named: Mapping[Role, Any],
 ) -> tuple[Preset | None, dict[Role, Any]]:
     """The preset that is meant, if any, and the models that are named with it or instead of it.
 
@@ -217,7 +224,11 @@ class Named(NamedTuple):
 
 
 def choose_model(
-    model: str | None, preset: str | None, target: str | None, *, is_target: bool
+    model: str | None,
+    preset: str | None,
+    target: str | None,
+    *,
+    is_target: bool,
 ) -> str | None:
     """The first argument of `load` that MODEL, --preset or --target stands for.
 

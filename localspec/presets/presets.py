@@ -142,11 +142,13 @@ def checked_adapters(adapters: Sequence[AnyAdapter]) -> tuple[Adapter, ...]:
     """Adapters, each with its scale. Raises OptionError for anything else, and for too many."""
     if isinstance(adapters, str | os.PathLike) or not isinstance(adapters, Sequence):
         raise OptionError(
-            f"the adapters are {adapters!r:.80}", "Give a list of files, or of Adapters."
+            f"the adapters are {adapters!r:.80}",
+            "Give a list of files, or of Adapters.",
         )
     if len(adapters) > MOST_ADAPTERS:
         raise OptionError(
-            f"{len(adapters)} adapters are given; the limit is {MOST_ADAPTERS}", "Give fewer."
+            f"{len(adapters)} adapters are given; the limit is {MOST_ADAPTERS}",
+            "Give fewer.",
         )
     checked = []
     for adapter in adapters:
@@ -282,11 +284,27 @@ def hub_files(models: Sequence[PresetModel]) -> list[HubFile]:
 
 
 _COMMON: dict[str, type] = {"quantization": str, "license": str}
-_FILE: dict[str, type] = {"file": str, "size_bytes": int, "sha256": str}
+_FILE: dict[str, type] = {
+    "file": str,
+    "size_bytes": int,
+    "sha256": str,
+}
 _MODEL: dict[str, dict[str, type]] = {
-    "packaged": {"packaged": str, "package": str, "extra": str, "sha256": str, **_COMMON},
+    "packaged": {
+        "packaged": str,
+        "package": str,
+        "extra": str,
+        "sha256": str,
+        **_COMMON,
+    },
     "path": {"path": str, **_COMMON},
-    "repo": {"repo": str, "revision": str, "parts": list, **_FILE, **_COMMON},
+    "repo": {
+        "repo": str,
+        "revision": str,
+        "parts": list,
+        **_FILE,
+        **_COMMON,
+    },
 }
 _PRESET: dict[str, type] = {
     **dict.fromkeys(("extends", "description", "notes", "released", "unconfirmed"), str),
@@ -408,7 +426,8 @@ def no_such_preset(name: object) -> PresetError:
     known = [*load_presets(), *read_names().aliases]
     hint = "'localspec models' lists them; a file is named by its path, ending in .gguf."
     return UnknownPresetError(
-        f"there is no preset {name!r}", did_you_mean(str(name), known) + hint
+        f"there is no preset {name!r}",
+        did_you_mean(str(name), known) + hint,
     )
 
 
@@ -616,7 +635,12 @@ class _PresetReader:
             raise self._error(where, "needs one of: file, parts")
         parts = table.get("parts", [table])
         files = [self._file_of(part, table, where) for part in parts]
-        return self._construct(where, HubModel, files=tuple(files), **common)
+        return self._construct(
+            where,
+            HubModel,
+            files=tuple(files),
+            **common,
+        )
 
     def _file_of(self, part: Any, table: Table, where: str) -> HubFile:
         if part is not table:
@@ -626,7 +650,13 @@ class _PresetReader:
         facts = {key: part.get(key) for key in _FILE}
         repo = table["repo"]
         revision = table.get("revision")
-        return self._construct(where, HubFile, repo=repo, revision=revision, **facts)
+        return self._construct(
+            where,
+            HubFile,
+            repo=repo,
+            revision=revision,
+            **facts,
+        )
 
     def _check(self, table: Table, allowed: Mapping[str, type], where: str) -> None:
         """Raise PresetError for an unknown key, or a value of the wrong type."""
@@ -644,7 +674,11 @@ class _PresetReader:
                 raise self._error(where, f"{key}: is {value!r}, not of type {kind.__name__}")
 
     def _construct(
-        self, where: str, make: Callable[..., Made], *values: Any, **more: Any
+        self,
+        where: str,
+        make: Callable[..., Made],
+        *values: Any,
+        **more: Any,
     ) -> Made:
         """The object made of the values. Raises PresetError if it refuses them."""
         try:

@@ -239,4 +239,9 @@ def _pinned(file: HubFile) -> HubFile:
     sha256 = None
     if len(remote.etag) == 64:
         sha256 = remote.etag
-    return replace(file, revision=remote.commit, size_bytes=remote.size_bytes, sha256=sha256)
+    return replace(
+        file,
+        revision=remote.commit,
+        size_bytes=remote.size_bytes,
+        sha256=sha256,
+    )

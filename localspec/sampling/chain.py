@@ -85,7 +85,10 @@ class SamplerChain:
         return self._states.committed.validate(draft_tokens)
 
     def distribution(
-        self, logits: Logits, tokens: Sequence[int], draft_tokens: Sequence[int] = ()
+        self,
+        logits: Logits,
+        tokens: Sequence[int],
+        draft_tokens: Sequence[int] = (),
     ) -> Distribution:
         """The distribution after `tokens` followed by `draft_tokens`.
 
@@ -102,11 +105,18 @@ class SamplerChain:
             DecodeError: If the row holds NaN or no finite maximum.
         """
         return self._distribution(
-            logits, tokens, draft_tokens, self._draft_masses, must_fit=False
+            logits,
+            tokens,
+            draft_tokens,
+            self._draft_masses,
+            must_fit=False,
         )
 
     def draft_distribution(
-        self, logits: Logits, tokens: Sequence[int], draft_tokens: Sequence[int] = ()
+        self,
+        logits: Logits,
+        tokens: Sequence[int],
+        draft_tokens: Sequence[int] = (),
     ) -> Distribution:
         """Draft distribution after the same tokens; no error of a draft ends an answer.
 
@@ -121,7 +131,10 @@ class SamplerChain:
         return one_hot(0)
 
     def distributions(
-        self, rows: Logits, tokens: Sequence[int], draft_tokens: Sequence[int]
+        self,
+        rows: Logits,
+        tokens: Sequence[int],
+        draft_tokens: Sequence[int],
     ) -> list[Distribution]:
         """The target's distributions after `tokens` and the first 0, 1, 2 … draft tokens.
 
@@ -138,7 +151,13 @@ class SamplerChain:
         for index, row in enumerate(rows):
             drafted = draft_tokens[:index]
             try:
-                made = self._distribution(row, tokens, drafted, buffers, must_fit=True)
+                made = self._distribution(
+                    row,
+                    tokens,
+                    drafted,
+                    buffers,
+                    must_fit=True,
+                )
             except DecodeError:
                 if not distributions:
                     raise
@@ -178,7 +197,10 @@ class SamplerChain:
         return filtered_distribution(row, self.params, buffers.take)
 
     def _transformed(
-        self, logits: Logits, tokens: Sequence[int], draft_tokens: Sequence[int]
+        self,
+        logits: Logits,
+        tokens: Sequence[int],
+        draft_tokens: Sequence[int],
     ) -> Logits:
         """The row before any cut: the row itself, or a copy that the next call overwrites."""
         length = len(tokens) + len(draft_tokens)

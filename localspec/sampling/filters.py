@@ -127,7 +127,12 @@ def _softmax(logits: Logits, temperature: float) -> Probs:
     return scaled
 
 
-def _of_many(ids: TokenIds, logits: Logits, temperature: float, masses: Logits) -> Distribution:
+def _of_many(
+    ids: TokenIds,
+    logits: Logits,
+    temperature: float,
+    masses: Logits,
+) -> Distribution:
     """The softmax of a long row in float32, which moves 1e-7 of the mass."""
     with np.errstate(over="ignore"):  # overflow to -inf, whose mass is 0
         np.subtract(logits, logits.max(), out=masses)

@@ -197,13 +197,15 @@ def _checked_breakers(breakers: tuple[str, ...]) -> tuple[str, ...]:
     if isinstance(breakers, str) or not isinstance(breakers, Sequence):
         what = "the text " if isinstance(breakers, str) else ""
         raise OptionError(
-            f"dry_sequence_breakers is {what}{breakers!r}", "Give a tuple of texts."
+            f"dry_sequence_breakers is {what}{breakers!r}",
+            "Give a tuple of texts.",
         )
     for text in breakers:
         if isinstance(text, str):
             require_unicode("a dry_sequence_breaker", text)
         if not isinstance(text, str) or not 0 < len(text.encode()) <= 40:
             raise OptionError(
-                f"a dry_sequence_breaker is {text!r}", "Choose a text of 1 to 40 bytes."
+                f"a dry_sequence_breaker is {text!r}",
+                "Choose a text of 1 to 40 bytes.",
             )
     return tuple(breakers)

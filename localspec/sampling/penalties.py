@@ -44,7 +44,10 @@ def penalise_tokens(row: Logits, text: TokenIds, params: SamplingParams) -> None
 
 
 def penalise_repeats(
-    row: Logits, text: TokenIds, params: SamplingParams, breakers: Breakers
+    row: Logits,
+    text: TokenIds,
+    params: SamplingParams,
+    breakers: Breakers,
 ) -> None:
     """Apply DRY's penalties to `row` (vocab,), in place.
 
@@ -62,7 +65,9 @@ def penalise_repeats(
 
 
 def _longest_repeats(
-    text: TokenIds, params: SamplingParams, breakers: Breakers
+    text: TokenIds,
+    params: SamplingParams,
+    breakers: Breakers,
 ) -> dict[int, int]:
     """Token → length of the longest end of the text that it already followed.
 

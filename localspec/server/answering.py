@@ -449,7 +449,11 @@ class Answering:
         task.result()
 
     async def _echo(
-        self, engine: IsolatedEngine, given: Input, number: int, before: Echo | None
+        self,
+        engine: IsolatedEngine,
+        given: Input,
+        number: int,
+        before: Echo | None,
     ) -> Echo:
         """The prompt before an answer, with log-probabilities if they are asked for.
 
@@ -474,7 +478,13 @@ class Answering:
             return Echo(number, text, first, None)
         ended = Cancellation()
         watch = Watch(lambda _stage, _left_s: None, ended)
-        measure = partial(engine._measure, prompt_logprobs, tokens, num_top, watch=watch)
+        measure = partial(
+            engine._measure,
+            prompt_logprobs,
+            tokens,
+            num_top,
+            watch=watch,
+        )
         work = asyncio.create_task(asyncio.to_thread(measure))
         try:
             return Echo(number, text, first, await asyncio.shield(work))
@@ -483,7 +493,11 @@ class Answering:
             await asyncio.gather(work, return_exceptions=True)
 
     async def _read_answer(
-        self, number: int, answer: Answer, record: ServerRecord, echo: Echo | None
+        self,
+        number: int,
+        answer: Answer,
+        record: ServerRecord,
+        echo: Echo | None,
     ) -> None:
         """Read an answer."""
         try:
@@ -506,7 +520,11 @@ class Answering:
         self._events.put(Finished(number, reply, echo))
 
     def on_reading(
-        self, num_decoded: int, num_tokens: int, num_cached: int, took_s: float
+        self,
+        num_decoded: int,
+        num_tokens: int,
+        num_cached: int,
+        took_s: float,
     ) -> None:
         """Pass on how far a prompt is read, and log it if reading takes long.
 

@@ -29,13 +29,21 @@ from localspec.streaming.reply import Piece, Reply
 # A line that a coding agent sends; its numbers change with each request or session.
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
 _NO_TEXT = {"type": "text", "text": ""}  # a block of text as it starts
-_NO_THOUGHT = {"type": "thinking", "thinking": "", "signature": ""}
+_NO_THOUGHT = {
+    "type": "thinking",
+    "thinking": "",
+    "signature": "",
+}
 # Types of blocks that are no text.
 _OWN = ("thinking", "redacted_thinking", "tool_use", "tool_result")
 # Types of blocks for calls that Anthropic's servers made themselves.
 _THEIRS = ("server_tool_use", "mcp_tool_use")
 
-_CHOICES = {"auto": "auto", "any": "required", "none": "none"}  # of tools
+_CHOICES = {
+    "auto": "auto",
+    "any": "required",
+    "none": "none",
+}  # of tools
 _STOPS = {"tool_calls": "tool_use", "length": "max_tokens"}
 
 
@@ -52,7 +60,12 @@ class MessageForm(Form):
         options["stop"] = fields.texts("stop_sequences")
         messages = _read_messages(fields)
         variables = _variables(fields)
-        self.question = Question(fields, [messages], options, variables=variables)
+        self.question = Question(
+            fields,
+            [messages],
+            options,
+            variables=variables,
+        )
         self._id = f"msg_{secrets.token_hex(12)}"
         self._has_begun = False
         self._num_blocks = 0
@@ -68,7 +81,11 @@ class MessageForm(Form):
             content.append({**_NO_TEXT, "text": reply.text})
         for call in reply.tool_calls:
             content.append({**_tool_use(call.id, call.name), "input": call.arguments})
-        return {**self._message(content), **_stop_fields(reply), **_costs(reply)}
+        return {
+            **self._message(content),
+            **_stop_fields(reply),
+            **_costs(reply),
+        }
 
     def text_for(self, event: Event) -> str:
         if isinstance(event, NewPiece):
@@ -200,7 +217,13 @@ def _tools(fields: Fields) -> dict[str, Any]:
         wanted = _CHOICES.get(kind)
     if wanted is None:
         fields.refuse("tool_choice", "Choose auto, any, none, or a tool by its name.")
-    return tool_options(tools, wanted, ignored, named, is_parallel=is_parallel)
+    return tool_options(
+        tools,
+        wanted,
+        ignored,
+        named,
+        is_parallel=is_parallel,
+    )
 
 
 def _read_messages(fields: Fields) -> list[Message]:
@@ -240,7 +263,11 @@ def _messages_in(content: object, role: str) -> list[Message]:
     if results and not (text or calls):
         return results
     thoughts = [str(block.get("thinking")) for block in blocks["thinking"]]
-    said = {"role": role, "content": text, "reasoning_content": "\n".join(thoughts)}
+    said = {
+        "role": role,
+        "content": text,
+        "reasoning_content": "\n".join(thoughts),
+    }
     if calls:
         said["tool_calls"] = calls
     return [*results, said]
@@ -254,7 +281,11 @@ def _kind_of(block: object) -> str:
 
 
 def _call_in(block: Mapping[str, Any]) -> dict[str, Any]:
-    return {"id": block.get("id"), "name": block.get("name"), "arguments": block.get("input")}
+    return {
+        "id": block.get("id"),
+        "name": block.get("name"),
+        "arguments": block.get("input"),
+    }
 
 
 def _result_in(block: Mapping[str, Any]) -> Message:
@@ -263,7 +294,11 @@ def _result_in(block: Mapping[str, Any]) -> Message:
         if not isinstance(content, list):
             content = [{**_NO_TEXT, "text": content or ""}]
         content = [{**_NO_TEXT, "text": "The tool failed:"}, *content]
-    return {"role": "tool", "content": content, "tool_call_id": block.get("tool_use_id")}
+    return {
+        "role": "tool",
+        "content": content,
+        "tool_call_id": block.get("tool_use_id"),
+    }
 
 
 def _plain(content: object) -> object:
@@ -309,7 +344,12 @@ def _variables(fields: Fields) -> dict[str, Any]:
 
 
 def _tool_use(call_id: str, name: str) -> dict[str, Any]:
-    return {"type": "tool_use", "id": call_id, "name": name, "input": {}}
+    return {
+        "type": "tool_use",
+        "id": call_id,
+        "name": name,
+        "input": {},
+    }
 
 
 def _named_event(kind: str, **fields: Any) -> str:

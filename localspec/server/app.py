@@ -408,7 +408,11 @@ class RequestLog:
         for name, value in facts.items():
             if value is not None:
                 parts.append(f"{name} {value}")
-        request = {"method": method, "path": path, "status": status}
+        request = {
+            "method": method,
+            "path": path,
+            "status": status,
+        }
         logger.info("%s", ", ".join(parts), extra={"facts": {**request, **facts}})
 
 

@@ -72,7 +72,11 @@ class OpenAIForm(Form):
     ) -> None:
         number = fields.whole_from("n", 1, MOST_ANSWERS) or 1
         self.question = Question(
-            fields, inputs, options, variables=variables, num_answers=number
+            fields,
+            inputs,
+            options,
+            variables=variables,
+            num_answers=number,
         )
         self._has_usage = bool(fields.object("stream_options").flag("include_usage"))
         self._id = f"{self.id_prefix}-{secrets.token_hex(12)}"
@@ -90,7 +94,11 @@ class OpenAIForm(Form):
     def body(self, finished: Sequence[Finished]) -> Any:
         choices = [self._whole_choice(answer) for answer in finished]
         own = self._own_fields(finished[-1].reply)
-        return {**self._object(0, choices), "usage": self._usage(finished), **own}
+        return {
+            **self._object(0, choices),
+            "usage": self._usage(finished),
+            **own,
+        }
 
     def text_for(self, event: Event) -> str:
         if isinstance(event, NewPiece):
@@ -189,7 +197,12 @@ class Completion(OpenAIForm):
         reason = _finish_reason(finished)
         if finished is not None and self._only_echoes:
             reason = "length"
-        return {"index": number, "text": "", "logprobs": None, "finish_reason": reason}
+        return {
+            "index": number,
+            "text": "",
+            "logprobs": None,
+            "finish_reason": reason,
+        }
 
     def _usage(self, finished: Sequence[Finished]) -> dict[str, Any]:
         usage = super()._usage(finished)
@@ -215,7 +228,9 @@ class Completion(OpenAIForm):
         return _joined_lists(first, lists)
 
     def _logprob_lists(
-        self, number: int, found: Sequence[TokenLogprobs] | None
+        self,
+        number: int,
+        found: Sequence[TokenLogprobs] | None,
     ) -> dict[str, Any] | None:
         """The lists of OpenAI's first endpoint, whose offsets count the prompt's characters."""
         if found is None:
@@ -264,7 +279,8 @@ def _best_by_text(found: TokenLogprobs) -> dict[str, float]:
 
 
 def _joined_lists(
-    before: Mapping[str, list[Any]], after: Mapping[str, list[Any]] | None
+    before: Mapping[str, list[Any]],
+    after: Mapping[str, list[Any]] | None,
 ) -> dict[str, Any]:
     """The lists of log-probabilities of two texts, the second after the first."""
     if after is None:
@@ -275,7 +291,11 @@ def _joined_lists(
 def openai_options(fields: Fields) -> dict[str, Any]:
     """The options that all forms of completions share."""
     stop = {"stop": fields.texts("stop")}
-    return {**answer_options(fields), **constraint_fields(fields), **stop}
+    return {
+        **answer_options(fields),
+        **constraint_fields(fields),
+        **stop,
+    }
 
 
 def _inputs(fields: Fields) -> list[Input]:
@@ -302,7 +322,10 @@ class ChatCompletion(OpenAIForm):
         options = openai_options(fields) | openai_tools(fields)
         options |= answer_form(fields.object("response_format"))
         options["max_tokens"] = max_tokens(
-            fields, "max_completion_tokens", "max_tokens", "n_predict"
+            fields,
+            "max_completion_tokens",
+            "max_tokens",
+            "n_predict",
         )
         options["logprobs"] = asked_logprobs(fields, is_asked=fields.flag("logprobs"))
         predicted = fields.object("prediction").any("content")
@@ -312,13 +335,22 @@ class ChatCompletion(OpenAIForm):
         self._explains = bool(fields.flag("explain"))
         messages = checked_messages(fields.any("messages"))
         variables = template_variables(fields, effort=fields.text("reasoning_effort"))
-        super().__init__(fields, [messages], options, variables=variables)
+        super().__init__(
+            fields,
+            [messages],
+            options,
+            variables=variables,
+        )
         self._has_role: set[int] = set()
         self._started_calls: set[tuple[int, int]] = set()  # numbers of answer and call
 
     def _whole_choice(self, finished: Finished) -> dict[str, Any]:
         reply = finished.reply
-        message: dict[str, Any] = {"role": "assistant", "content": reply.text, "refusal": None}
+        message: dict[str, Any] = {
+            "role": "assistant",
+            "content": reply.text,
+            "refusal": None,
+        }
         if reply.thoughts:
             message["reasoning_content"] = reply.thoughts
         if reply.tool_calls:
@@ -438,7 +470,11 @@ def _explanation(reply: Reply) -> dict[str, Any]:
 
 def _function_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
     function = {"name": name, "arguments": arguments}
-    return {"id": call_id, "type": "function", "function": function}
+    return {
+        "id": call_id,
+        "type": "function",
+        "function": function,
+    }
 
 
 def _logprob_content(found: Sequence[TokenLogprobs] | None) -> dict[str, Any] | None:
@@ -536,7 +572,11 @@ def props(model: ServedModel) -> dict[str, Any]:
         "prompt_per_second": None if model.token_s is None else 1.0 / model.token_s,
         "model_alias": model.name,
         "model_path": model.file_name,
-        "modalities": {"vision": model.sees, "video": False, "audio": False},
+        "modalities": {
+            "vision": model.sees,
+            "video": False,
+            "audio": False,
+        },
         "chat_template": model.chat_template,
         **more,
         "bos_token": bos,

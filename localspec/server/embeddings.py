@@ -87,7 +87,10 @@ def embeddings(fields: Fields) -> Handler:
 
     async def result(service: Service) -> dict[str, Any]:
         model, read, _ = await _ask_embedder(
-            service, name, texts, partial(Embed, dimensions=dimensions)
+            service,
+            name,
+            texts,
+            partial(Embed, dimensions=dimensions),
         )
         vectors: list[Any] = read.values.tolist()
         if form == "base64":  # of little-endian float32
@@ -95,9 +98,20 @@ def embeddings(fields: Fields) -> Handler:
             vectors = [base64.b64encode(row.tobytes()).decode() for row in rows]
         data = []
         for index, vector in enumerate(vectors):
-            data.append({"object": "embedding", "index": index, "embedding": vector})
+            data.append(
+                {
+                    "object": "embedding",
+                    "index": index,
+                    "embedding": vector,
+                }
+            )
         usage = _usage(read.num_tokens)
-        return {"object": "list", "data": data, "model": model, "usage": usage}
+        return {
+            "object": "list",
+            "data": data,
+            "model": model,
+            "usage": usage,
+        }
 
     return result
 
@@ -167,7 +181,12 @@ def rerank(fields: Fields) -> Handler:
                 ranked["document"] = {"text": texts[index]}
             results.append(ranked)
         usage = _usage(read.num_tokens)
-        return {"object": "list", "model": model, "results": results, "usage": usage}
+        return {
+            "object": "list",
+            "model": model,
+            "results": results,
+            "usage": usage,
+        }
 
     return result
 

@@ -30,11 +30,18 @@ def sent_bytes(text: str) -> bytes:
 
 
 def json_response(
-    value: Any, status: int = 200, headers: Mapping[str, str] | None = None
+    value: Any,
+    status: int = 200,
+    headers: Mapping[str, str] | None = None,
 ) -> Response:
     """A response whose body is the value as JSON."""
     body = sent_bytes(compact_json(value))
-    return Response(body, status, headers, media_type="application/json")
+    return Response(
+        body,
+        status,
+        headers,
+        media_type="application/json",
+    )
 
 
 def sse_event(data: Any, name: str | None = None) -> str:

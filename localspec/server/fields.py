@@ -85,7 +85,11 @@ class Fields:
         return list(given)
 
     def prompts(
-        self, name: str, most: int, *, may_be_mixed: bool = False
+        self,
+        name: str,
+        most: int,
+        *,
+        may_be_mixed: bool = False,
     ) -> list[str | list[int | str]]:
         """Prompts, at least 1 and at most `most`, each a string or token ids.
 
@@ -256,7 +260,12 @@ def read_fields(body: bytes, list_name: str | None = None) -> Fields:
     return Fields(value)
 
 
-def _check_number(body: bytes, signs: Sequence[bytes], most: int, what: str) -> None:
+def _check_number(
+    body: bytes,
+    signs: Sequence[bytes],
+    most: int,
+    what: str,
+) -> None:
     """Raise RequestError if a body has too many of the signs, not counting those in its texts.
 
     Args:

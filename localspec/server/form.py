@@ -73,7 +73,9 @@ class Form(abc.ABC):
         yield ""
 
     async def after(
-        self, service: Service, finished: Sequence[Finished]
+        self,
+        service: Service,
+        finished: Sequence[Finished],
     ) -> AsyncGenerator[str, None]:
         """Do what comes after the answers to a question. Yields its texts in a stream.
 
@@ -104,7 +106,9 @@ def engine_handler(fields: Fields, compute: Callable[[IsolatedEngine], Any]) -> 
 
 
 async def with_engine(
-    service: Service, model: ServedModel, compute: Callable[[IsolatedEngine], _Outcome]
+    service: Service,
+    model: ServedModel,
+    compute: Callable[[IsolatedEngine], _Outcome],
 ) -> _Outcome:
     """The result of `compute`, which uses an engine without a decode, in a thread of its own.
 
@@ -248,7 +252,11 @@ class PostEndpoint:
         return None
 
     async def _answers(
-        self, form: Form, scope: Scope, headers: dict[str, str], writer: _StreamWriter
+        self,
+        form: Form,
+        scope: Scope,
+        headers: dict[str, str],
+        writer: _StreamWriter,
     ) -> list[Finished]:
         """The answers to the form's question, written as they come if it is streamed."""
         finished: list[Finished] = []
@@ -274,7 +282,10 @@ class PostEndpoint:
         return finished
 
     async def _write_all(
-        self, form: Form, texts: AsyncGenerator[str, None], writer: _StreamWriter
+        self,
+        form: Form,
+        texts: AsyncGenerator[str, None],
+        writer: _StreamWriter,
     ) -> None:
         """Run `before` or `after` of a form, and write its texts if the answer is streamed."""
         async with contextlib.aclosing(texts):

@@ -78,7 +78,12 @@ class LlamaCompletion(Form):
         if self._returns_tokens:
             tokens = list(reply.token_ids)
         probs = self._probabilities(reply.logprobs)
-        return {**last, "content": reply.text, "tokens": tokens, **probs}
+        return {
+            **last,
+            "content": reply.text,
+            "tokens": tokens,
+            **probs,
+        }
 
     def text_for(self, event: Event) -> str:
         if isinstance(event, Finished):

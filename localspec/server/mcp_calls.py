@@ -96,7 +96,10 @@ class McpUse:
                 if name in taken or name in self.by_name:
                     name = f"{_IN_TEXT.sub('_', rules.label)}__{name}"
                 self.by_name[name] = Tool(
-                    name, tool.description, tool.parameters, function=tool.function
+                    name,
+                    tool.description,
+                    tool.parameters,
+                    function=tool.function,
                 )
 
     @property
@@ -234,7 +237,12 @@ def result_message(call_id: str, name: str, result: object) -> Message:
         for picture in result.pictures:
             parts.append({"type": "image_url", "image_url": {"url": picture}})
         content = parts
-    return {"role": "tool", "content": content, "tool_call_id": call_id, "name": name}
+    return {
+        "role": "tool",
+        "content": content,
+        "tool_call_id": call_id,
+        "name": name,
+    }
 
 
 async def call_of(servers: McpServers, call: McpCall) -> ForeignResult:
@@ -256,7 +264,11 @@ def _call_and_result(item: Fields, use: McpUse, output: str) -> list[Message]:
 
 def _calling(call_id: str, name: str, arguments: str) -> Message:
     call = {"id": call_id, "function": {"name": name, "arguments": arguments}}
-    return {"role": "assistant", "content": None, "tool_calls": [call]}
+    return {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [call],
+    }
 
 
 def _items(fields: Fields) -> list[Fields]:
@@ -293,7 +305,12 @@ def _state(given: Fields, label: str, servers: McpServers | None) -> ServerState
     (state,) = servers.states(only=label)
     error = state.error
     if error is not None:
-        raise RequestError(str(error), error.hint, status=502, code="server_error")
+        raise RequestError(
+            str(error),
+            error.hint,
+            status=502,
+            code="server_error",
+        )
     return state
 
 

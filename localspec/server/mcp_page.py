@@ -53,7 +53,9 @@ def mcp_call(fields: Fields) -> Handler:
         function = _named(tools, name)
         if approved is None and not function.is_allowed:
             raise RequestError(
-                f"the call of {name!r:.80} is not approved", "Ask a person.", status=403
+                f"the call of {name!r:.80} is not approved",
+                "Ask a person.",
+                status=403,
             )
         if approved == "always" and not function.is_destructive:
             await in_thread(function.allow_always)

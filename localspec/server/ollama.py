@@ -173,7 +173,15 @@ def _utc(time_s: float) -> str:
 
 
 _THINK_LEVELS = ("low", "medium", "high", "max")
-_UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_UNITS_S = {
+    "ns": 1e-9,
+    "us": 1e-6,
+    "µs": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "m": 60.0,
+    "h": 3600.0,
+}
 _DURATION_PART = re.compile(r"(\d+\.?\d*|\.\d+)(ns|us|µs|ms|s|m|h)")
 _DURATION = re.compile(rf"[-+]?(?:0|(?:{_DURATION_PART.pattern})+)")
 
@@ -186,10 +194,17 @@ class OllamaForm(Form):
     """Whether the text of an answer stands in a message."""
 
     def __init__(
-        self, fields: Fields, inputs: Sequence[Input], tools: Mapping[str, Any]
+        self,
+        fields: Fields,
+        inputs: Sequence[Input],
+        tools: Mapping[str, Any],
     ) -> None:
         given = fields.object("options")
-        options = {**answer_options(given), **_format_options(fields), **tools}
+        options = {
+            **answer_options(given),
+            **_format_options(fields),
+            **tools,
+        }
         num_predict = given.whole("num_predict") or 0
         options["max_tokens"] = None  # as many as the context holds
         if num_predict > 0:
@@ -201,7 +216,13 @@ class OllamaForm(Form):
         options["logprobs"] = asked_logprobs(fields, is_asked=fields.flag("logprobs"))
         variables = _variables(fields)
         keep_s = _keep_s(fields)
-        self.question = Question(fields, inputs, options, variables=variables, keep_s=keep_s)
+        self.question = Question(
+            fields,
+            inputs,
+            options,
+            variables=variables,
+            keep_s=keep_s,
+        )
         self.question.streams = fields.flag("stream") is not False and bool(inputs)
         self._num_ctx = given.whole("num_ctx")
         self._started_s = time.monotonic()
@@ -213,7 +234,11 @@ class OllamaForm(Form):
             reason = "load"
             if self.question.keep_s == 0:
                 reason = "unload"
-            return {**self._part(""), "done": True, "done_reason": reason}
+            return {
+                **self._part(""),
+                "done": True,
+                "done_reason": reason,
+            }
         (answer,) = finished
         reply = answer.reply
         calls = list(enumerate(reply.tool_calls))
@@ -264,7 +289,11 @@ class OllamaForm(Form):
             more["tool_calls"] = [_called(number, call) for number, call in calls]
         part: dict[str, Any] = {"model": self.model.name, "created_at": _utc(time.time())}
         if self.is_chat:
-            part["message"] = {"role": "assistant", "content": text, **more}
+            part["message"] = {
+                "role": "assistant",
+                "content": text,
+                **more,
+            }
         else:
             part |= {"response": text, **more}
         if logprobs is not None:
@@ -306,7 +335,11 @@ def _called(number: int, call: ToolCall) -> dict[str, Any]:
         number: its index among the answer's calls.
         call: the call.
     """
-    function = {"index": number, "name": call.name, "arguments": call.arguments}
+    function = {
+        "index": number,
+        "name": call.name,
+        "arguments": call.arguments,
+    }
     return {"id": call.id, "function": function}
 
 

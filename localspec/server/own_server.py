@@ -77,7 +77,8 @@ def announced(port: int) -> Iterator[ServerKey]:
         write_whole(path, content.encode(), durable=False)
     except OSError as error:
         logger.warning(
-            "localspec claude, codex and opencode will not use this server: %s", error
+            "localspec claude, codex and opencode will not use this server: %s",
+            error,
         )
     try:
         yield key

@@ -36,7 +36,12 @@ MOST_ANSWERS = 16  # to one request
 MOST_LOGPROBS = 20  # of the best tokens at each position
 
 # The method of `Fields` that reads a sampling option of each type.
-_READERS = {float: "number", int: "whole", bool: "flag", tuple[str, ...]: "texts"}
+_READERS = {
+    float: "number",
+    int: "whole",
+    bool: "flag",
+    tuple[str, ...]: "texts",
+}
 _SAMPLING: dict[str, str] = {}
 for _name, _kind in get_type_hints(SamplingKeywords).items():
     if _name != "logit_bias":
@@ -190,7 +195,10 @@ def adapter_scales(fields: Fields) -> dict[int, float]:
 
 
 def template_variables(
-    fields: Fields, *, thinks: bool | None = None, effort: str | None = None
+    fields: Fields,
+    *,
+    thinks: bool | None = None,
+    effort: str | None = None,
 ) -> dict[str, Any]:
     """Variables of the chat template that a client sets. Raises RequestError.
 
@@ -302,7 +310,13 @@ def openai_tools(fields: Fields) -> dict[str, Any]:
     if kind == "allowed_tools":
         choice = _allowed_functions(choice)
     is_parallel = fields.flag("parallel_tool_calls")
-    return tool_options(tools, choice, ignored, kind, is_parallel=is_parallel)
+    return tool_options(
+        tools,
+        choice,
+        ignored,
+        kind,
+        is_parallel=is_parallel,
+    )
 
 
 def namespaced(fields: Fields) -> dict[str, dict[str, Any]]:
@@ -352,7 +366,11 @@ def _allowed_functions(choice: Mapping[str, Any]) -> object:
         if tool.get("type") in FUNCTION_TYPES:
             functions.append(_in_space(tool.get("namespace"), tool))
     if functions:
-        return {"type": "allowed_tools", **given, "tools": functions}
+        return {
+            "type": "allowed_tools",
+            **given,
+            "tools": functions,
+        }
     return "none"
 
 
@@ -379,7 +397,11 @@ def tool_options(
         choice = "auto"
     if not tools and choice in (None, "auto", "none"):
         return {}
-    return {"tools": tools, "tool_choice": choice, "parallel_tool_calls": is_parallel}
+    return {
+        "tools": tools,
+        "tool_choice": choice,
+        "parallel_tool_calls": is_parallel,
+    }
 
 
 def answer_form(form: Fields) -> dict[str, Any]:
@@ -437,7 +459,9 @@ def constraint_fields(fields: Fields) -> dict[str, Any]:
     if len(given) > 1:
         names = [name for name, _, _ in given]
         raise RequestError(
-            f"{' and '.join(names)} are both given", "Give one of them.", param=names[1]
+            f"{' and '.join(names)} are both given",
+            "Give one of them.",
+            param=names[1],
         )
     if within.values and not any(name in within for name in (*_STRUCTURED, "json_object")):
         forms = ", ".join(_STRUCTURED)
@@ -487,7 +511,9 @@ def source_of(question: Question, given: Input, fim: FimTokens | None) -> Prompt
 
 
 def templated(
-    messages: Sequence[Message], tools: Mapping[str, Any], variables: Mapping[str, Any]
+    messages: Sequence[Message],
+    tools: Mapping[str, Any],
+    variables: Mapping[str, Any],
 ) -> Callable[[IsolatedEngine], list[int]]:
     """A function from an engine to the tokens of the prompt, for requests without an answer.
 

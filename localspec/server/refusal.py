@@ -41,8 +41,16 @@ _CODES = (
     (OptionError | TemplateError, "invalid_request"),
     (BusyError | ClosedError, "overloaded"),
 )
-_OPENAI_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error"}
-_ANTHROPIC_TYPES = {**_OPENAI_TYPES, 413: "request_too_large", 503: "overloaded_error"}
+_OPENAI_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+}
+_ANTHROPIC_TYPES = {
+    **_OPENAI_TYPES,
+    413: "request_too_large",
+    503: "overloaded_error",
+}
 _LLAMA_TYPES = {**_OPENAI_TYPES, 503: "unavailable_error"}
 _TYPE_IF_TOO_LONG = "exceed_context_size_error"  # of a prompt, in llama-server
 _LLAMA_PATHS = ("/completion", "/infill")
@@ -182,7 +190,14 @@ def llama_error(error: RequestError) -> dict[str, Any]:
     kind = _type_of(error, _LLAMA_TYPES, "server_error")
     if sizes:
         kind = _TYPE_IF_TOO_LONG
-    return {"error": {"code": error.status, "message": error.sentence, "type": kind, **sizes}}
+    return {
+        "error": {
+            "code": error.status,
+            "message": error.sentence,
+            "type": kind,
+            **sizes,
+        }
+    }
 
 
 def _type_of(error: RequestError, types: Mapping[int, str], of_servers: str) -> str:

@@ -138,6 +138,10 @@ def _tool_choice(fields: Fields, question: Question) -> object:
     if given.get("type") == "allowed_tools":
         allowed = given.get("allowed_tools", given)
         tools = [tool for tool in allowed["tools"] if tool.get("type") in FUNCTION_TYPES]
-        return {"type": "allowed_tools", "mode": allowed.get("mode"), "tools": tools}
+        return {
+            "type": "allowed_tools",
+            "mode": allowed.get("mode"),
+            "tools": tools,
+        }
     function = given.get("function", given)
     return {"type": "function", "name": function.get("name")}

@@ -87,7 +87,10 @@ _KINDS = {
         {"text": "", "annotations": [], "logprobs": []},
     ),
     "reasoning": _ItemKind(
-        "rs_", "reasoning_text", {"summary": [], "content": []}, {"text": ""}
+        "rs_",
+        "reasoning_text",
+        {"summary": [], "content": []},
+        {"text": ""},
     ),
     "function_call": _ItemKind("fc_", "function_call_arguments", {"arguments": ""}, {}),
 }
@@ -134,7 +137,12 @@ class ResponseForm(Form):
         inputs = []
         if self._messages:
             inputs.append(self._messages)
-        return Question(self._fields, inputs, options, variables=_variables(self._fields))
+        return Question(
+            self._fields,
+            inputs,
+            options,
+            variables=_variables(self._fields),
+        )
 
     async def before(self, service: Service) -> AsyncGenerator[str, None]:
         """List the tools of MCP servers, and make the calls that the client has approved."""
@@ -155,7 +163,9 @@ class ResponseForm(Form):
             self.question = self._question(self._options)
 
     async def after(
-        self, service: Service, finished: Sequence[Finished]
+        self,
+        service: Service,
+        finished: Sequence[Finished],
     ) -> AsyncGenerator[str, None]:
         """Make the calls of MCP servers' tools in the answer, unless they need approval.
 
@@ -203,7 +213,11 @@ class ResponseForm(Form):
 
     def _start_call(self, call: McpCall) -> str:
         """Start the item of a call that is made now."""
-        more = {"output": None, "error": None, "status": "in_progress"}
+        more = {
+            "output": None,
+            "error": None,
+            "status": "in_progress",
+        }
         self._call = call.item("mcp_call", approval_request_id=call.request_id, **more)
         ended = self._end_item()
         index = len(self._output)
@@ -293,7 +307,8 @@ class ResponseForm(Form):
     def end(self, finished: Sequence[Finished]) -> str:
         response = self._response("completed", self._output, finished)
         return self._opening_events() + self._event(
-            f"response.{response['status']}", response=response
+            f"response.{response['status']}",
+            response=response,
         )
 
     def failure(self, error: RequestError) -> str:
@@ -318,7 +333,12 @@ class ResponseForm(Form):
         if call is not None:
             if call.name in self._mcp.by_name:
                 return ""  # it gets an item once it is whole
-            return self._add(call.number, call.json, call, is_whole=call.is_last)
+            return self._add(
+                call.number,
+                call.json,
+                call,
+                is_whole=call.is_last,
+            )
         if not piece.text:
             return ""
         if piece.is_thought:
@@ -350,7 +370,11 @@ class ResponseForm(Form):
         if not text:
             return switched
         item.holder[item.text] += text
-        more = {**self._position(item), "delta": text, **self._new_logprobs(item)}
+        more = {
+            **self._position(item),
+            "delta": text,
+            **self._new_logprobs(item),
+        }
         return switched + self._event(f"response.{item.delta}.delta", **more)
 
     def _new_item(self, name: _Kind | int, call: ToolCall | CallPiece | None) -> _Item:
@@ -412,10 +436,20 @@ class ResponseForm(Form):
     def _event(self, kind: str, **fields: Any) -> str:
         number = self._num_events
         self._num_events += 1
-        return sse_event({"type": kind, "sequence_number": number, **fields}, kind)
+        return sse_event(
+            {
+                "type": kind,
+                "sequence_number": number,
+                **fields,
+            },
+            kind,
+        )
 
     def _response(
-        self, status: str, output: Sequence[Mapping[str, Any]], finished: Sequence[Finished]
+        self,
+        status: str,
+        output: Sequence[Mapping[str, Any]],
+        finished: Sequence[Finished],
     ) -> dict[str, Any]:
         is_cut = any(answer.reply.finish_reason == "length" for answer in finished)
         is_over = status == "completed"
@@ -455,7 +489,13 @@ def _with_mcp_tools(fields: Fields, use: McpUse) -> Fields:
     if isinstance(choice, Mapping) and choice.get("type") == MCP_TYPE:
         choice = _choice_of_functions(choice, use)
     fields.flag("parallel_tool_calls")
-    return Fields({**fields.values, "tools": tools, "tool_choice": choice})
+    return Fields(
+        {
+            **fields.values,
+            "tools": tools,
+            "tool_choice": choice,
+        }
+    )
 
 
 def _choice_of_functions(choice: Mapping[str, Any], use: McpUse) -> dict[str, Any]:
@@ -465,7 +505,11 @@ def _choice_of_functions(choice: Mapping[str, Any], use: McpUse) -> dict[str, An
     if choice.get("name") is None:
         names = list(_tools_of_server(use, label))
     chosen = [{"type": "function", "name": use.shown_name(label, name)} for name in names]
-    return {"type": "allowed_tools", "mode": "required", "tools": chosen}
+    return {
+        "type": "allowed_tools",
+        "mode": "required",
+        "tools": chosen,
+    }
 
 
 def _tools_of_server(use: McpUse, label: str | None) -> Iterator[str]:
@@ -538,7 +582,11 @@ def _add_item(messages: list[Message], item: Fields) -> None:
         parts = item.objects("content") or item.objects("summary")
         texts = [part.text("text") or "" for part in parts]
         messages.append(
-            {"role": "assistant", "content": None, "reasoning_content": "\n".join(texts)}
+            {
+                "role": "assistant",
+                "content": None,
+                "reasoning_content": "\n".join(texts),
+            }
         )
     elif kind == "function_call":
         if not messages or messages[-1]["role"] != "assistant":
@@ -549,7 +597,11 @@ def _add_item(messages: list[Message], item: Fields) -> None:
     elif kind == "function_call_output":
         call_id = item.text("call_id")
         messages.append(
-            {"role": "tool", "content": item.any("output"), "tool_call_id": call_id}
+            {
+                "role": "tool",
+                "content": item.any("output"),
+                "tool_call_id": call_id,
+            }
         )
     elif not kind.startswith("mcp_"):
         logger.debug("an item of type %.80r is ignored", kind)

@@ -184,7 +184,10 @@ class Runner(uvicorn.Server):
     """
 
     def __init__(
-        self, app: ASGIApp, ready: Callable[[], None], stop: Callable[[], None]
+        self,
+        app: ASGIApp,
+        ready: Callable[[], None],
+        stop: Callable[[], None],
     ) -> None:
         config = uvicorn.Config(
             self._answer,

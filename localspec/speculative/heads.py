@@ -186,7 +186,11 @@ class Blocks(Proposer):
         )
 
     def propose(
-        self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
+        self,
+        tokens: Sequence[int],
+        extent: Extent,
+        chain: SamplerChain,
+        draw: Draw,
     ) -> Decoding[Proposal]:
         yield from ()
         head = self._head
@@ -210,7 +214,10 @@ class Blocks(Proposer):
         return proposal
 
     def _row(
-        self, tokens: Sequence[int], drafted: Sequence[int], chain: SamplerChain
+        self,
+        tokens: Sequence[int],
+        drafted: Sequence[int],
+        chain: SamplerChain,
     ) -> tuple[Distribution, float]:
         row = self._head.row(drafted)
         distribution = chain.draft_distribution(row, tokens, drafted)
@@ -220,7 +227,10 @@ class Blocks(Proposer):
         return distribution, confidence
 
     def replay(
-        self, tokens: Sequence[int], probs: Sequence[float], chain: SamplerChain
+        self,
+        tokens: Sequence[int],
+        probs: Sequence[float],
+        chain: SamplerChain,
     ) -> Decoding[ReplayScores]:
         yield from ()
         # One block before the latest tokens, as far as it would have been accepted.

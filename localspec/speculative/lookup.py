@@ -321,7 +321,11 @@ class Lookup(Proposer):
                 self._take(found, list(forced))
 
     def propose(
-        self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
+        self,
+        tokens: Sequence[int],
+        extent: Extent,
+        chain: SamplerChain,
+        draw: Draw,
     ) -> Decoding[Proposal]:
         """Propose the tokens after the longest match. Each distribution is one-hot."""
         yield from ()
@@ -343,7 +347,10 @@ class Lookup(Proposer):
         return proposal
 
     def replay(
-        self, tokens: Sequence[int], probs: Sequence[float], chain: SamplerChain
+        self,
+        tokens: Sequence[int],
+        probs: Sequence[float],
+        chain: SamplerChain,
     ) -> Decoding[ReplayScores]:
         yield from ()
         first = max(len(tokens) - min(len(probs), _MAX_REPLAYED), self._judged)
@@ -559,7 +566,12 @@ def _longest_first(found: list[Occurrence], last: array[int], length: int) -> Fo
     return Found([found[best], *found[:best], *found[best + 1 :]], longest)
 
 
-def _doubled_matching(text: array[int], end: int, last: array[int], length: int) -> int:
+def _doubled_matching(
+    text: array[int],
+    end: int,
+    last: array[int],
+    length: int,
+) -> int:
     """How many tokens agree if the last `length` do, in doublings of that.
 
     Long runs are compared fast.
@@ -572,7 +584,12 @@ def _doubled_matching(text: array[int], end: int, last: array[int], length: int)
     return length
 
 
-def _matching(text: array[int], end: int, last: array[int], length: int) -> int:
+def _matching(
+    text: array[int],
+    end: int,
+    last: array[int],
+    length: int,
+) -> int:
     """How many tokens agree, at most SIZES[-1], if the last `length` do."""
     most = min(end, len(last), SIZES[-1])
     while length < most and text[end - length - 1] == last[-length - 1]:

@@ -197,7 +197,9 @@ class SpeculativeDecoder:
 
         # 3. Verify.
         targets = request.chain.distributions(
-            logits[: len(draft_tokens) + 1], self.tokens, draft_tokens
+            logits[: len(draft_tokens) + 1],
+            self.tokens,
+            draft_tokens,
         )
         # After a row without numbers any rows will do: the tokens before it are emitted, and
         # the next step fails at that row as plain decoding does.
@@ -236,7 +238,10 @@ class SpeculativeDecoder:
         )
 
     def _emit(
-        self, verdict: Verdict, proposal: Proposal, request: Request
+        self,
+        verdict: Verdict,
+        proposal: Proposal,
+        request: Request,
     ) -> tuple[list[int], list[Provenance]]:
         """Add the tokens of a verdict to the text. Returns them and their provenance."""
         tokens = proposal.draft_tokens[: verdict.num_accepted]
@@ -270,7 +275,10 @@ class SpeculativeDecoder:
         return min(most, target.max_rollback, MAX_DRAFT_TOKENS)
 
     def _choice(
-        self, request: Request, start: StepStart, room: int
+        self,
+        request: Request,
+        start: StepStart,
+        room: int,
     ) -> Decoding[tuple[Decision, float]]:
         """Decide which proposer drafts in this step. Also returns the seconds of replays."""
         if start.step == 0:
@@ -315,7 +323,10 @@ class SpeculativeDecoder:
         return seconds
 
     def _proposal(
-        self, decision: Decision, request: Request, start: StepStart
+        self,
+        decision: Decision,
+        request: Request,
+        start: StepStart,
     ) -> Decoding[Proposal]:
         if decision.proposer is None or decision.extent is None:
             return Proposal([], [], [])

@@ -215,7 +215,10 @@ class Meter:
             self.draft_off_steps[step.draft_off] += 1
 
     def stats(
-        self, now_s: float, outlook: PolicyEstimate | None, threads: ThreadUse | None
+        self,
+        now_s: float,
+        outlook: PolicyEstimate | None,
+        threads: ThreadUse | None,
     ) -> Stats:
         """The statistics of an answer that ends at now_s."""
         total_time_s = now_s - self.started_s

@@ -95,7 +95,12 @@ class NgramIndex:
         """Keep the first num_tokens."""
         if num_tokens >= len(self.text):
             return
-        for size, latest, link in zip(SIZES, self._latest, self._links, strict=True):
+        for size, latest, link in zip(
+            SIZES,
+            self._latest,
+            self._links,
+            strict=True,
+        ):
             first = max(num_tokens, size - 1)
             begin = max(first - size + 1, 0)  # of the first run that is cut
             tokens = np.array(self.text[begin:], np.int32)
@@ -187,7 +192,14 @@ class NgramIndex:
         # The values that `read` needs for each token. The arrays are changed in place.
         levels = range(len(SIZES))
         self._levels = tuple(
-            zip(levels, SIZES, _LEAVING, self._latest, self._links, strict=True)
+            zip(
+                levels,
+                SIZES,
+                _LEAVING,
+                self._latest,
+                self._links,
+                strict=True,
+            )
         )
         self._hash_end()
 

@@ -299,8 +299,16 @@ class FixedDraftPolicy(DraftPolicy):
     keeps_sizes: bool | None = field(default=None, compare=False)
     """Set by the code that measures it."""
 
-    _size: int = field(default=1, init=False, compare=False)  # tokens of the target's decodes
-    _num_idle: int = field(default=0, init=False, compare=False)  # steps without a draft
+    _size: int = field(
+        default=1,
+        init=False,
+        compare=False,
+    )  # tokens of the target's decodes
+    _num_idle: int = field(
+        default=0,
+        init=False,
+        compare=False,
+    )  # steps without a draft
 
     def __post_init__(self) -> None:
         count = self.draft_tokens

@@ -43,7 +43,11 @@ class Proposal(NamedTuple):
     """Tokens that the proposer read first."""
 
     def extend(
-        self, next_row: NextRow, extent: Extent, draw: Draw, is_end: Callable[[int], bool]
+        self,
+        next_row: NextRow,
+        extent: Extent,
+        draw: Draw,
+        is_end: Callable[[int], bool],
     ) -> Proposal:
         """Draw token after token, as long as it is worth it; nothing follows an end token."""
         row = next_row(self.draft_tokens)
@@ -98,7 +102,11 @@ class Proposer:
         raise NotImplementedError
 
     def propose(
-        self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
+        self,
+        tokens: Sequence[int],
+        extent: Extent,
+        chain: SamplerChain,
+        draw: Draw,
     ) -> Decoding[Proposal]:
         """Propose tokens after `tokens`. Ends after an end token.
 
@@ -111,7 +119,10 @@ class Proposer:
         raise NotImplementedError
 
     def replay(
-        self, tokens: Sequence[int], probs: Sequence[float], chain: SamplerChain
+        self,
+        tokens: Sequence[int],
+        probs: Sequence[float],
+        chain: SamplerChain,
     ) -> Decoding[ReplayScores]:
         """How proposals would have fared at the last positions of `tokens`.
 
@@ -148,7 +159,10 @@ class DraftModel(Proposer):
     _reads_ahead = True  # whether it uses `_reading` if decodes keep their sizes
 
     def __init__(
-        self, model: Model, shared: SharedVocabulary, is_end: Callable[[int], bool]
+        self,
+        model: Model,
+        shared: SharedVocabulary,
+        is_end: Callable[[int], bool],
     ) -> None:
         self.model = model
         self._begin = 0  # position in the text of the cache's first token
@@ -176,7 +190,11 @@ class DraftModel(Proposer):
         return ProposerState(room, num_missing, self.begins_at, self._num_unjudged(tokens))
 
     def propose(
-        self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
+        self,
+        tokens: Sequence[int],
+        extent: Extent,
+        chain: SamplerChain,
+        draw: Draw,
     ) -> Decoding[Proposal]:
         # First it decodes the tokens that it lacks, all at once: a whole prompt in its first
         # step, later the last token or two. Its own draft tokens are already in its cache.
@@ -201,7 +219,10 @@ class DraftModel(Proposer):
         return proposal
 
     def replay(
-        self, tokens: Sequence[int], probs: Sequence[float], chain: SamplerChain
+        self,
+        tokens: Sequence[int],
+        probs: Sequence[float],
+        chain: SamplerChain,
     ) -> Decoding[ReplayScores]:
         # Before it can propose, it has to read all missing tokens but the last anyway. The rows
         # of that decode show what it would have proposed.
@@ -329,7 +350,11 @@ class ConstraintProposer(Proposer):
         return ProposerState(num_tokens, confidence=CERTAIN_CONFIDENCE)
 
     def propose(
-        self, tokens: Sequence[int], extent: Extent, chain: SamplerChain, draw: Draw
+        self,
+        tokens: Sequence[int],
+        extent: Extent,
+        chain: SamplerChain,
+        draw: Draw,
     ) -> Decoding[Proposal]:
         """Propose the forced tokens. Each distribution is one-hot."""
         yield from ()

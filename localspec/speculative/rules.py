@@ -72,7 +72,10 @@ class _Matching:
         return lambda index, distribution: self._choose(start.num_emitted + index, distribution)
 
     def verdict(
-        self, start: StepStart, targets: list[Distribution], proposal: Proposal
+        self,
+        start: StepStart,
+        targets: list[Distribution],
+        proposal: Proposal,
     ) -> Verdict:
         """Judge the proposal. targets: one row more than it has tokens."""
         return verify.match(targets, proposal.draft_tokens, self.draw(start))
@@ -82,7 +85,10 @@ class _Sampling:
     """Draft tokens are drawn from the draft's distribution and judged against the target's."""
 
     def __init__(
-        self, name: RuleName, judge: Callable[..., Verdict], randomness: Randomness
+        self,
+        name: RuleName,
+        judge: Callable[..., Verdict],
+        randomness: Randomness,
     ) -> None:
         self.name: RuleName = name
         self._judge = judge
@@ -93,7 +99,10 @@ class _Sampling:
         return lambda index, distribution: distribution.draw(uniforms[index])
 
     def verdict(
-        self, start: StepStart, targets: list[Distribution], proposal: Proposal
+        self,
+        start: StepStart,
+        targets: list[Distribution],
+        proposal: Proposal,
     ) -> Verdict:
         uniforms = self._randomness.uniforms(start.step)
         return self._judge(

@@ -76,7 +76,8 @@ def shared_vocabulary(target: TokenTable, draft: TokenTable) -> SharedVocabulary
 
 
 def _differences(
-    of_target: Sequence[bytes], of_draft: Sequence[bytes]
+    of_target: Sequence[bytes],
+    of_draft: Sequence[bytes],
 ) -> tuple[Difference, ...]:
     """The ids whose texts differ."""
     differences = []

@@ -19,7 +19,8 @@ from localspec.system.fork_guard import OwnProcess
 # What to write instead of names that others have, or that the reply has.
 _INSTEAD = {
     **dict.fromkeys(
-        ("choices", "content", "message", "output_text", "response"), "answer.reply().text"
+        ("choices", "content", "message", "output_text", "response"),
+        "answer.reply().text",
     ),
     **{each.name: f"answer.reply().{each.name}" for each in fields(Reply)},
 }
@@ -55,7 +56,10 @@ class _LastEnd:
     """
 
     def __init__(
-        self, record: AnswerRecord, producer: Producer, own_process: OwnProcess
+        self,
+        record: AnswerRecord,
+        producer: Producer,
+        own_process: OwnProcess,
     ) -> None:
         self._record = record
         self._producer = producer

@@ -125,7 +125,8 @@ class AnswerOptions:
     The lookup proposes from it where the answer follows it. It never changes what is said."""
 
     adapter_scales: Sequence[float] | Mapping[int, float] | None = field(
-        default=None, hash=False
+        default=None,
+        hash=False,
     )
     """The scales of the target's LoRA adapters: one for each in their order, or by their
     numbers from 0, where an adapter without one gets 0. By default the engine's."""
@@ -257,7 +258,8 @@ class AnswerOptions:
         self._check_constraint()
         if self.on_prompt is not None and not callable(self.on_prompt):
             raise OptionError(
-                f"on_prompt is {self.on_prompt!r}", "Give a function of two numbers."
+                f"on_prompt is {self.on_prompt!r}",
+                "Give a function of two numbers.",
             )
         if not isinstance(self.queue, bool):
             raise OptionError(f"queue is {self.queue!r}", "Choose True or False.")

@@ -57,7 +57,11 @@ class AnswerRun:
     """
 
     def __init__(
-        self, record: AnswerRecord, prompt: Prompt, request: Request, lane: AnswerLane
+        self,
+        record: AnswerRecord,
+        prompt: Prompt,
+        request: Request,
+        lane: AnswerLane,
     ) -> None:
         self._record = record
         self._prompt = prompt
@@ -186,7 +190,10 @@ class AnswerRun:
     def _pieces_of(self, step: Step, text: AnswerText) -> Iterator[Piece]:
         """The pieces of a step, up to the end of the answer."""
         facts = StepFacts(
-            step.num_draft_tokens, step.num_accepted, step.num_threads, step.draft_off
+            step.num_draft_tokens,
+            step.num_accepted,
+            step.num_threads,
+            step.draft_off,
         )
         if self._record.options.logprobs is not None:
             # A copy, since other answers may decode between two pieces.
@@ -244,4 +251,10 @@ class AnswerRun:
 
 def _without_token(part: Part, provenance: Provenance) -> Piece:
     """A piece without a token of its own."""
-    return Piece(part.text, (), provenance, is_thought=part.is_thought, call=part.call)
+    return Piece(
+        part.text,
+        (),
+        provenance,
+        is_thought=part.is_thought,
+        call=part.call,
+    )

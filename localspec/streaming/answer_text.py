@@ -96,7 +96,14 @@ class AnswerText:
         *,
         has_form: bool = False,
     ) -> None:
-        self._new = partial(AnswerText, vocabulary, thoughts, stop, calls, has_form=has_form)
+        self._new = partial(
+            AnswerText,
+            vocabulary,
+            thoughts,
+            stop,
+            calls,
+            has_form=has_form,
+        )
         self._has_form = has_form
         self._vocabulary = vocabulary
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")

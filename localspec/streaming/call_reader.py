@@ -95,7 +95,13 @@ class AnswerCalls:
         """The first piece of the next call."""
         number = self.num_calls
         self.num_calls += 1
-        return CallPiece(number, own_id or self._id_of(number), name, "", is_last=False)
+        return CallPiece(
+            number,
+            own_id or self._id_of(number),
+            name,
+            "",
+            is_last=False,
+        )
 
     def call(self, written: list[ToolCall]) -> list[Part]:
         """Note complete calls. Returns a part for each.

@@ -51,7 +51,9 @@ class Line:
     """
 
     def __init__(
-        self, num_at_once: Callable[[Place], int], most_waiting: int | None = None
+        self,
+        num_at_once: Callable[[Place], int],
+        most_waiting: int | None = None,
     ) -> None:
         self._num_at_once = num_at_once
         self._most_waiting = most_waiting

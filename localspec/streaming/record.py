@@ -322,7 +322,10 @@ def _said_by(pieces: Sequence[Piece]) -> Said:
 
 
 def _reply(
-    record: AnswerRecord, pieces: Sequence[Piece], ending: Ending, said: Said | None
+    record: AnswerRecord,
+    pieces: Sequence[Piece],
+    ending: Ending,
+    said: Said | None,
 ) -> Reply:
     """The sum of the pieces."""
     new = _said_by(pieces)

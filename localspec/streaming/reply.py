@@ -61,7 +61,11 @@ class Piece:
     call: CallPiece | None = None
     """More of a call of a tool, in a piece without text."""
 
-    step: StepFacts | None = field(default=None, repr=False, compare=False)
+    step: StepFacts | None = field(
+        default=None,
+        repr=False,
+        compare=False,
+    )
     """Facts about the step, with its first token."""
 
 

@@ -68,7 +68,11 @@ FAMILIES = (
     # Muse (recipients), whose calls are marked within messages to tools
     Family(
         ("<|start|>", "<|message|>", "<|eom|>"),
-        _marks(head=("<|start|>",), body=("<|message|>",), nothing=("<|eom|>",)),
+        _marks(
+            head=("<|start|>",),
+            body=("<|message|>",),
+            nothing=("<|eom|>",),
+        ),
         thoughtful=" to=self",
     ),
     # gpt-oss (channels). Here messages to tools are thoughts; what else they are `AnswerText`
@@ -126,7 +130,9 @@ FAMILIES = (
     Family(
         ("<think></think>", "<response></response>"),
         _marks(
-            thought=("<think>",), speech=("</think>", "<response>"), nothing=("</response>",)
+            thought=("<think>",),
+            speech=("</think>", "<response>"),
+            nothing=("</response>",),
         ),
         are_tokens=False,
     ),

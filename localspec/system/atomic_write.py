@@ -15,7 +15,8 @@ from typing import BinaryIO
 
 UNFINISHED = ".new"  # ends the names of files that are being written, or were left by a kill
 _DEVICES = re.compile(
-    r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[\d¹²³]) *(\..*)?", re.IGNORECASE
+    r"(con|prn|aux|nul|conin\$|conout\$|(com|lpt)[\d¹²³]) *(\..*)?",
+    re.IGNORECASE,
 )
 
 

@@ -124,7 +124,9 @@ def last_cache_bytes(root: Path = Path("/")) -> int:
 
 
 def count_cores(
-    processors: Sequence[Processor], allowed: Set[int], quota: float | None
+    processors: Sequence[Processor],
+    allowed: Set[int],
+    quota: float | None,
 ) -> Cores:
     """Count a thread for each fast core that the process may run on, within its quota.
 

@@ -128,7 +128,8 @@ def add_server(path: Path, name: str, values: Mapping[str, object]) -> None:
     servers = content.setdefault(_KEY, {})
     if name in servers:
         raise OptionError(
-            f"{path} has a server {name!r} already", f"Remove it: localspec mcp remove {name}"
+            f"{path} has a server {name!r} already",
+            f"Remove it: localspec mcp remove {name}",
         )
     _entry(str(path), name, dict(values))
     servers[name] = dict(values)
@@ -171,7 +172,8 @@ def _read_json(path: Path) -> dict[str, Any]:
         content = json.loads(data.decode("utf-8-sig") or "{}")
     except (ValueError, RecursionError) as error:
         raise OptionError(
-            f"{path} is not JSON: {error}", f"Write it as in {_EXAMPLE}"
+            f"{path} is not JSON: {error}",
+            f"Write it as in {_EXAMPLE}",
         ) from None
     if not isinstance(content, dict):
         raise OptionError(f"{path} holds no JSON object", f"Write it as in {_EXAMPLE}")

@@ -80,7 +80,11 @@ class Connection:
                     page = await client.list_tools(cursor=cursor, cache_mode="bypass")
                     for tool in page.tools:
                         tools.append(
-                            tool.model_dump(mode="json", by_alias=True, exclude_none=True)
+                            tool.model_dump(
+                                mode="json",
+                                by_alias=True,
+                                exclude_none=True,
+                            )
                         )
                     cursor = page.next_cursor
                     if cursor is None or len(tools) > MOST_LISTED:
@@ -95,11 +99,17 @@ class Connection:
         client = await self._connected()
         try:
             result = await client.call_tool(
-                tool, dict(arguments), read_timeout_seconds=self.entry.timeout_s
+                tool,
+                dict(arguments),
+                read_timeout_seconds=self.entry.timeout_s,
             )
         except Exception as error:
             raise await self._failure(f"did not answer the call of {tool}", error) from error
-        return result.model_dump(mode="json", by_alias=True, exclude_none=True)
+        return result.model_dump(
+            mode="json",
+            by_alias=True,
+            exclude_none=True,
+        )
 
     async def close(self) -> None:
         """End the connection, and the server if it was started. Idempotent."""
@@ -219,7 +229,8 @@ class Connection:
         if isinstance(error, MCPError) and error.code == REQUEST_TIMEOUT:
             hint = 'Give it longer: "timeout": seconds, in its entry of the file.'
             return ToolServerError(
-                f"the MCP server {name!r} {what} within {self.entry.timeout_s:g} s", hint
+                f"the MCP server {name!r} {what} within {self.entry.timeout_s:g} s",
+                hint,
             )
         if isinstance(error, TimeoutError):
             return ToolServerError(
@@ -231,7 +242,8 @@ class Connection:
         else:
             reason = f"{error!s:.{_MOST_OF_ERROR}}" or type(error).__name__
         return ToolServerError(
-            f"the MCP server {name!r} {what}: {reason}{self._quoted()}", self._hint()
+            f"the MCP server {name!r} {what}: {reason}{self._quoted()}",
+            self._hint(),
         )
 
     def _quoted(self) -> str:

@@ -42,7 +42,10 @@ class ServerLog:
         """The server's stderr. It has to be closed here once the server has it."""
 
         reader = threading.Thread(
-            target=self._drain, args=(reading_end,), name="localspec-mcp-log", daemon=True
+            target=self._drain,
+            args=(reading_end,),
+            name="localspec-mcp-log",
+            daemon=True,
         )
         reader.start()
 

@@ -177,7 +177,10 @@ class McpServers:
             return [self._states[name] for name in wanted]
 
     def call_soon(
-        self, server: str, tool: str, arguments: Mapping[str, Any]
+        self,
+        server: str,
+        tool: str,
+        arguments: Mapping[str, Any],
     ) -> Future[ForeignResult]:
         """Begin a call. The future's `cancel` ends it, and notifies the server.
 
@@ -208,7 +211,10 @@ class McpServers:
             self._states.clear()
 
     async def _call(
-        self, server: str, tool: str, arguments: Mapping[str, Any]
+        self,
+        server: str,
+        tool: str,
+        arguments: Mapping[str, Any],
     ) -> ForeignResult:
         result = await self._connection(server).call(tool, arguments)
         return await asyncio.to_thread(foreign_result, result)
@@ -218,7 +224,8 @@ class McpServers:
 
         if name not in self._entries:
             raise OptionError(
-                f"there is no MCP server {name!r:.80}", did_you_mean(name, self._entries)
+                f"there is no MCP server {name!r:.80}",
+                did_you_mean(name, self._entries),
             )
         if name not in self._connections:
             self._connections[name] = Connection(self._entries[name])
@@ -257,7 +264,10 @@ class McpServers:
         )
 
     def _tool(
-        self, entry: ServerEntry, declared: Mapping[str, Any], notes: list[str]
+        self,
+        entry: ServerEntry,
+        declared: Mapping[str, Any],
+        notes: list[str],
     ) -> Tool | None:
         """A tool; None if it is left out.
 
@@ -272,11 +282,21 @@ class McpServers:
             return None
         hints = declared.get("annotations") or {}
         is_destructive = hints.get("destructiveHint") is True and not hints.get("readOnlyHint")
-        function = _ServerFunction(self, entry, name, is_destructive=is_destructive)
+        function = _ServerFunction(
+            self,
+            entry,
+            name,
+            is_destructive=is_destructive,
+        )
         description = declared.get("description") or declared.get("title") or ""
         shown = re.sub(r"[^A-Za-z0-9_.:/-]", "_", name)
         parameters = declared.get("inputSchema") or {}
-        tool = Tool(shown, str(description), parameters, function=function)
+        tool = Tool(
+            shown,
+            str(description),
+            parameters,
+            function=function,
+        )
         try:
             (checked,) = checked_tools([tool])
             return checked
@@ -289,7 +309,10 @@ class McpServers:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 thread = threading.Thread(
-                    target=_run, args=(self._loop,), name="localspec-mcp", daemon=True
+                    target=_run,
+                    args=(self._loop,),
+                    name="localspec-mcp",
+                    daemon=True,
                 )
                 thread.start()
             return asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -309,7 +332,12 @@ class _ServerFunction(ForeignFunction):
     """Calls a tool of a server, as `run_tools` calls functions."""
 
     def __init__(
-        self, servers: McpServers, entry: ServerEntry, tool: str, *, is_destructive: bool
+        self,
+        servers: McpServers,
+        entry: ServerEntry,
+        tool: str,
+        *,
+        is_destructive: bool,
     ) -> None:
         self.server = entry.name
         self.tool = tool
@@ -384,7 +412,12 @@ def _of(tool: Tool) -> ForeignFunction:
 def _with_server(tool: Tool) -> Tool:
     prefix = re.sub(r"[^A-Za-z0-9_-]", "_", _of(tool).server)
     name = f"{prefix}__{tool.name}"
-    return Tool(name, tool.description, tool.parameters, function=tool.function)
+    return Tool(
+        name,
+        tool.description,
+        tool.parameters,
+        function=tool.function,
+    )
 
 
 def _entries_of(

@@ -67,7 +67,11 @@ def _refusal(beginning: bytes) -> bytes:
         return b"\n"
     size = MOST_LINE_BYTES // 1_000_000
     error = {"code": _TOO_LONG, "message": f"the result has more than {size} MB"}
-    answer = {"jsonrpc": "2.0", "id": int(request[1]), "error": error}
+    answer = {
+        "jsonrpc": "2.0",
+        "id": int(request[1]),
+        "error": error,
+    }
     return json.dumps(answer).encode() + b"\n"
 
 

@@ -270,7 +270,11 @@ class Tags(NamedTuple):
 
 
 _WORDS = ("true", "false", "null")
-_PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
+_PYTHON_WORDS = {
+    "True": "true",
+    "False": "false",
+    "None": "null",
+}
 
 
 def _value_of(text: str) -> Any:
@@ -390,7 +394,12 @@ class TagArguments(ArgumentReader):
         while written is None:
             yield None
             written = self._whole(end, is_json=is_text is False)
-        value = _typed(written, schema, self._schema, is_text=is_text)
+        value = _typed(
+            written,
+            schema,
+            self._schema,
+            is_text=is_text,
+        )
         yield json_text(value)
 
     def _whole(self, end: re.Pattern[str], *, is_json: bool) -> str | None:
@@ -469,7 +478,13 @@ def _of_python(text: str) -> Any:
         return text
 
 
-def _typed(text: str, schema: object, root: Mapping[str, Any], *, is_text: bool | None) -> Any:
+def _typed(
+    text: str,
+    schema: object,
+    root: Mapping[str, Any],
+    *,
+    is_text: bool | None,
+) -> Any:
     """The value of an argument that was written without quotes, by its schema.
 
     Args:

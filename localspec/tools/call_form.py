@@ -254,7 +254,9 @@ def _of_parts(text: str, spelled: Callable[[str], str]) -> str:
 
 
 def calls_in(
-    text: str, tools: Tools, read: Callable[[str, Tools], list[ToolCall]]
+    text: str,
+    tools: Tools,
+    read: Callable[[str, Tools], list[ToolCall]],
 ) -> list[ToolCall] | None:
     """The calls in a text that has only calls; None for any other text.
 

@@ -30,7 +30,8 @@ def described(function: Callable[..., Any]) -> tuple[dict[str, Any], Callable[..
     """
     if function.__name__ == "<lambda>":
         raise OptionError(
-            "a lambda is not a tool, since it has no name", "Write it as a function: def …"
+            "a lambda is not a tool, since it has no name",
+            "Write it as a function: def …",
         )
     arguments = FunctionArguments(function)
     parameters = arguments.schema

@@ -135,7 +135,9 @@ def call_grammar(
 
 
 def _start(
-    form: CallForm, use: ToolUse, spell: GrammarTexts
+    form: CallForm,
+    use: ToolUse,
+    spell: GrammarTexts,
 ) -> tuple[list[str], tuple[str, ...]]:
     """The first rules, and the texts after which they apply."""
     if use.must:
@@ -286,7 +288,12 @@ def json_rule(name: str, schema: Schema) -> str:
     return f"{name}: %json {json.dumps({**schema, 'x-guidance': ours})}"
 
 
-def tag_rules(name: str, schema: Schema, tags: Tags, spell: GrammarTexts) -> list[str]:
+def tag_rules(
+    name: str,
+    schema: Schema,
+    tags: Tags,
+    spell: GrammarTexts,
+) -> list[str]:
     """Rules of arguments between tags: the required ones, then any of the others.
 
     A schema without properties takes any arguments, unless it forbids them. Raises
@@ -327,7 +334,10 @@ _MOST_ONCE = 64  # bits of a parameter of llguidance's rules
 
 
 def _in_a_row(
-    name: str, first: str, others: Sequence[str], between: str
+    name: str,
+    first: str,
+    others: Sequence[str],
+    between: str,
 ) -> tuple[str, list[str]]:
     """The first arguments, then any of the others, each at most once, in any order.
 
@@ -363,7 +373,13 @@ def _in_a_row(
 class _TagWriter:
     """Writes the rules of one tool's arguments between tags."""
 
-    def __init__(self, name: str, root: Schema, tags: Tags, spell: GrammarTexts) -> None:
+    def __init__(
+        self,
+        name: str,
+        root: Schema,
+        tags: Tags,
+        spell: GrammarTexts,
+    ) -> None:
         self._name = name
         self._root = root
         self._tags = tags

@@ -12,7 +12,11 @@ _MAX_REFERENCES = 32  # one after the other
 # Options for llguidance: JSON on one line, as json.dumps and templates write it. So a later
 # prompt has the text that the model wrote, the text between two values is known, and a model
 # cannot write endless blanks.
-ONE_LINE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+ONE_LINE = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+}
 
 # Keywords with schemas by name, and those with data, in which no schemas are.
 _NAMED = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
@@ -187,7 +191,12 @@ def fits(value: object, schema: object, root: Schema) -> bool:
         return True
 
 
-def _does_fit(value: object, schema: object, root: Schema, known: _DoFit) -> bool:
+def _does_fit(
+    value: object,
+    schema: object,
+    root: Schema,
+    known: _DoFit,
+) -> bool:
     """As `fits`, with the results so far."""
     schema = followed(schema, root)
     if not isinstance(schema, Mapping):
@@ -199,7 +208,12 @@ def _does_fit(value: object, schema: object, root: Schema, known: _DoFit) -> boo
     return known[key]
 
 
-def _fits(value: object, schema: Schema, root: Schema, known: _DoFit) -> bool:
+def _fits(
+    value: object,
+    schema: Schema,
+    root: Schema,
+    known: _DoFit,
+) -> bool:
     """As `_does_fit`, of a schema that was not looked at yet."""
     values = choices(schema)
     if values is not None and not any(_is_equal(value, choice) for choice in values):
@@ -221,7 +235,10 @@ def _fits(value: object, schema: Schema, root: Schema, known: _DoFit) -> bool:
 
 
 def _properties_fit(
-    value: Mapping[str, Any], schema: Schema, root: Schema, known: _DoFit
+    value: Mapping[str, Any],
+    schema: Schema,
+    root: Schema,
+    known: _DoFit,
 ) -> bool:
     """Whether an object has the required properties, and all of its properties fit."""
     required = schema.get("required")
@@ -270,7 +287,8 @@ def changed_schema(schema: Mapping[str, Any], change: Callable[[Node], None]) ->
         changed: Node = _changed(schema, change)
     except RecursionError as error:
         raise ConstraintError(
-            "the JSON schema is nested too deeply", "Make it flatter."
+            "the JSON schema is nested too deeply",
+            "Make it flatter.",
         ) from error
     return changed
 

@@ -149,7 +149,8 @@ def tool_use(tools: object, choice: object, *, is_parallel: object) -> ToolUse:
         return ToolUse(checked, are_off=True)
     if only is not None and len(only) > MOST_TOOLS:
         raise OptionError(
-            f"the tool choice names {len(only)} tools", f"Name up to {MOST_TOOLS} of them."
+            f"the tool choice names {len(only)} tools",
+            f"Name up to {MOST_TOOLS} of them.",
         )
     names = [tool.name for tool in checked]
     unknown = [str(name) for name in only or () if name not in names]
@@ -165,7 +166,12 @@ def tool_use(tools: object, choice: object, *, is_parallel: object) -> ToolUse:
     must = word == "required"
     if is_parallel is None:
         is_parallel = not must
-    return ToolUse(checked, must=must, only=only, is_parallel=is_parallel)
+    return ToolUse(
+        checked,
+        must=must,
+        only=only,
+        is_parallel=is_parallel,
+    )
 
 
 def checked_tools(tools: object) -> tuple[Tool, ...]:
@@ -245,7 +251,8 @@ def _checked(number: int, tool: object) -> Tool:
     description = given.get("description")
     if not isinstance(description, str | None):
         raise OptionError(
-            f"the description of the tool {name} is {description!r:.80}", _EXAMPLE
+            f"the description of the tool {name} is {description!r:.80}",
+            _EXAMPLE,
         )
     parameters = _parameters_in(given)
     if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
@@ -289,7 +296,11 @@ def choice_once_called(choice: ToolChoice | None) -> ToolChoice:
     """The choice for an answer to results: the same, but no call is required."""
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
         given = choice.get("allowed_tools", choice)
-        return {"type": "allowed_tools", "mode": "auto", "tools": given["tools"]}
+        return {
+            "type": "allowed_tools",
+            "mode": "auto",
+            "tools": given["tools"],
+        }
     if choice == "none":
         return "none"
     return "auto"

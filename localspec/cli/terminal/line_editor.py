@@ -138,7 +138,9 @@ class _CommandCompleter(Completer):
         self._paths = PathCompleter(expanduser=True)
 
     def get_completions(
-        self, document: Document, complete_event: CompleteEvent
+        self,
+        document: Document,
+        complete_event: CompleteEvent,
     ) -> Iterator[Completion]:
         command, space, typed = document.text_before_cursor.partition(" ")
         values = self._commands.get(command, tuple)

@@ -316,7 +316,13 @@ class MarkdownWriter:
                 return start
         return len(self._line)
 
-    def _write_styled(self, text: str, style: Style, at: int, end: int) -> None:
+    def _write_styled(
+        self,
+        text: str,
+        style: Style,
+        at: int,
+        end: int,
+    ) -> None:
         """Write text[at:end]; the text before it decides whether "_" is a marker."""
         for construct in _INLINE.finditer(text, at, end):
             self._out.words(text[at : construct.start()], style)
@@ -399,7 +405,11 @@ def _table_lines(rows: Sequence[Sequence[str]], width: int) -> list[str]:
     for row in body:
         table.add_row(*map(Text, row))
     drawn = io.StringIO()
-    Console(file=drawn, width=width, color_system=None).print(table)
+    Console(
+        file=drawn,
+        width=width,
+        color_system=None,
+    ).print(table)
     return drawn.getvalue().splitlines()
 
 

@@ -28,13 +28,22 @@ from localspec.speculative.rules import rule_name
 
 # A path such as /etc/hosts is a message, and so is a line that begins with a space.
 _COMMAND = re.compile(r"(/(?:[a-z]+|\?))(?:\s+(.*))?", re.DOTALL)
-_ALIASES = {"/?": "/help", "/image": "/file", "/sessions": "/load"}
+_ALIASES = {
+    "/?": "/help",
+    "/image": "/file",
+    "/sessions": "/load",
+}
 _ALIASES |= dict.fromkeys((*LEAVE, "exit", "quit"), "/quit")
 _BETWEEN = re.compile(r"[\s=]+")  # a setting and its value
 _MAX_COPIED = 74_000  # bytes; many terminals ignore a longer sequence
 _SHOWN = 60  # characters of a text that is quoted
 # The values of a switch, for /set.
-_SWITCHES = {"on": True, "true": True, "off": False, "false": False}
+_SWITCHES = {
+    "on": True,
+    "true": True,
+    "off": False,
+    "false": False,
+}
 _NONE = "none"
 _DEFAULTS = SamplingParams()
 
@@ -271,7 +280,8 @@ def _agrees(question: str) -> bool:
 def _draft(conversation: Conversation, argument: str) -> None:
     if conversation.engine.drafting.is_off:
         raise OptionError(
-            "drafting cannot be turned on in this chat", "Start it without --no-draft."
+            "drafting cannot be turned on in this chat",
+            "Start it without --no-draft.",
         )
     if argument not in ("", "on", "off"):
         raise OptionError(f"the draft cannot be {argument!r}", "Choose on or off.")
@@ -341,7 +351,10 @@ COMMANDS = {
     "/help": ChatCommand(_help, "", "list the commands"),
     "/stats": ChatCommand(_stats, "", "statistics of the last answer"),
     "/set": ChatCommand(
-        _set, "[NAME VALUE]", "sampling, seed, max_tokens, think, quiet", lambda: _SETTINGS
+        _set,
+        "[NAME VALUE]",
+        "sampling, seed, max_tokens, think, quiet",
+        lambda: _SETTINGS,
     ),
     "/system": ChatCommand(_system, "[TEXT|none]", "the system message"),
     "/edit": ChatCommand(_edit, "", "change the last question and ask it again"),
@@ -351,7 +364,9 @@ COMMANDS = {
         "continue an answer that was cut off or stopped",
     ),
     "/retry": ChatCommand(
-        lambda conversation, _: conversation.retry(), "", "answer the last question again"
+        lambda conversation, _: conversation.retry(),
+        "",
+        "answer the last question again",
     ),
     "/undo": ChatCommand(_undo, "", "remove the last turn"),
     "/save": ChatCommand(_save, "[NAME]", "save the conversation as a session", session_names),
@@ -361,7 +376,10 @@ COMMANDS = {
     "/copy": ChatCommand(_copy, "", "copy the last answer to the clipboard"),
     "/show": ChatCommand(_show, "", "mark tokens by where they came from, on or off"),
     "/file": ChatCommand(
-        _file, "[PATH|none]", "attach a text or an image to the next message", None
+        _file,
+        "[PATH|none]",
+        "attach a text or an image to the next message",
+        None,
     ),
     "/quit": ChatCommand(_quit, "", "leave the chat; also /exit, /bye, exit and quit"),
 }

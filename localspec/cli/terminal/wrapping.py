@@ -32,7 +32,11 @@ class WrappedWriter:
     """
 
     def __init__(
-        self, write: Callable[[str], None], width: Callable[[], int], *, colourful: bool
+        self,
+        write: Callable[[str], None],
+        width: Callable[[], int],
+        *,
+        colourful: bool,
     ) -> None:
         self.width = width
         self.colourful = colourful
