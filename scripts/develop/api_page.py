@@ -19,10 +19,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, is_typeddict
 
-from marked_part import with_part
-
 import localspec
 import localspec.errors
+from marked_part import with_part
 
 PAGE = Path(__file__).parents[2] / "docs/api.md"
 BEGIN = "<!-- reference: scripts/develop/api_page.py -->"

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import click
-from marked_part import with_part
 
 from localspec.cli import main
 from localspec.cli.help import HEADINGS
@@ -22,6 +21,7 @@ from localspec.llama.model_options import LlamaOptions
 from localspec.server.fields import Fields
 from localspec.server.question import answer_options
 from localspec.streaming.answer_options import answer_keywords
+from marked_part import with_part
 
 PAGE = Path(__file__).parents[2] / "docs/options.md"
 BEGIN = "<!-- table: scripts/develop/option_table.py -->"

@@ -119,11 +119,11 @@ class _Kind:
 
 
 def _kinds(folder: Path) -> list[_Kind]:
-    from head_maker import BlockHead, write_block_head, write_head_model
     from PIL import Image
-    from vision_maker import write_vision_pair
 
     from gguf_maker import write_random_model, write_spm_tokenizer
+    from head_maker import BlockHead, write_block_head, write_head_model
+    from vision_maker import write_vision_pair
 
     found = [_Kind("presets", ROOT / "models.toml")]
     rgb = Image.frombytes("RGB", (24, 16), Random(0).randbytes(24 * 16 * 3))

@@ -25,6 +25,7 @@ import gguf
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import deserialize
+
 from target_file import copy_tokenizer
 
 Array = NDArray[np.float32]

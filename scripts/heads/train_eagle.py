@@ -22,10 +22,11 @@ from pathlib import Path
 import gguf
 import torch
 from gguf import GGMLQuantizationType as Kind
-from learning import Learning, add_options, run, schedule_of
-from target_file import copy_tokenizer, layers_of, read_number, read_tensor, require_layers
 from torch import Tensor
 from torch.nn import functional
+
+from learning import Learning, add_options, run, schedule_of
+from target_file import copy_tokenizer, layers_of, read_number, read_tensor, require_layers
 from trained_texts import Batch, Texts, target_rows, written_texts
 
 if __package__ in (None, ""):

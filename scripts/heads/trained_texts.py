@@ -10,8 +10,11 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from learning import Progress
 from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from learning import Progress
+from localspec.evaluation.prompts import built_in_texts
 from own_texts import (
     Text,
     Writing,
@@ -23,9 +26,6 @@ from own_texts import (
     write_texts,
 )
 from target_file import EMBEDDING, OUTPUT, layers_of, read_tensor
-from torch import Tensor, nn
-
-from localspec.evaluation.prompts import built_in_texts
 
 
 class Batch(NamedTuple):

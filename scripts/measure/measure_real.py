@@ -41,6 +41,13 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "compare"))
 
+from comparison.contender import Setup
+from comparison.llama_tools import build_programs, default_folder, program_in
+from comparison.options import positive, run
+from comparison.report import header_facts
+from localspec.errors import OptionError
+from localspec.evaluation.prompts import KINDS
+from localspec.system.machine import memory_here, num_usable_cores
 from real_text.measurement import Measurement, Plan
 from real_text.record import Record, read_record, report
 from real_text.servers import DRAFTING_SERVERS, SERVER, SERVERS, Files
@@ -53,14 +60,6 @@ from real_text.sides import (
     draft_options,
     target_options,
 )
-
-from comparison.contender import Setup
-from comparison.llama_tools import build_programs, default_folder, program_in
-from comparison.options import positive, run
-from comparison.report import header_facts
-from localspec.errors import OptionError
-from localspec.evaluation.prompts import KINDS
-from localspec.system.machine import memory_here, num_usable_cores
 
 TARGET = "qwen2.5-coder-1.5b-instruct-q4_k_m.gguf"
 DRAFT = "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf"

@@ -12,6 +12,14 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests/support"))
 
+from localspec.policy.adaptive import AdaptiveDraftPolicy
+from localspec.speculative.policy_api import (
+    MAX_DRAFT_TOKENS,
+    Decision,
+    PolicyContext,
+    ProposerKind,
+    Replay,
+)
 from simulated import (
     FLAT,
     GPU,
@@ -30,15 +38,6 @@ from simulated import (
     at_random,
     curve,
     successor,
-)
-
-from localspec.policy.adaptive import AdaptiveDraftPolicy
-from localspec.speculative.policy_api import (
-    MAX_DRAFT_TOKENS,
-    Decision,
-    PolicyContext,
-    ProposerKind,
-    Replay,
 )
 
 # fmt: off

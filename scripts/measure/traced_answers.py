@@ -21,22 +21,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from policy_scenarios import (
-    EPYC_7B,
-    EPYC_SMALL,
-    FIXED,
-    LIKE_GPU,
-    LIKE_METAL,
-    ON_H100,
-    SMALL_ON_H100,
-    STAIRS,
-    STEEP,
-    TILED,
-    WITH_AMX,
-    WITH_AVX512,
-    XEON_7B,
-)
-from simulated import TRAINED, Clock, Machine, TimedDraft, curve, models, other, successor
 
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.cost import STEADY_SIZES
@@ -58,6 +42,22 @@ from localspec.speculative.policy_api import (
 from localspec.speculative.proposers import DraftModel, Draw, Proposal, Proposer
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
+from policy_scenarios import (
+    EPYC_7B,
+    EPYC_SMALL,
+    FIXED,
+    LIKE_GPU,
+    LIKE_METAL,
+    ON_H100,
+    SMALL_ON_H100,
+    STAIRS,
+    STEEP,
+    TILED,
+    WITH_AMX,
+    WITH_AVX512,
+    XEON_7B,
+)
+from simulated import TRAINED, Clock, Machine, TimedDraft, curve, models, other, successor
 from toy import all_shared
 
 # What decodes cost was measured of the first nine.

@@ -7,11 +7,11 @@ import re
 from dataclasses import replace
 
 import pytest
+
 from adapter_maker import write_adapter
 from command_line import run
-from head_maker import write_head_model
-
 from gguf_maker import write_random_model, write_spm_model
+from head_maker import write_head_model
 from localspec.advice import explanation
 from localspec.advice.explanation import explain
 

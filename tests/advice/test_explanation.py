@@ -7,13 +7,12 @@ import re
 
 import gguf
 import pytest
-from call_families import FAMILIES
 from click.testing import CliRunner
-from head_maker import write_head_model
-from test_speedup import STAIRS
 
 import inside
+from call_families import FAMILIES
 from gguf_maker import with_template, write_random_model
+from head_maker import write_head_model
 from localspec.advice.explanation import explain
 from localspec.cli import main
 from localspec.cli.explain_command import explanation_sheet
@@ -22,6 +21,7 @@ from localspec.errors import ModelFileError, OptionError
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.profile import Profile
 from localspec.speculative.policy_api import ProposerKind
+from simulated import STAIRS
 from standin_hub import StandinHub
 
 FIRST_READ = 8 << 20

@@ -8,9 +8,9 @@ import sys
 from dataclasses import replace
 
 import pytest
-from command_line import run
 
 import localspec
+from command_line import run
 from gguf_maker import write_random_model
 from localspec.advice import recommendation
 from localspec.advice.recommendation import measured_bytes_per_s, recommend

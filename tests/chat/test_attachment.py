@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from command_line import run
 
+from command_line import run
 from localspec.chat.attachment import (
     MAX_ATTACHED_BYTES,
     Attachment,

@@ -7,7 +7,6 @@ import re
 from pathlib import Path
 
 import pytest
-from prompts import Spelled
 
 from localspec.chat import call_forms
 from localspec.chat.call_forms import tools_of
@@ -20,6 +19,7 @@ from localspec.streaming.thinking import Part, Thoughts
 from localspec.streaming.thought_families import families_of
 from localspec.tools.grammar import CallGrammar, Calls
 from localspec.tools.tool import tool_use, whole_calls
+from prompts import Spelled
 
 llguidance = pytest.importorskip("llguidance", reason="llguidance is not installed")
 BYTES = llguidance.LLTokenizer("byte")

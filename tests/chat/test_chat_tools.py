@@ -8,11 +8,11 @@ import json
 
 import hypothesis.strategies as st
 import pytest
-from call_families import FAMILIES, FEW, SAID, write_calling_model
 from hypothesis import given
 
 import inside
 import localspec
+from call_families import FAMILIES, FEW, SAID, write_calling_model
 from gguf_maker import with_template, write_scripted_model
 from localspec.chat.messages import checked_messages
 from localspec.chat.prompt import PromptMaker

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prompts import prompt_behind
 
 import localspec
 from examples import num_examples
 from gguf_maker import write_spm_model
+from prompts import prompt_behind
 
 PLAIN = "{% for m in messages %}[{{ m.content }}]{% endfor %}"
 

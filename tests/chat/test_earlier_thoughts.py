@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from prompts import NoModels, prompt_behind
 
 import localspec
 from gguf_maker import write_scripted_model
@@ -19,6 +18,7 @@ from localspec.server.fields import Fields
 from localspec.server.ollama import OllamaChat
 from localspec.server.responses import ResponseForm
 from localspec.tools.tool import ToolUse
+from prompts import NoModels, prompt_behind
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 # It shows the thoughts of each answer.

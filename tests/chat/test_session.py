@@ -10,10 +10,9 @@ import sys
 import time
 from functools import partial
 
-import command_line
 import pytest
-from prompts import NoModels
 
+import command_line
 import localspec
 from localspec import Picture
 from localspec.chat.chat import Chat
@@ -30,6 +29,7 @@ from localspec.chat.session import (
 )
 from localspec.chat.shown import Shown
 from localspec.errors import OptionError, SessionError
+from prompts import NoModels
 from spawned import session_open_elsewhere
 
 

@@ -8,7 +8,6 @@ import re
 
 import pytest
 from PIL import Image
-from prompts import NoModels
 
 from localspec import OptionError, Picture, TemplateError
 from localspec.chat.chat import Chat
@@ -18,6 +17,7 @@ from localspec.chat.shown import PICTURE_NOTE
 from localspec.chat.template import BUILT_IN
 from localspec.streaming.cancellation import never
 from localspec.tools.tool import ToolUse
+from prompts import NoModels
 
 RED = Picture(2, 1, b"\xff\0\0" * 2)
 BLUE = Picture(1, 2, b"\0\0\xff" * 2)

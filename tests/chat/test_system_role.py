@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from prompts import NoModels, prompt_behind
 
 from localspec.chat.chat import Chat
 from localspec.chat.messages import checked_messages
@@ -13,6 +12,7 @@ from localspec.chat.prompt import PromptMaker
 from localspec.chat.template import BUILT_IN, ChatTemplate
 from localspec.streaming.cancellation import never
 from localspec.tools.tool import ToolUse
+from prompts import NoModels, prompt_behind
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
 TURNS = (

@@ -10,9 +10,9 @@ import threading
 from typing import Literal
 
 import pytest
-from call_families import FAMILIES, FEW, SAID, write_calling_model
 
 import localspec
+from call_families import FAMILIES, FEW, SAID, write_calling_model
 from engines import PLACES
 from gguf_maker import with_template, write_scripted_model
 from localspec.errors import ContextError, OptionError

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import jinja2
 import pytest
-from prompts import NoModels, prompt_behind
 
 import inside
 from localspec.chat.chat import Chat, ChatRecord
@@ -20,6 +19,7 @@ from localspec.errors import ContextError
 from localspec.streaming.answer_options import AnswerOptions
 from localspec.streaming.cancellation import never
 from localspec.tools.tool import ToolUse
+from prompts import NoModels, prompt_behind
 
 FOLDER = Path(__file__).parents[1] / "templates"
 TEMPLATES = {

@@ -8,10 +8,9 @@ import re
 
 import click
 import pytest
-from command_line import run
-from vision_maker import random_picture, write_vision_pair
 
 import localspec
+from command_line import run
 from localspec.chat.session import session_file
 from localspec.chat.template import BUILT_IN
 from localspec.cli import main
@@ -22,6 +21,7 @@ from localspec.speculative.metrics import Provenance
 from localspec.streaming.answer_options import AnswerOptions
 from localspec.streaming.reply import Piece
 from spawned import session_open_elsewhere
+from vision_maker import random_picture, write_vision_pair
 
 STORY = "Tell me a story about a fox."
 AGAIN = None  # Enter alone: what stands in the line is sent

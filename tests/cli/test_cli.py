@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 
 from command_line import run
-
 from gguf_maker import write_random_model
 from localspec.cli import exit_codes
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
-from command_line import LOCALSPEC, run
 
+from command_line import LOCALSPEC, run
 from localspec.presets.presets import (
     find_preset,
     user_presets,

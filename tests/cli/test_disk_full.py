@@ -10,6 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
 from command_line import LOCALSPEC
 
 if sys.platform == "win32":

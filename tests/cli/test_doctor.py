@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from command_line import run
 
 import localspec
+from command_line import run
 from localspec.cli import installation
 from localspec.cli.fact_sheet import FactSheet
 from localspec.cli.installation import (

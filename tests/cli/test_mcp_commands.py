@@ -8,10 +8,10 @@ from pathlib import Path
 
 import click
 import pytest
-from call_families import write_tool_caller
-from command_line import run
 
 import localspec
+from call_families import write_tool_caller
+from command_line import run
 from localspec.cli.tool_calls import Toolbox
 from localspec.tool_servers.configuration import own_file, read_servers
 from localspec.tool_servers.servers import allowed_file

@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+
 from command_line import LOCALSPEC
 
 pytestmark = pytest.mark.process

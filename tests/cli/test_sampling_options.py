@@ -10,9 +10,9 @@ from typing import Any
 import jsonschema
 import pytest
 from click.types import FloatParamType
-from command_line import run
 
 import localspec
+from command_line import run
 from localspec.cli import main
 from localspec.cli.shared_options import changed_sampling
 from localspec.errors import OptionError

@@ -10,8 +10,8 @@ import sys
 
 import pytest
 from click.testing import CliRunner
-from command_line import LOCALSPEC
 
+from command_line import LOCALSPEC
 from localspec.cli import main
 from localspec.presets.presets import load_presets
 from standin_hub import StandinHub

@@ -12,10 +12,10 @@ from functools import partial
 from typing import Literal
 
 import pytest
-from call_families import FAMILIES
 
 import inside
 import localspec
+from call_families import FAMILIES
 from engines import PLACES
 from examples import num_examples
 from localspec.chat.prompt_source import with_form

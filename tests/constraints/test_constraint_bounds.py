@@ -6,9 +6,9 @@ import json
 import threading
 
 import pytest
-from call_families import FAMILIES
 
 import localspec
+from call_families import FAMILIES
 from engines import PLACES
 from localspec.chat.call_forms import tools_of
 from localspec.chat.prompt import kept_calls

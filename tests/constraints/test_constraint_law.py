@@ -23,8 +23,7 @@ from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
 from localspec.streaming.thinking import Thoughts, ThoughtsEnd
 from localspec.streaming.thought_families import Following, family_of_tags
-from test_loop_distribution import FILTERED, PROMPT, UNFILTERED
-from toy import GREEDY, TableModel, all_shared, loop_of
+from toy import FILTERED, GREEDY, PROMPT, UNFILTERED, TableModel, all_shared, loop_of
 from toy_constraint import ToyConstraint, ToyVocabulary, behind
 
 TAGS = family_of_tags("[", "]")

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from test_thought_families import MODELS, template, write_models
 
 import localspec
 from gguf_maker import write_scripted_model
 from localspec.errors import ConstraintError
+from thinking_models import MODELS, template, write_models
 
 pytest.importorskip("llguidance", reason="llguidance is not installed")
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from hybrid_maker import CACHE_KINDS, write_cache_kind
 
 import inside
 import localspec
 from engines import Owner, answered
+from hybrid_maker import CACHE_KINDS, write_cache_kind
 from localspec.llama.library import llama_cpp
 from localspec.llama.model_options import LlamaOptions
 

@@ -10,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from adapter_maker import write_adapter, write_merged
-from command_line import run
 
 import inside
 import localspec
+from adapter_maker import write_adapter, write_merged
+from command_line import run
 from engines import PLACES, all_at_once
 from gguf_maker import write_random_model
 from localspec.gguf_file.adapter import split_scale

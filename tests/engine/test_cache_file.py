@@ -8,9 +8,9 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from command_line import run
 
 import localspec
+from command_line import run
 from localspec.engine.cache_file import PooledCache, head_line, read_caches, write_caches
 from localspec.engine.cache_store import kept_files
 from localspec.errors import CacheError

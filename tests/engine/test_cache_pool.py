@@ -5,11 +5,11 @@ from __future__ import annotations
 import gc
 
 import pytest
-from hybrid_maker import CACHE_KINDS, write_cache_kind
 
 import inside
 import localspec
 from engines import PLACES, Owner, answer_of, answered
+from hybrid_maker import CACHE_KINDS, write_cache_kind
 from localspec.errors import CacheError, OptionError
 from localspec.llama.cache_state import CacheState
 from localspec.llama.model import LlamaModel

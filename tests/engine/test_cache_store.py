@@ -14,12 +14,12 @@ import time
 
 import numpy as np
 import pytest
-from command_line import run
-from hybrid_maker import CACHE_KINDS, write_cache_kind
 
 import inside
 import localspec
+from command_line import run
 from engines import PLACES, Owner, answered
+from hybrid_maker import CACHE_KINDS, write_cache_kind
 from localspec.engine.cache_file import PooledCache
 from localspec.engine.cache_store import (
     CacheStore,

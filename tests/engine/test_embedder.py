@@ -12,9 +12,10 @@ from datetime import datetime, timezone
 
 import numpy as np
 import pytest
-from command_line import run
 
 import localspec
+from command_line import run
+from embedder_maker import LAST, MEAN, RANK, write_embedder
 from gguf_maker import write_random_model
 from localspec.engine.embedder import Embedded
 from localspec.llama.model_options import BATCH_SIZE
@@ -25,16 +26,8 @@ from localspec.server.fields import Fields
 from localspec.server.served_models import ServedEmbedder, ServedModels
 from server_runner import running_server
 
-MEAN, LAST, RANK = 1, 3, 4
 ASKED = [{"role": "user", "content": "Hello"}]
 TEXTS = ["A fox ran over the hill.", "Rain.", "What is <|im_end|> for?"]
-
-
-def write_embedder(path, tokenizer_of, pooling, **more):
-    """A model that pools: by the mean of its rows, or the last one."""
-    extra = {"llama.pooling_type": pooling}
-    more = {"context_length": 64, **more}
-    return write_random_model(path, tokenizer_of, extra=extra, **more)
 
 
 @pytest.fixture(scope="module")

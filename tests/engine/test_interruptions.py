@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
-from hybrid_maker import write_hybrid
 
 import localspec
 from examples import num_examples
+from hybrid_maker import write_hybrid
 from waiting import at_once
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_sequences import made as made
 
 import inside
 import localspec
@@ -116,7 +115,7 @@ def decode_all(texts):
     return [found[text] for text in texts]
 
 
-def test_rows_are_those_alone(made, pays):
+def test_rows_are_those_alone(cache_kind_file, pays):
     """But for rounding, whether decodes are joined or take turns: of any size, and cut back."""
     options = LlamaOptions(context_length=200, max_outputs=4, num_snapshots=3)
     random = np.random.default_rng(0)
@@ -135,13 +134,13 @@ def test_rows_are_those_alone(made, pays):
                 found.append((yield Decode(model, text[model.num_cached :], 1)).copy())
         return np.concatenate(found)
 
-    one = LlamaModel.open(made, options)
+    one = LlamaModel.open(cache_kind_file, options)
     alone = []
     for text in texts:
         one.truncate(0)
         alone.append(result_of(rows(one, text)))
     one.close()
-    first = LlamaModel.open(made, replace(options, num_sequences=3))
+    first = LlamaModel.open(cache_kind_file, replace(options, num_sequences=3))
     models = [first, first.sibling(1), first.sibling(2)]
     for _ in range(2):
         for model in models:

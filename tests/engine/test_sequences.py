@@ -7,7 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hybrid_maker import CACHE_KINDS, write_cache_kind
 
 import inside
 import localspec
@@ -18,20 +17,14 @@ from localspec.llama.model import LlamaModel
 from localspec.llama.model_options import LlamaOptions
 
 
-@pytest.fixture(scope="module", params=CACHE_KINDS)
-def made(request, tmp_path_factory, demo_target):
-    path = tmp_path_factory.mktemp("models") / f"{request.param}.gguf"
-    return write_cache_kind(path, demo_target, request.param)
-
-
 @pytest.mark.parametrize("attention", ["on", "off"])
-def test_rows_of_a_sequence_are_those_of_a_context_of_its_own(made, attention):
+def test_rows_of_a_sequence_are_those_of_a_context_of_its_own(cache_kind_file, attention):
     """Bit for bit, through changes, cuts and a copy from another sequence."""
     options = LlamaOptions(
         context_length=200, flash_attention=attention, max_outputs=4, num_snapshots=3
     )
-    one = LlamaModel.open(made, options)
-    first = LlamaModel.open(made, replace(options, num_sequences=3))
+    one = LlamaModel.open(cache_kind_file, options)
+    first = LlamaModel.open(cache_kind_file, replace(options, num_sequences=3))
     assert (first.num_sequences, first.context_length) == (3, one.context_length)
     many = [first, first.sibling(1), first.sibling(2)]
     random = np.random.default_rng(0)
@@ -71,7 +64,7 @@ def one_more(model, steps, more):
 
 
 @pytest.mark.parametrize("parallel", [1, 3])
-def test_what_is_said_is_what_a_fresh_engine_says(made, parallel):
+def test_what_is_said_is_what_a_fresh_engine_says(cache_kind_file, parallel):
     """Five conversations in so many lanes: changes, beginnings that are shared, cuts back
     to an earlier question, and texts that are copied out.
     """
@@ -79,9 +72,11 @@ def test_what_is_said_is_what_a_fresh_engine_says(made, parallel):
     system = random.integers(5, 900, 60).tolist()
     with (
         localspec.load(
-            target=made, draft=made, context_length=512, parallel=parallel
+            target=cache_kind_file, draft=cache_kind_file, context_length=512, parallel=parallel
         ) as engine,
-        localspec.load(target=made, draft=made, context_length=512, kept_bytes=0) as fresh,
+        localspec.load(
+            target=cache_kind_file, draft=cache_kind_file, context_length=512, kept_bytes=0
+        ) as fresh,
     ):
         assert inside.models(engine).num_sequences == parallel
         owners = [Owner() for _ in range(5)]

@@ -5,7 +5,11 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+
+import localspec
+from engines import Owner
 from head_maker import write_head_model
+from localspec.streaming.answer_text import Prompt
 from picture_prompts import GREEDY, asked, prompt_of
 from vision_maker import (
     random_picture,
@@ -13,10 +17,6 @@ from vision_maker import (
     write_vision_pair,
     write_vision_tokenizer,
 )
-
-import localspec
-from engines import Owner
-from localspec.streaming.answer_text import Prompt
 
 SAMPLED = localspec.SamplingParams(
     temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, repetition_penalty=1.1

@@ -8,13 +8,13 @@ import json
 import math
 import re
 
-import command_line
 import pytest
-from call_families import FAMILIES
-from interruptions import wish_at_decode
 
+import command_line
 import inside
 import localspec
+from call_families import FAMILIES
+from interruptions import wish_at_decode
 from localspec.cli.evaluation_reports import bench_text, verdict
 from localspec.cli.json_output import to_json
 from localspec.evaluation import bench

@@ -6,13 +6,13 @@ import functools
 import json
 import re
 
-import command_line
 import numpy as np
 import pytest
-from interruptions import wish_at_decode
 
+import command_line
 import inside
 import localspec
+from interruptions import wish_at_decode
 from localspec.cli.evaluation_reports import report_text
 from localspec.cli.json_output import to_json
 from localspec.evaluation import lossless_check

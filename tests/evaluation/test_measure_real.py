@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from real_text.sides import PLAIN, Sides, Weights, target_options
 
 from localspec.evaluation.prompts import built_in_tasks
+from real_text.sides import PLAIN, Sides, Weights, target_options
 
 NAMES = [PLAIN, "automatic", "automatic-known"]
 

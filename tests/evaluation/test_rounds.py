@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 
 import pytest
-from simulated import FLAT, METAL, Q4_0, VOCAB, Clock, Machine, Text, answer, at_random
 
 from localspec.evaluation.ratio_estimate import estimate_ratio
 from localspec.evaluation.rounds import Rounds, Stretch
@@ -18,6 +17,7 @@ from localspec.speculative.policy_api import (
     ProposerState,
     StepRecord,
 )
+from simulated import FLAT, METAL, Q4_0, VOCAB, Clock, Machine, Text, answer, at_random
 
 STARTS = tuple(185 * number % VOCAB for number in range(18))
 PLAIN = FixedDraftPolicy(0)

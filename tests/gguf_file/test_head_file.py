@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+
+import localspec
 from command_line import run
 from head_maker import (
     ALL,
@@ -23,8 +25,6 @@ from head_maker import (
     write_medusa_heads,
 )
 from hybrid_maker import NUM_LAYERS
-
-import localspec
 from localspec.errors import DownloadError, ModelFileError, PairError, PresetError
 from localspec.gguf_file.architectures import HeadGraph
 from localspec.gguf_file.check import check_model_file

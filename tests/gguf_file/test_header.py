@@ -15,10 +15,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llama_chain import vocabulary_of
 
 from examples import num_examples
 from gguf_maker import add_keys, write_random_model, write_spm_model
+from llama_chain import vocabulary_of
 from localspec.errors import ModelFileError
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.header import read_header, read_source_header

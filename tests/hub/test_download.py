@@ -9,9 +9,9 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 from click.testing import Result
-from command_line import run
 
 import localspec
+from command_line import run
 from localspec.errors import DownloadError
 from localspec.hub.api import cache_folder, list_files
 from localspec.hub.hub_file import choose_quantization

@@ -20,9 +20,9 @@ from pathlib import Path
 
 import filelock
 import pytest
-from command_line import LOCALSPEC
 
 import localspec
+from command_line import LOCALSPEC
 from gguf_maker import write_random_model
 from localspec.errors import DownloadError, OptionError, PresetError
 from localspec.gguf_file.header import read_header, read_source_header

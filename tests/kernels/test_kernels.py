@@ -18,10 +18,10 @@ from pathlib import Path
 import llama_cpp
 import psutil
 import pytest
-from command_line import run
 
 import inside
 import library_wheel
+from command_line import run
 from localspec.errors import LocalspecError
 from localspec.kernels import comparing, compiling, making, source_archive, toolchain, trial
 from localspec.kernels.comparing import NotFasterError, require_faster

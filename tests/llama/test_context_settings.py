@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from test_embedder import MEAN, write_embedder
 
 import inside
 import localspec
+from embedder_maker import MEAN, write_embedder
 from gguf_maker import write_random_model
 from hollow_model import SHAPES, write_hollow_model
 from localspec.gguf_file.check import check_model_file

@@ -15,13 +15,13 @@ import sys
 from typing import ClassVar
 
 import pytest
-from head_maker import BlockHead, write_block_head, write_head_model, write_medusa_heads
-from hybrid_maker import write_cache_kind
 
 import inside
 import localspec
 from engines import all_at_once, resumed
 from gguf_maker import write_random_model
+from head_maker import BlockHead, write_block_head, write_head_model, write_medusa_heads
+from hybrid_maker import write_cache_kind
 from localspec.evaluation import identity
 from localspec.evaluation.identity import IdentityCheck, Rounding
 from localspec.exactness import Exactness

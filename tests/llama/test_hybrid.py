@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hybrid_maker import CACHE_KINDS, write_cache_kind, write_hybrid
 
 import inside
 import localspec
+from hybrid_maker import CACHE_KINDS, write_cache_kind, write_hybrid
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.shape import ModelShape
 from localspec.llama.batch import TokenBatch

@@ -11,6 +11,10 @@ import itertools
 
 import numpy as np
 import pytest
+
+import inside
+import localspec
+from engines import Owner, answer_of, answered, assert_drafts_at_once_as_alone, resumed
 from head_maker import (
     ALL,
     EAGLE,
@@ -26,11 +30,6 @@ from head_maker import (
 )
 from head_reference import BlockReference, EagleReference, MedusaReference, MtpReference
 from hybrid_maker import write_cache_kind, write_hybrid
-from simulated import num_changes
-
-import inside
-import localspec
-from engines import Owner, answer_of, answered, assert_drafts_at_once_as_alone, resumed
 from localspec.errors import Interrupted
 from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.head_facts import head_facts
@@ -42,6 +41,7 @@ from localspec.sampling.chain import SamplerChain
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.model_api import result_of
 from localspec.speculative.policy_api import DraftOff, FixedDraftPolicy
+from simulated import num_changes
 
 CONTEXT = 1024
 GREEDY = SamplingParams(temperature=0.0)

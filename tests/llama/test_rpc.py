@@ -7,8 +7,14 @@ import json
 
 import llama_cpp
 import pytest
+
+import inside
+import localspec
 from command_line import run
+from comparison.rpc_server import running_servers
 from head_maker import BlockHead, write_block_head, write_head_model
+from localspec.isolated import process as child_process
+from localspec.llama import native, rpc_backend, rpc_servers
 from rpc_standin import (
     PROGRAM,
     answering,
@@ -18,12 +24,6 @@ from rpc_standin import (
     needs_servers,
     stopped,
 )
-
-import inside
-import localspec
-from comparison.rpc_server import running_servers
-from localspec.isolated import process as child_process
-from localspec.llama import native, rpc_backend, rpc_servers
 
 pytestmark = [needs_servers, pytest.mark.process]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 
 import pytest
-from rpc_standin import answering, device_count, device_memory, hello
 
 import localspec
 from localspec.errors import OptionError, RpcError
@@ -17,6 +16,7 @@ from localspec.llama.placement import MAIN_MEMORY, is_in_main_memory, place_laye
 from localspec.llama.rpc_servers import ask_server, ask_servers
 from localspec.planning.free_memory import MemoryRoom, Planned
 from localspec.planning.plan import plan_layers
+from rpc_standin import answering, device_count, device_memory, hello
 
 GIB = 1 << 30
 

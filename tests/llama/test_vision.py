@@ -10,8 +10,6 @@ import llama_cpp
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from picture_prompts import GREEDY, asked, prompt_of
-from vision_maker import KINDS, random_picture, write_vision_pair
 
 import inside
 import localspec
@@ -27,6 +25,8 @@ from localspec.pictures.picture import Picture
 from localspec.streaming.answer_options import AnswerOptions
 from localspec.streaming.answer_text import Prompt
 from localspec.streaming.record import AnswerRecord
+from picture_prompts import GREEDY, asked, prompt_of
+from vision_maker import KINDS, random_picture, write_vision_pair
 
 MARKER = b"<localspec-picture>"
 

@@ -7,7 +7,6 @@ import sys
 from dataclasses import replace
 
 import pytest
-from recorded_devices import MACHINES, Machine, Speed
 
 import inside
 import localspec
@@ -25,6 +24,7 @@ from localspec.planning.device_choice import DeviceTimes, Measured
 from localspec.planning.device_plans import device_in_words, ranked_plans
 from localspec.planning.free_memory import MemoryRoom, Planned
 from localspec.planning.plan import plan_layers
+from recorded_devices import MACHINES, Machine, Speed
 
 GIB = 1 << 30
 CONTEXT = 512

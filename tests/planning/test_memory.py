@@ -17,11 +17,10 @@ import llama_cpp
 import numpy as np
 import psutil
 import pytest
-from adapter_maker import write_adapter
-from command_line import run
-from vision_maker import write_projector
 
 import localspec
+from adapter_maker import write_adapter
+from command_line import run
 from gguf_maker import write_random_model
 from hollow_model import SHAPES, simulate_load, write_hollow_model
 from localspec.engine.vision import has_room_on_gpu
@@ -61,6 +60,7 @@ from localspec.planning.plan import (
 from shape_pair.bigrams import TextSpec
 from shape_pair.pair import PairSpec, make_pair
 from spawned import measured_peak_bytes
+from vision_maker import write_projector
 
 _MIB = 1 << 20
 TEXT = TextSpec(entropy=0.0, agreement=(0.9,), segment=64, period=64, seed=1)

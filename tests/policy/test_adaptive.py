@@ -7,8 +7,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from policy_scenarios import ON_H100, SMALL_ON_H100, STAIRS
-from simulated import FLAT, Q4_0, Q4_K, Clock, FreeProposer, Text, answer, at_random, run
 
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.cost import Costs
@@ -21,6 +19,8 @@ from localspec.speculative.policy_api import (
     ReplayScores,
     StepRecord,
 )
+from policy_scenarios import ON_H100, SMALL_ON_H100, STAIRS
+from simulated import FLAT, Q4_0, Q4_K, Clock, FreeProposer, Text, answer, at_random, run
 
 
 def policy(learned=None) -> AdaptiveDraftPolicy:

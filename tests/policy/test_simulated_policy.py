@@ -7,12 +7,12 @@ import statistics
 from pathlib import Path
 
 import pytest
-from policy_scenarios import SCENARIOS, STAIRS, Scenario
-from simulated import Clock, FreeProposer, Machine, Text, answer, at_random
-from traced_answers import FILES, MACHINES, judged, new_policy, read_traces, replay
 
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.speculative.policy_api import ProposerKind
+from policy_scenarios import SCENARIOS, STAIRS, Scenario
+from simulated import Clock, FreeProposer, Machine, Text, answer, at_random
+from traced_answers import FILES, MACHINES, judged, new_policy, read_traces, replay
 
 PAGE = (Path(__file__).parents[2] / "docs/policy.md").read_text("utf-8")
 # A policy that is as good by other means moves single cells by up to 0.012, and the mean of a

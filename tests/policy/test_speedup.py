@@ -11,9 +11,7 @@ from localspec.policy.speedup import (
     break_even_acceptance,
     expected_speedup,
 )
-
-# Relative costs of a 7B model in Q4_0 on two cores, for 0 to 9 tokens: a staircase.
-STAIRS = (0.0, 1.00, 1.58, 2.23, 1.48, 2.27, 3.06, 3.67, 2.91, 3.56)
+from simulated import STAIRS
 
 
 @pytest.mark.parametrize(("acceptance", "count"), [(0.0, 3), (0.8, 1), (0.8, 5), (1.0, 4)])

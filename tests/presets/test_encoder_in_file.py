@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command_line import run
 
 import localspec
+from command_line import run
 from gguf_maker import write_random_model
 from localspec.presets.local_models import search_folder
 

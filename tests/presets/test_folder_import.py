@@ -8,13 +8,13 @@ import shutil
 from pathlib import Path
 
 import pytest
-from command_line import run
-from vision_maker import write_projector
 
 import localspec
+from command_line import run
 from gguf_maker import split_model, write_random_model
 from localspec.presets.local_models import search_folder
 from localspec.presets.presets import find_preset, load_presets
+from vision_maker import write_projector
 
 HASHES = ["ab" * 32, "cd" * 32, "ef" * 32]
 

@@ -8,10 +8,10 @@ import json
 from pathlib import Path
 
 import pytest
-from command_line import run
 
 import inside
 import localspec
+from command_line import run
 from gguf_maker import write_random_model
 from localspec.errors import OptionError, PresetError, UnknownPresetError
 from localspec.presets.model_names import choose_model, resolve, set_alias, set_default

@@ -11,9 +11,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import run
 
 import localspec
+from command_line import run
 from localspec.errors import OptionError, PresetError
 from localspec.hub.hub_file import HubFile, HubModel, all_parts
 from localspec.presets.located import locate, preset_state

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command_line import run
-from head_maker import write_head_model
 
 import localspec
+from command_line import run
 from gguf_maker import write_random_model
+from head_maker import write_head_model
 from localspec.presets.presets import LocalModel, find_preset, load_presets, user_presets_file
 from localspec.presets.user_presets import drop_preset
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 import llama_cpp
 import numpy as np
 import pytest
-from llama_chain import chain_probs
 
 from examples import num_examples
+from llama_chain import chain_probs
 from localspec.errors import DecodeError, OptionError
 from localspec.sampling.chain import Resolver, SamplerChain, find_breakers
 from localspec.sampling.logprobs import token_logprobs

@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+
 from page_driver import (
     FOX,
     PATIENCE_MS,
@@ -25,7 +26,6 @@ from page_driver import (
     set_option,
     visitor,
 )
-
 from server_runner import running_server
 
 pytestmark = pytest.mark.process

@@ -6,6 +6,8 @@ import codecs
 import mimetypes
 
 import pytest
+
+from localspec.chat.attachment import text_of
 from page_driver import (
     FOX,
     ask,
@@ -19,8 +21,6 @@ from page_driver import (
     set_option,
     visitor,
 )
-
-from localspec.chat.attachment import text_of
 from server_runner import running_server
 
 pytestmark = pytest.mark.process

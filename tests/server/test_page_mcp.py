@@ -6,11 +6,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from call_families import write_tool_caller
-from page_driver import begin, headless_browser, reload, set_option, visitor
 
 import localspec
+from call_families import write_tool_caller
 from inside import calls_under_way
+from page_driver import begin, headless_browser, reload, set_option, visitor
 from server_runner import presets_of, running_server
 from waiting import wait_until
 

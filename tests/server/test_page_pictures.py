@@ -8,13 +8,13 @@ import json
 import shutil
 
 import pytest
-from page_driver import ask, exported, reload, set_option, visitor
 from PIL import Image
-from vision_maker import write_vision_pair
 
 from gguf_maker import with_template
 from localspec.server.app import Limits
+from page_driver import ask, exported, reload, set_option, visitor
 from server_runner import running_server
+from vision_maker import write_vision_pair
 
 CHATML = (
     "{% for each in messages %}<|im_start|>{{ each.role }}\n{{ each.content }}<|im_end|>\n"

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from page_driver import FOX, PATIENCE_MS, ask, ended, last_text, played
 
+from page_driver import FOX, PATIENCE_MS, ask, ended, last_text, played
 from server_runner import running_server
 
 pytestmark = pytest.mark.process

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from page_driver import ask, ask_slowly, begin, chosen, delete, ended, played, reload
 
 pytestmark = pytest.mark.process

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 import httpx
 import psutil
 import pytest
-from command_line import run
 
 import inside
+from command_line import run
 from localspec.errors import EngineError
 from localspec.server import served_models
 from localspec.server.running import Runner, listen

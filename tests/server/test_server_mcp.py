@@ -13,9 +13,9 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
-from call_families import write_tool_caller
 
 import localspec
+from call_families import write_tool_caller
 from inside import calls_under_way
 from server_runner import lines_until_ready, presets_of, running_server
 from waiting import at_once, processes_with, wait_until

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import jsonschema
 import pytest
-from call_families import FEW, SAID, write_calling_model
 
+from call_families import FEW, SAID, write_calling_model
 from gguf_maker import write_scripted_model
 from server_runner import presets_of, running_server
 

@@ -6,8 +6,8 @@ import json
 
 import jsonschema
 import pytest
-from call_families import FAMILIES, FEW, SAID, write_calling_model
 
+from call_families import FAMILIES, FEW, SAID, write_calling_model
 from gguf_maker import with_template
 from server_runner import presets_of, running_server
 

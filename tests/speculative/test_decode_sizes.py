@@ -3,17 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from simulated import (
-    H100_LARGE,
-    H100_SMALL,
-    Clock,
-    FreeProposer,
-    Machine,
-    at_random,
-    models,
-    num_changes,
-    successor,
-)
 
 from localspec.engine.prefill import prepare
 from localspec.policy.adaptive import AdaptiveDraftPolicy
@@ -26,6 +15,17 @@ from localspec.speculative.policy_api import (
     ThreadPolicy,
 )
 from localspec.speculative.proposers import DraftModel
+from simulated import (
+    H100_LARGE,
+    H100_SMALL,
+    Clock,
+    FreeProposer,
+    Machine,
+    at_random,
+    models,
+    num_changes,
+    successor,
+)
 from toy import GREEDY, all_shared, never, steps_of, tokens_of
 
 # As measured on an H100.

@@ -7,7 +7,6 @@ import functools
 
 import numpy as np
 import pytest
-from simulated import FLAT, H100_LARGE, Clock, TimedTarget, at_random, successor
 
 from localspec.errors import DecodeError
 from localspec.policy.adaptive import AdaptiveDraftPolicy
@@ -22,6 +21,7 @@ from localspec.speculative.policy_api import (
 )
 from localspec.speculative.proposers import DraftModel
 from reference import greedy_text
+from simulated import FLAT, H100_LARGE, Clock, TimedTarget, at_random, successor
 from toy import (
     GREEDY,
     UNFILTERED,

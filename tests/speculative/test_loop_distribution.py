@@ -28,9 +28,17 @@ from localspec.speculative.policy_api import (
 from localspec.speculative.proposers import DraftModel, Proposer
 from localspec.speculative.rules import make_rule
 from reference import target_probs
-from toy import UNFILTERED, TableBlocks, TableHead, TableModel, all_shared, loop_of
+from toy import (
+    FILTERED,
+    PROMPT,
+    UNFILTERED,
+    TableBlocks,
+    TableHead,
+    TableModel,
+    all_shared,
+    loop_of,
+)
 
-PROMPT = [1]
 BANNED = replace(UNFILTERED, logit_bias={0: float("-inf")})
 PENALISED = replace(
     UNFILTERED,
@@ -39,7 +47,6 @@ PENALISED = replace(
     presence_penalty=0.25,
     penalty_last_n=3,
 )
-FILTERED = SamplingParams(temperature=0.7, top_k=3, top_p=0.9, min_p=0.1)
 STEADY = functools.partial(FixedDraftPolicy, keeps_sizes=True)
 
 

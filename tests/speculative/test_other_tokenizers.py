@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from command_line import run
 
 import localspec
+from command_line import run
 from gguf_maker import write_random_model, write_spm_model
 from localspec.errors import PairError
 from localspec.presets.local_models import search_folder

@@ -9,20 +9,19 @@ import re
 from pathlib import Path
 
 import pytest
-from call_families import ARGUMENTS, FAMILIES, TOOLS, written_call
-from prompts import Spelled
 
+from call_families import ARGUMENTS, FAMILIES, TOOLS, written_call
+from call_reading import USE, answer_text, read_answer
 from localspec.chat.call_forms import takes_tools, tools_of
 from localspec.chat.messages import checked_messages, fit_to_form
 from localspec.chat.template import ChatTemplate
 from localspec.streaming.answer_text import AnswerText
 from localspec.streaming.calls import CallStream
 from localspec.streaming.thinking import Part, Thoughts
-from localspec.streaming.thought_families import families_of
-from localspec.tools.grammar import CallGrammar, Calls
-from localspec.tools.tool import tool_use, whole_calls
+from localspec.tools.grammar import Calls
+from localspec.tools.tool import tool_use
+from prompts import Spelled
 
-USE = tool_use(TOOLS, "auto", is_parallel=True)
 LATER = [
     {"role": "user", "content": "Hi"},
     {
@@ -40,39 +39,6 @@ LATER = [
 ]
 
 
-def answer_text(name, texts, use, stop=(), *, is_kept=True, has_tools=True, has_form=False):
-    """Reads the texts, each of which is a token, as an answer of the family."""
-    form = tools_of(FAMILIES[name].template).form
-    calls = Calls(form, use, grammar=CallGrammar("") if is_kept else None)
-    thoughts = Thoughts(families_of(FAMILIES[name].template, ()))
-    if form.recipient:
-        thoughts = thoughts.after("<|start|>assistant")
-    vocabulary = Spelled([each.encode() for each in texts])
-    return AnswerText(
-        vocabulary, thoughts, stop, calls if has_tools else None, has_form=has_form
-    )
-
-
-def read(name, answer, *, use=USE, is_kept=False, sizes=None, stop=(), is_cut=False, **how):
-    """Text, thoughts and calls of an answer, whose tokens have one character or other sizes."""
-    texts, rest = [], answer
-    while rest:
-        size = sizes.choice([1, 2, 3, 7, 40]) if sizes else 1
-        texts.append(rest[:size])
-        rest = rest[size:]
-    text = answer_text(name, texts, use, stop, is_kept=is_kept, **how)
-    parts = []
-    for token in range(len(texts)):
-        parts += text.push(token)
-        if text.stopped:
-            break
-    parts += text.finish(is_cut=is_cut)
-    said = "".join(part.text for part in parts if not part.is_thought)
-    thought = "".join(part.text for part in parts if part.is_thought)
-    found = whole_calls(part.call for part in parts)
-    return said, thought, [(call.name, call.arguments) for call in found]
-
-
 def test_each_template_has_its_form():
     found = [tools_of(family.template) for family in FAMILIES.values()]
     assert all(each.is_known and each.are_shown for each in found)
@@ -86,7 +52,9 @@ def test_a_call(name, is_kept):
     """Whatever tokens it comes in; free, or kept to its form by a grammar."""
     for seed in range(20):
         sizes = random.Random(seed) if seed else None
-        said, thought, calls = read(name, FAMILIES[name].call, is_kept=is_kept, sizes=sizes)
+        said, thought, calls = read_answer(
+            name, FAMILIES[name].call, is_kept=is_kept, sizes=sizes
+        )
         assert (said, thought) == ("", "")
         assert calls == [("get_weather", ARGUMENTS)]
 
@@ -98,10 +66,10 @@ def test_two_calls_and_what_is_said_before(name, is_kept):
     expected = [("get_weather", ARGUMENTS), ("now", {})]
     for seed in range(20):
         sizes = random.Random(seed)
-        found = read(name, answer, is_kept=is_kept, sizes=sizes)
+        found = read_answer(name, answer, is_kept=is_kept, sizes=sizes)
         assert found == ("I look.", "", expected)
     one = tool_use(TOOLS, "auto", is_parallel=False)
-    assert read(name, answer, use=one) == ("I look.", "", expected[:1])
+    assert read_answer(name, answer, use=one) == ("I look.", "", expected[:1])
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -113,7 +81,7 @@ def test_nothing_is_lost_of_nonsense(name):
     for seed in range(300):
         sizes = random.Random(seed)
         answer = "".join(sizes.choices(parts, k=40))
-        said, thought, calls = read(name, answer, sizes=sizes)
+        said, thought, calls = read_answer(name, answer, sizes=sizes)
         if name != "gpt-oss" and not calls:
             assert (said, thought) == (answer, "")
 
@@ -127,7 +95,7 @@ def test_what_is_no_call_of_the_tools_stays_text(name):
         call.replace("get_weather", "rm"),
         call[: call.index("Rome") + 2],
     ):
-        said, _, calls = read(name, answer)
+        said, _, calls = read_answer(name, answer)
         assert calls == []
         if name == "gpt-oss" and answer != "Hello, world!\n":
             _, _, message = answer.partition(" to=functions.")
@@ -147,15 +115,15 @@ def test_a_call_in_thoughts_counts_if_they_never_end(name, is_kept):
     expected = [("get_weather", ARGUMENTS)]
     for seed in range(9):
         sizes = random.Random(seed) if seed else None
-        found = read(name, f"{begin}Hm. {call}", is_kept=is_kept, sizes=sizes)
+        found = read_answer(name, f"{begin}Hm. {call}", is_kept=is_kept, sizes=sizes)
         assert found == ("", "Hm. ", expected)
         if two := FAMILIES[name].two:
-            both = read(name, f"{begin}{two}", is_kept=is_kept, sizes=sizes)
+            both = read_answer(name, f"{begin}{two}", is_kept=is_kept, sizes=sizes)
             assert both == ("", "", [*expected, ("now", {})])
-        closed = read(name, f"{begin}Hm. {call} {end}No.", is_kept=is_kept, sizes=sizes)
+        closed = read_answer(name, f"{begin}Hm. {call} {end}No.", is_kept=is_kept, sizes=sizes)
         assert closed == ("No.", f"Hm. {call} ", [])
         for other in (call[:-9], f"{call[:12]} is a mark.", "Hm <tool_ca"):
-            assert read(name, f"{begin}{other}", sizes=sizes) == ("", other, [])
+            assert read_answer(name, f"{begin}{other}", sizes=sizes) == ("", other, [])
 
 
 @pytest.mark.parametrize("is_kept", [False, True])
@@ -168,7 +136,7 @@ def test_a_call_that_is_cut_is_no_text(name, is_kept):
     if tools_of(FAMILIES[name].template).form.is_bare:
         said = ""
     for end in range(1, len(call)):
-        text, thought, _ = read(name, said + call[:end], is_kept=is_kept, is_cut=True)
+        text, thought, _ = read_answer(name, said + call[:end], is_kept=is_kept, is_cut=True)
         assert (text, thought) == (said.rstrip(), ""), call[:end]
 
 
@@ -181,11 +149,11 @@ def test_a_stop_string_counts_in_what_is_said():
     ):
         for seed in range(9):
             sizes = random.Random(seed)
-            found = read(name, f"{begin}A. B{end}C. D", stop=(".",), sizes=sizes)
+            found = read_answer(name, f"{begin}A. B{end}C. D", stop=(".",), sizes=sizes)
             assert found == ("C", "A. B", [])
-            found = read(name, f"{begin}A. B{end}C. D", stop=("BC", "D"), sizes=sizes)
+            found = read_answer(name, f"{begin}A. B{end}C. D", stop=("BC", "D"), sizes=sizes)
             assert found == ("C. ", "A. B", [])
-    assert read("gpt-oss", call, stop=("Rome",))[2] == []
+    assert read_answer("gpt-oss", call, stop=("Rome",))[2] == []
 
 
 @pytest.mark.parametrize("has_tools", [True, False])
@@ -204,9 +172,9 @@ def test_a_message_to_a_tool_that_nobody_offered_is_a_text_of_its_own(has_tools)
         for seed in range(9):
             sizes = random.Random(seed) if seed else None
             how = {"sizes": sizes, "has_tools": has_tools}
-            assert read("gpt-oss", answer, **how) == (text, thought, [])
-            assert read("gpt-oss", answer, has_form=True, **how)[0] in ("", "I look.")
-            stopped = read("gpt-oss", answer, stop=("=",), **how)
+            assert read_answer("gpt-oss", answer, **how) == (text, thought, [])
+            assert read_answer("gpt-oss", answer, has_form=True, **how)[0] in ("", "I look.")
+            stopped = read_answer("gpt-oss", answer, stop=("=",), **how)
             assert stopped[0] == text.partition("=")[0]
 
 
@@ -214,16 +182,16 @@ def test_thoughts_before_a_message_to_a_tool():
     answer = (
         f"<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant{FAMILIES['gpt-oss'].call}"
     )
-    assert read("gpt-oss", answer) == ("", "Hm.", [("get_weather", ARGUMENTS)])
+    assert read_answer("gpt-oss", answer) == ("", "Hm.", [("get_weather", ARGUMENTS)])
     role = " to=functions.now<|channel|>commentary json<|message|>{}"
-    assert read("gpt-oss", role) == ("", "", [("now", {})])
+    assert read_answer("gpt-oss", role) == ("", "", [("now", {})])
     for is_kept in (False, True):  # no grammar sees to a name without its space
         bare = role.replace("functions.", "")
-        assert read("gpt-oss", bare, is_kept=is_kept) == ("", "", [("now", {})])
+        assert read_answer("gpt-oss", bare, is_kept=is_kept) == ("", "", [("now", {})])
         other = bare.replace("now", "python").replace("{}", "1")
-        assert read("gpt-oss", other, is_kept=is_kept) == ("to=python\n1", "", [])
+        assert read_answer("gpt-oss", other, is_kept=is_kept) == ("to=python\n1", "", [])
     final = "<|channel|>final<|message|>Hello."
-    assert read("gpt-oss", final) == ("Hello.", "", [])
+    assert read_answer("gpt-oss", final) == ("Hello.", "", [])
 
 
 @pytest.mark.parametrize("is_kept", [False, True])
@@ -234,16 +202,16 @@ def test_a_call_in_tags_whose_opening_was_forgotten(is_kept):
         how = {"sizes": random.Random(seed) if seed else None, "is_kept": is_kept}
         for text, end in (("", ""), ("I look.", ""), ("I look.", "\n</tool_call>")):
             whole = f"{text}\n{call.removesuffix('</tool_call>').rstrip()}{end}"
-            found = read("Qwen3-Coder", whole, **how)
+            found = read_answer("Qwen3-Coder", whole, **how)
             assert found == (text, "", [("get_weather", ARGUMENTS)])
-        found = read("Qwen3-Coder", f"{call}\n{FAMILIES['Qwen3-Coder'].call}", **how)
+        found = read_answer("Qwen3-Coder", f"{call}\n{FAMILIES['Qwen3-Coder'].call}", **how)
         assert found == ("", "", [("get_weather", ARGUMENTS)] * 2)
-        found = read("Qwen3-Coder", f"<think>Hm. {call}", **how)
+        found = read_answer("Qwen3-Coder", f"<think>Hm. {call}", **how)
         assert found == ("", "Hm. ", [("get_weather", ARGUMENTS)])
         for other in ("<function=rm>\n</function>", "<function=now> is a tag.", "a <funct"):
-            assert read("Qwen3-Coder", other, **how) == (other, "", [])
+            assert read_answer("Qwen3-Coder", other, **how) == (other, "", [])
         for end in range(3, len(call)):
-            assert read("Qwen3-Coder", call[:end], is_cut=True, **how)[0] == ""
+            assert read_answer("Qwen3-Coder", call[:end], is_cut=True, **how)[0] == ""
 
 
 def written(source):
@@ -282,7 +250,7 @@ def test_a_template_writes_a_call_as_its_models_do(file, name):
     assert takes_tools(source)
     assert tools_of(source).form == tools_of(FAMILIES[name].template).form
     said = written(source)
-    _, _, calls = read(name, f" {said}" if name == "gpt-oss" else said)
+    _, _, calls = read_answer(name, f" {said}" if name == "gpt-oss" else said)
     assert calls == [("get_weather", ARGUMENTS)]
 
 
@@ -335,7 +303,9 @@ def test_an_answer_that_is_nothing_but_objects_of_calls(name, is_kept):
             expected = expected[:1]
         sizes = random.Random(number) if number else None
         whole = said_in_prefix(name, answer)
-        assert read(name, whole, is_kept=is_kept, sizes=sizes) == ("", "", expected), answer
+        assert read_answer(name, whole, is_kept=is_kept, sizes=sizes) == ("", "", expected), (
+            answer
+        )
 
 
 @pytest.mark.parametrize("is_cut", [False, True])
@@ -352,11 +322,11 @@ def test_fenced_objects_of_calls_in_front_of_a_text(name, is_kept, is_cut):
         for fence in (fenced(OBJECT), f"<tools>{OBJECT}</tools>"):
             whole = said_in_prefix(name, f"{before}\n{fence}\n\n{behind}")
             said = before if is_single else f"{before}{behind}"
-            found = read(name, whole, is_kept=is_kept, is_cut=is_cut)
+            found = read_answer(name, whole, is_kept=is_kept, is_cut=is_cut)
             assert found == (said, "", [CALLED]), whole
     one = tool_use(TOOLS, "auto", is_parallel=False)
     whole = said_in_prefix(name, f"{fenced(OBJECT)}\nOr:\n{fenced(NOW)}")
-    assert read(name, whole, use=one, is_kept=is_kept) == ("", "", [CALLED])
+    assert read_answer(name, whole, use=one, is_kept=is_kept) == ("", "", [CALLED])
 
 
 @pytest.mark.parametrize("is_kept", [False, True])
@@ -375,14 +345,18 @@ def test_a_call_counts_behind_an_object_that_lacks_a_brace(name, is_kept):
             how = {"sizes": random.Random(seed) if seed else None, "is_kept": is_kept}
             if tools_of(FAMILIES[name].template).form.is_bare and begin.startswith("{"):
                 continue  # there all of the answer is the call
-            found = read(name, said_in_prefix(name, begin + fenced(OBJECT)), **how)
+            found = read_answer(name, said_in_prefix(name, begin + fenced(OBJECT)), **how)
             assert found == (said, "", [CALLED]), begin
     if not tools_of(FAMILIES[name].template).form.is_single:
         whole = said_in_prefix(name, f"{fenced(NOW)}\n{half}\n</tools>\n{fenced(OBJECT)}")
-        assert read(name, whole)[2] == [CALLED_NOW, CALLED]
+        assert read_answer(name, whole)[2] == [CALLED_NOW, CALLED]
         half_text = OBJECT[: OBJECT.index("Rome")]
         whole = f"{fenced(NOW)}\n{half_text}{FAMILIES[name].call}"
-        assert read(name, whole, is_kept=is_kept) == (half_text, "", [CALLED_NOW, CALLED])
+        assert read_answer(name, whole, is_kept=is_kept) == (
+            half_text,
+            "",
+            [CALLED_NOW, CALLED],
+        )
 
 
 def test_half_a_fenced_call_that_was_let_go_is_text_once():
@@ -424,7 +398,7 @@ def test_what_is_more_or_less_than_objects_of_calls_is_text(name):
         sizes = random.Random(number)
         whole = said_in_prefix(name, answer)
         said = answer.lstrip() if name == "gpt-oss" else answer
-        assert read(name, whole, sizes=sizes) == (said, "", []), answer
+        assert read_answer(name, whole, sizes=sizes) == (said, "", []), answer
 
 
 def test_text_is_held_no_longer_than_it_may_be_a_call():

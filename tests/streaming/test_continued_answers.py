@@ -8,12 +8,11 @@ import itertools
 import random
 
 import pytest
-from call_families import FAMILIES, TOOLS
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from prompts import Spelled
 
 import localspec
+from call_families import FAMILIES, TOOLS
 from engines import PLACES
 from examples import num_examples
 from gguf_maker import with_template, write_scripted_model
@@ -24,6 +23,7 @@ from localspec.streaming.thinking import Thoughts
 from localspec.streaming.thought_families import families_of
 from localspec.tools.grammar import CallGrammar, Calls
 from localspec.tools.tool import tool_use, whole_calls
+from prompts import Spelled
 
 ENDLESS = 1000
 PLAIN = "{% for m in messages %}{{ m.content }}{% endfor %}[ask]"

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from prompts import Spelled
 
 from localspec.streaming.answer_text import AnswerText, StopSearch
 from localspec.streaming.thinking import Part, Thoughts
+from prompts import Spelled
 
 
 def stream(pieces: list[bytes], stop: tuple[str, ...] = ()) -> tuple[list[str], bool]:

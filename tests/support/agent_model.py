@@ -9,8 +9,8 @@ from pathlib import Path
 
 import gguf
 import numpy as np
-from call_families import FAMILIES
 
+from call_families import FAMILIES
 from gguf_maker import copy_tokenizer, finish_follower
 from model_writer import ModelWriter, Stated
 

@@ -13,6 +13,9 @@ from typing import NamedTuple
 
 import gguf
 import numpy as np
+from numpy.typing import NDArray
+
+from gguf_maker import Weights
 from hybrid_maker import (
     HEAD,
     HIDDEN,
@@ -27,9 +30,6 @@ from hybrid_maker import (
     write_common,
     write_qwen35_trunk,
 )
-from numpy.typing import NDArray
-
-from gguf_maker import Weights
 from model_writer import ModelWriter
 
 # With a head inside or in a file of its own; and those whose head is another architecture:

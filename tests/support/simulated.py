@@ -48,6 +48,8 @@ TRAINED = {
     1: 1.0, 2: 1.40, 3: 1.73, 4: 2.39, 5: 2.54, 6: 2.98, 8: 4.38, 12: 6.52, 16: 5.34, 17: 6.0,
 }
 # fmt: on
+# Q4_0 as a curve: the costs of 0 to 9 tokens.
+STAIRS = (0.0, *(Q4_0[n] for n in range(1, 10)))
 FLAT = {n: 1.0 + 0.01 * n for n in range(1, 33)}
 # As on a GPU, flat to 8 and then a jump, and as on Metal, a line.
 GPU = {n: 1.0 if n <= 8 else 1.6 + 0.02 * (n - 8) for n in range(1, 33)}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pexpect
 import pyte
+
 from command_line import LOCALSPEC
 
 TIMEOUT_S = 60

@@ -22,6 +22,8 @@ from localspec.speculative.shared_vocabulary import Difference, SharedVocabulary
 
 GREEDY = SamplingParams(temperature=0.0)
 UNFILTERED = SamplingParams(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0)
+FILTERED = SamplingParams(temperature=0.7, top_k=3, top_p=0.9, min_p=0.1)
+PROMPT = [1]
 
 
 def never(_token: int) -> bool:

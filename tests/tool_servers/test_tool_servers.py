@@ -12,17 +12,17 @@ from pathlib import Path
 
 import psutil
 import pytest
-from call_families import FAMILIES, write_tool_caller
-from vision_maker import write_vision_pair
 
 import inside
 import localspec
+from call_families import FAMILIES, write_tool_caller
 from localspec.chat.foreign_bounds import fitting_text, num_tokens_of
 from localspec.chat.shown import PICTURE_NOTE
 from localspec.errors import ContextError, ToolServerError
 from localspec.tool_servers import connection
 from localspec.tool_servers.result_content import foreign_result
 from localspec.tools.tool import Tool, ToolUse
+from vision_maker import write_vision_pair
 from waiting import processes_with, wait_until
 
 pytest.importorskip("mcp", reason="the MCP SDK is not installed")

@@ -5,8 +5,9 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from call_families import FAMILIES, TOOLS, written_call
 
+from call_families import FAMILIES, TOOLS, written_call
+from call_grammars import after_trigger, allows, grammar_of
 from localspec.chat.call_forms import tools_of
 from localspec.chat.prompt import kept_calls
 from localspec.chat.prompt_source import with_form
@@ -14,39 +15,6 @@ from localspec.errors import ConstraintError
 from localspec.streaming.answer_options import AnswerOptions, spec_of
 from localspec.tools.grammar import call_grammar
 from localspec.tools.tool import tool_use
-
-llguidance = pytest.importorskip("llguidance", reason="llguidance is not installed")
-
-BYTES = llguidance.LLTokenizer("byte")
-
-
-def grammar_of(name, choice="auto", tools=TOOLS, *, is_parallel=True, answer=None):
-    use = tool_use(tools, choice, is_parallel=is_parallel)
-    if answer is not None:
-        use = dataclasses.replace(use, answer_schema=answer)
-    form = tools_of(FAMILIES[name].template).form
-    return form, call_grammar(form, use, {}, lambda tool: tool.parameters)
-
-
-def fit(grammar, text):
-    """Whether an answer may be the text."""
-    lark = llguidance.LLMatcher.grammar_from_lark(grammar.lark)
-    matcher = llguidance.LLMatcher(BYTES, lark, log_level=0)
-    assert not matcher.is_error(), matcher.get_error()
-    tokens = BYTES.tokenize_str(text)
-    if matcher.validate_tokens(tokens) < len(tokens):
-        return False
-    matcher.consume_tokens(tokens)
-    return matcher.is_accepting()
-
-
-def behind(grammar, text):
-    """What stands behind the first trigger."""
-    for trigger in grammar.triggers:
-        _, found, rest = text.partition(trigger)
-        if found:
-            return rest
-    return text
 
 
 @pytest.mark.parametrize("name", FAMILIES)
@@ -66,7 +34,7 @@ def test_another_answer_is_kept_to_as_much_of_its_schema_as_one_without_tools(na
 def test_calls_fit(name, choice):
     _, grammar = grammar_of(name, choice)
     family = FAMILIES[name]
-    assert fit(grammar, behind(grammar, family.call))
+    assert allows(grammar, after_trigger(grammar, family.call))
     for wrong in (
         family.call.replace("get_weather", "get_whether"),
         family.call.replace("city", "town"),
@@ -75,31 +43,31 @@ def test_calls_fit(name, choice):
         family.call + "x",
         family.call[:-1],
     ):
-        assert not fit(grammar, behind(grammar, wrong)), wrong
+        assert not allows(grammar, after_trigger(grammar, wrong)), wrong
     if family.two:
-        assert fit(grammar, behind(grammar, family.two))
+        assert allows(grammar, after_trigger(grammar, family.two))
         _, one = grammar_of(name, choice, is_parallel=False)
-        assert fit(one, behind(one, family.call))
-        assert not fit(one, behind(one, family.two))
+        assert allows(one, after_trigger(one, family.call))
+        assert not allows(one, after_trigger(one, family.two))
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_what_is_no_call_fits_only_where_none_has_to_be_made(name):
     _, must = grammar_of(name, "required")
-    assert not fit(must, "Hello.")
+    assert not allows(must, "Hello.")
     _, named = grammar_of(name, "now")
-    assert not fit(named, FAMILIES[name].call)
+    assert not allows(named, FAMILIES[name].call)
     form, free = grammar_of(name)
     if form.is_bare:  # it has no trigger
-        assert fit(free, 'Hello {"name": "x"}')
-        assert not fit(free, '{ "name": "rm"')
-        assert fit(free, f"Hm. <|python_tag|>{FAMILIES[name].call}")
+        assert allows(free, 'Hello {"name": "x"}')
+        assert not allows(free, '{ "name": "rm"')
+        assert allows(free, f"Hm. <|python_tag|>{FAMILIES[name].call}")
         entry = call_grammar(
             form, tool_use(TOOLS, "auto", is_parallel=None), {form.openings[0]: 7},
             lambda tool: tool.parameters,
         )  # fmt: skip
-        assert fit(entry, "Hm. <|python_ta")
-        assert not fit(entry, "Hm. <|python_tag|>x")
+        assert allows(entry, "Hm. <|python_ta")
+        assert not allows(entry, "Hm. <|python_tag|>x")
     else:
         assert all(each in FAMILIES[name].call for each in free.triggers)
 
@@ -110,18 +78,18 @@ def test_an_answer_that_is_no_call_fits_its_schema(name):
     _, grammar = grammar_of(name, answer=schema)
     frame = "<|channel|>final<|message|>" if name == "gpt-oss" else ""
     assert grammar.triggers == ()
-    assert fit(grammar, f'{frame}{{"a": 1}}')
-    assert fit(grammar, FAMILIES[name].call)
-    assert not fit(grammar, f"{frame}Hello.")
+    assert allows(grammar, f'{frame}{{"a": 1}}')
+    assert allows(grammar, FAMILIES[name].call)
+    assert not allows(grammar, f"{frame}Hello.")
 
 
 def test_thoughts_stand_before_a_message_to_a_tool():
     _, grammar = grammar_of("gpt-oss", "required")
     call = FAMILIES["gpt-oss"].call
     thought = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant"
-    assert fit(grammar, thought + thought + call)
-    assert fit(grammar, " to=functions.now<|channel|>commentary json<|message|>{}")
-    assert not fit(grammar, thought)
+    assert allows(grammar, thought + thought + call)
+    assert allows(grammar, " to=functions.now<|channel|>commentary json<|message|>{}")
+    assert not allows(grammar, thought)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +111,7 @@ def test_a_schema_that_refers_to_itself_has_a_small_grammar_in_gemmas_notation(a
     }
     _, grammar = grammar_of("Gemma 4", tools=[{"name": "f", "parameters": schema}])
     assert len(grammar.lark) < 2000
-    assert fit(grammar, f"call:f{{{arguments}}}<tool_call|>") is fits
+    assert allows(grammar, f"call:f{{{arguments}}}<tool_call|>") is fits
 
 
 def call_with(name, keys):
@@ -166,8 +134,8 @@ def test_an_argument_is_written_once_and_optional_ones_in_any_order(name, requir
     }
     _, grammar = grammar_of(name, "required", tools=[{"name": "f", "parameters": schema}])
     for keys in ("a", "ab", "abc", "acb"):
-        assert fit(grammar, call_with(name, keys)), keys
+        assert allows(grammar, call_with(name, keys)), keys
     for keys in ("aa", "abb", "acbc"):
-        assert not fit(grammar, call_with(name, keys)), keys
-    assert fit(grammar, call_with(name, ["a", "more_69", "b", "more_68"]))
-    assert fit(grammar, call_with(name, [])) is not bool(required)
+        assert not allows(grammar, call_with(name, keys)), keys
+    assert allows(grammar, call_with(name, ["a", "more_69", "b", "more_68"]))
+    assert allows(grammar, call_with(name, [])) is not bool(required)

@@ -6,12 +6,12 @@ import json
 import random
 
 import pytest
-from call_families import FAMILIES, in_tags, written_call
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from test_call_grammar import behind, fit, grammar_of
-from test_calls import read
 
+from call_families import FAMILIES, in_tags, written_call
+from call_grammars import after_trigger, allows, grammar_of
+from call_reading import read_answer
 from examples import num_examples
 from localspec.errors import ConstraintError
 from localspec.tools.schemas import branches, fits, takes_text
@@ -187,7 +187,7 @@ def test_values_are_written_allowed_and_read_back(name, drawn, seed):
     schema, arguments = drawn
     call = written_call(name, arguments)
     grammar = grammar_for(name, schema)
-    is_allowed = grammar is not None and fit(grammar, behind(grammar, call))
+    is_allowed = grammar is not None and allows(grammar, after_trigger(grammar, call))
     if is_carried(name, schema, arguments) and grammar is not None:
         assert is_allowed, call
     if not is_allowed:
@@ -195,7 +195,7 @@ def test_values_are_written_allowed_and_read_back(name, drawn, seed):
     use = tool_use([{"name": "f", "parameters": schema}], "auto", is_parallel=True)
     for is_kept in (True, False):
         sizes = random.Random(seed) if seed else None
-        said, thought, calls = read(name, call, use=use, is_kept=is_kept, sizes=sizes)
+        said, thought, calls = read_answer(name, call, use=use, is_kept=is_kept, sizes=sizes)
         assert (said, thought, len(calls)) == ("", "", 1)
         assert same(name, schema, calls[0][1], arguments), call
 
@@ -214,11 +214,11 @@ def test_whatever_the_grammar_allows_is_read(name, drawn, data):
     )
     call = call[:begin] + middle + call[end:]
     grammar = grammar_for(name, schema)
-    assume(grammar is not None and fit(grammar, behind(grammar, call)))
+    assume(grammar is not None and allows(grammar, after_trigger(grammar, call)))
     before = call.partition(grammar.triggers[0])[0].rstrip() if grammar.triggers else ""
     use = tool_use([{"name": "f", "parameters": schema}], "auto", is_parallel=True)
     for is_kept in (True, False):
-        said, thought, calls = read(name, call, use=use, is_kept=is_kept)
+        said, thought, calls = read_answer(name, call, use=use, is_kept=is_kept)
         assert said in ("", before), call
         assert (thought, len(calls)) == ("", 1), call
         json.dumps(calls[0][1], allow_nan=False, ensure_ascii=False).encode()

@@ -11,9 +11,9 @@ import sys
 from typing import Annotated, Any, Literal
 
 import pytest
-from call_families import SAID, write_calling_model
 
 import localspec
+from call_families import SAID, write_calling_model
 from engines import PLACES
 from localspec.errors import OptionError
 from localspec.tools.functions import read_docstring

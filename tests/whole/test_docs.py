@@ -9,12 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import api_page
-import option_table
 import pytest
 
+import api_page
 import localspec
 import localspec.errors
+import option_table
 from localspec.cli import main
 from localspec.sampling.params import SamplingKeywords
 

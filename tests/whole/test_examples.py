@@ -19,10 +19,10 @@ from types import ModuleType
 
 import httpx
 import pytest
-from call_families import write_calling_model
 
 import inside
 import localspec
+from call_families import write_calling_model
 from standin_hub import StandinHub
 from waiting import wait_until
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import damaged_files
 import pytest
+
+import damaged_files
 import wire_faults
 
 

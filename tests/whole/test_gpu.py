@@ -14,13 +14,13 @@ import llama_cpp
 import numpy as np
 import psutil
 import pytest
-from exact_files import requantised
-from head_maker import BlockHead, write_block_head, write_head_model, write_medusa_heads
-from hybrid_maker import CACHE_KINDS, write_cache_kind
 
 import inside
 import localspec
 from engines import all_at_once, resumed
+from exact_files import requantised
+from head_maker import BlockHead, write_block_head, write_head_model, write_medusa_heads
+from hybrid_maker import CACHE_KINDS, write_cache_kind
 from localspec.errors import OptionError
 from localspec.evaluation.identity import IdentityCheck, Rounding
 from localspec.llama.library import devices

@@ -16,10 +16,9 @@ from multiprocessing.reduction import ForkingPickler
 
 import numpy as np
 import pytest
-from command_line import run
-from vision_maker import random_picture, write_projector, write_vision_pair
 
 import localspec
+from command_line import run
 from gguf_maker import add_keys
 from localspec import MemoryLimitError, ModelFileError, OptionError
 from localspec.chat.template import BUILT_IN
@@ -36,6 +35,7 @@ from localspec.gguf_file.projector_facts import (
 )
 from model_writer import ModelWriter
 from server_runner import running_server
+from vision_maker import random_picture, write_projector, write_vision_pair
 
 FOX = random_picture(1, 40, 40)
 OWL = random_picture(2, 64, 32)

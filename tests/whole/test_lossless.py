@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from step_law import StepLawCheck
 
 import inside
 import localspec
@@ -25,6 +24,7 @@ from localspec.llama.model import LlamaModel
 from localspec.llama.model_options import LlamaOptions
 from localspec.planning.free_memory import with_suited_attention
 from localspec.sampling.chain import SamplerChain
+from step_law import StepLawCheck
 
 GREEDY = localspec.SamplingParams(temperature=0)
 HEROES = ["a fox", "an owl", "a dragon", "two mice", "a robot", "a girl called Mia", "a whale"]

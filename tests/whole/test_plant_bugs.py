@@ -6,10 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-import plant_bugs
 import pytest
 
 import localspec
+import plant_bugs
 
 SCRIPT = Path(plant_bugs.__file__)
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import jsonschema
 import pytest
-from test_exactness import is_known_to_be_exact
 
 import inside
 import localspec
+from exact_files import is_known_to_be_exact
 from localspec.errors import OptionError
 from localspec.evaluation.prompts import Task, built_in_tasks
 

@@ -11,9 +11,9 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
-from command_line import run
 
 import inside
+from command_line import run
 from gguf_maker import write_random_model
 from localspec.cli.serve_command import JSONFormatter, LogFormatter
 from localspec.errors import OptionError

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from stale_references import FOREIGN, stale
 
 ROOT = Path(__file__).parents[2]

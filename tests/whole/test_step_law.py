@@ -7,7 +7,6 @@ import itertools
 from collections.abc import Sequence
 
 import pytest
-from step_law import StepLaw, StepLawCheck
 
 import inside
 import localspec
@@ -19,6 +18,7 @@ from localspec.speculative import verify
 from localspec.speculative.proposers import Proposal
 from localspec.speculative.verify import Verdict
 from localspec.streaming.answer_text import Prompt
+from step_law import StepLaw, StepLawCheck
 
 NAMES = {"type": "array", "items": {"type": "string", "maxLength": 30}, "minItems": 4}
 

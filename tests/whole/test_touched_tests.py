@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 
 import pytest
+
 from touched_tests import HOUSE_RULES, changed_files, chosen_tests
 
 SOURCES = {
