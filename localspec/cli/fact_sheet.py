@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Any
 
 from localspec.cli.screen import in_flags, titled
+
+
+class Severity(IntEnum):
+    """How serious a problem is; the most serious has the lowest number."""
+
+    BROKEN = 0
+    """Something that the user wants does not work."""
+
+    UNUSED_DEVICE = 1
+    """A GPU or another device computes nothing."""
+
+    SLOW_BUILD = 2
+    """The build of llama.cpp computes more slowly than it could."""
+
+    LIMITED = 3
+    """Cores, memory or disk space are short, or a download is unfinished."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +40,7 @@ class FactSheet:
     facts: list[tuple[str, list[str]]] = field(default_factory=list)
     """Titles with their lines. A title without lines is not shown."""
 
-    problems: list[Problem] = field(default_factory=list)
+    _problems: list[tuple[Severity, Problem]] = field(default_factory=list)
 
     values: dict[str, Any] = field(default_factory=dict)
     """The object that --json prints, by its keys."""
@@ -33,9 +50,15 @@ class FactSheet:
         self.facts.append((title, list(lines)))
         self.values |= values
 
-    def add_problem(self, what: str, remedy: str) -> None:
+    def add_problem(self, severity: Severity, what: str, remedy: str) -> None:
         """Add what is wrong or could be better, and what to do about it."""
-        self.problems.append(Problem(what, remedy))
+        self._problems.append((severity, Problem(what, remedy)))
+
+    @property
+    def problems(self) -> list[Problem]:
+        """The problems, the most serious first; equally serious ones in the order of adding."""
+        ranked = sorted(self._problems, key=lambda entry: entry[0])
+        return [problem for _, problem in ranked]
 
     def text(self) -> str:
         """The facts, and then the problems."""

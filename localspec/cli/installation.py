@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from localspec._version import __version__
-from localspec.cli.fact_sheet import FactSheet
+from localspec.cli.fact_sheet import FactSheet, Severity
 from localspec.cli.screen import counted, readable_bytes
 from localspec.errors import LocalspecError, PresetError, RpcError
 from localspec.hub.api import is_offline
@@ -95,7 +95,7 @@ def inspect_installation(rpc: Sequence[str]) -> FactSheet:
     add_unused_gpu(sheet, unused_reason, library.origin)
     sheet.values["rpc_faults"] = rpc_faults
     for fault in rpc_faults:
-        sheet.add_problem(*fault)
+        sheet.add_problem(Severity.BROKEN, *fault)
     trials = list(trials_in_words())
     sheet.add("Measured", *trials, trials=trials)
     add_cores(sheet, cores_here())
@@ -161,12 +161,14 @@ def add_build(
         if has_gpus:
             remedy = f"Build it here, with a C++ compiler: {_reinstallation()}"
         sheet.add_problem(
+            Severity.SLOW_BUILD,
             f"the processor has {', '.join(missing)}, and this build of llama.cpp does not "
             "use it",
             remedy,
         )
     if amx_verdict is AmxTrial.UNTRIED:
         sheet.add_problem(
+            Severity.SLOW_BUILD,
             "this build's AMX kernels could not be tried in another process, and are left out: "
             "quantised models could be twice as fast",
             "Use localspec in a Python that is neither frozen nor embedded; if it is, report "
@@ -174,6 +176,7 @@ def add_build(
         )
     if amx_verdict is AmxTrial.WRONG:
         sheet.add_problem(
+            Severity.SLOW_BUILD,
             "this build's AMX kernels fail, as those that GCC 12 compiles do, and are left "
             "out: quantised models could be twice as fast",
             "Build it without the optimisation at fault: CXXFLAGS=-fno-dse "
@@ -209,6 +212,7 @@ def add_stale_builds(sheet: FactSheet, stale_builds: dict[Path, str]) -> None:
     sheet.values["stale_builds"] = stale_builds
     for folder, reason in stale_builds.items():
         sheet.add_problem(
+            Severity.SLOW_BUILD,
             f"the libllama in {folder} is not used: {reason}",
             "Remove it: localspec kernels --remove. Then compile it anew: localspec kernels",
         )
@@ -257,6 +261,7 @@ def add_devices(sheet: FactSheet, devices: Sequence[Device], driver_fault: str) 
     sheet.values |= {"devices": devices, "driver_fault": driver_fault}
     if driver_fault:
         sheet.add_problem(
+            Severity.UNUSED_DEVICE,
             driver_fault,
             "Install the driver again, or name its file or the device right; the processor "
             "computes meanwhile.",
@@ -278,7 +283,7 @@ def add_unused_gpu(sheet: FactSheet, reason: str, library: str) -> None:
     elif library.startswith(OWN_ORIGIN):
         remedy = f"If the installed libllama can: localspec kernels --remove. Else {remedy}"
     if reason:
-        sheet.add_problem(reason, remedy)
+        sheet.add_problem(Severity.UNUSED_DEVICE, reason, remedy)
 
 
 def _ask(addresses: tuple[str, ...]) -> tuple[list[RpcServer], list[tuple[str, str]]]:
@@ -320,6 +325,7 @@ def add_cores(sheet: FactSheet, cores: Cores) -> None:
         if cores.is_bound_by_quota:
             num_open = cores.usable
         sheet.add_problem(
+            Severity.LIMITED,
             f"this process may use {num_open} of {cores.logical} cores",
             "If you did not intend that, check taskset or the limits of the container.",
         )
@@ -331,12 +337,14 @@ def add_memory(sheet: FactSheet, memory: Memory, gpus: Sequence[Device]) -> None
     sheet.add("Memory", words, memory=memory)
     if memory.available_bytes < _LITTLE_MEMORY_BYTES:
         sheet.add_problem(
+            Severity.LIMITED,
             f"{memory.available_bytes / 1e9:.1f} GB of memory is free",
             "Close other programs.",
         )
     for gpu in gpus:
         if gpu.total_bytes > 0 and gpu.free_bytes <= MARGIN_BYTES:
             sheet.add_problem(
+                Severity.LIMITED,
                 f"{gpu.free_bytes / 1e9:.1f} GB of memory is free on {gpu.name}, and "
                 f"{MARGIN_BYTES / 1e9:.1f} GB is always left free: no layers go there by "
                 "default",
@@ -362,22 +370,26 @@ def add_cache(sheet: FactSheet, cache: HubCacheState, *, is_offline: bool) -> No
     )
     if not cache.is_writable:
         sheet.add_problem(
+            Severity.BROKEN,
             f"the cache at {cache.path} cannot be written",
             "Change its owner, or choose another place: HF_HUB_CACHE=DIR.",
         )
     if is_offline:
         sheet.add_problem(
+            Severity.BROKEN,
             "offline mode is on (HF_HUB_OFFLINE): nothing can be downloaded",
             "Unset it.",
         )
     if cache.free_bytes < _LITTLE_DISK_BYTES:
         sheet.add_problem(
+            Severity.LIMITED,
             f"{cache.free_bytes / 1e9:.1f} GB of disk space is free at {cache.path}",
             "Free some space (localspec models remove PRESET), or choose another place: "
             "HF_HUB_CACHE=DIR.",
         )
     for path, size_bytes in cache.unfinished.items():
         sheet.add_problem(
+            Severity.LIMITED,
             f"a download stopped after {size_bytes / 1e6:.1f} MB: {path}",
             "Repeat the download to continue it, or delete the file if no program is "
             "downloading it.",
@@ -444,4 +456,4 @@ def add_presets(sheet: FactSheet) -> None:
         user_presets()
     except PresetError as error:
         sheet.values["presets_fault"] = str(error), error.hint
-        sheet.add_problem(str(error), error.hint)
+        sheet.add_problem(Severity.BROKEN, str(error), error.hint)

@@ -204,6 +204,19 @@ def test_unfinished_downloads_are_found_with_the_way_on(hub: StandinHub, tmp_pat
     assert any("after 3.0 MB" in problem.what for problem in problems)
 
 
+def test_the_most_serious_problem_comes_first():
+    """Even if the facts that it is about come last."""
+    sheet = FactSheet()
+    add_stale_builds(sheet, {Path("old"): "it is of llama-cpp-python 0.3.35"})
+    add_devices(sheet, [], "a driver is not there")
+    add_memory(sheet, Memory(16 * 10**9, 5 * 10**8), [])
+    add_cache(sheet, CACHE, is_offline=True)
+    lines = re.findall(r"^Problem +(.+)", sheet.text(), re.M)
+    assert lines == [problem.what for problem in sheet.problems]
+    starts = ("offline mode", "a driver", "the libllama in old", "0.5 GB of memory")
+    assert all(line.startswith(start) for line, start in zip(lines, starts, strict=True))
+
+
 def test_json_has_all_of_it():
     whole = json.loads(run("doctor", "--json").output)
     assert whole["cores"].keys() >= {"allowed", "efficiency", "hyperthreads", "quota", "usable"}
