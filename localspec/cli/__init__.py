@@ -17,9 +17,9 @@ import click
 from localspec._version import __version__
 from localspec.cli import exit_codes
 from localspec.cli.chat_command import chat
-from localspec.cli.completion_command import completion
+from localspec.cli.commands.completion import completion
+from localspec.cli.commands.download import download
 from localspec.cli.doctor_command import doctor
-from localspec.cli.download_command import download
 from localspec.cli.evaluation_commands import bench, verify
 from localspec.cli.explain_command import explain
 from localspec.cli.generate_command import generate

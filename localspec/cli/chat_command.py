@@ -12,11 +12,11 @@ import click
 from localspec.chat.session import check_opens
 from localspec.cli import exit_codes
 from localspec.cli.answer_output import note_limits, write_answer
-from localspec.cli.completion_command import complete_session
+from localspec.cli.completers import complete_session
 from localspec.cli.help import Command
 from localspec.cli.quoted_text import quoted_together, unquoted
 from localspec.cli.screen import error_lines, in_flags, note, show_legend
-from localspec.cli.sessions_command import note_resumed
+from localspec.cli.session_summary import note_resumed
 from localspec.cli.shared_options import (
     CACHE_DISK,
     PairOptions,

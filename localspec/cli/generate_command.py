@@ -12,7 +12,7 @@ import click
 
 from localspec.chat.attachment import Attachment, attached, pictures_in, read_attachment
 from localspec.cli.answer_output import note_limits, write_answer
-from localspec.cli.completion_command import complete_model
+from localspec.cli.completers import complete_model
 from localspec.cli.flags import option
 from localspec.cli.help import Command
 from localspec.cli.json_output import json_option, to_json, write_json

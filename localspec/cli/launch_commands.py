@@ -33,7 +33,7 @@ import click
 
 from localspec.cli.agents import AGENT_CONTEXT, AGENTS, Agent, ServerFound, require_context
 from localspec.cli.cloud_keys import CLOUD_KEYS
-from localspec.cli.download_command import offer_download
+from localspec.cli.download_dialogue import offer_download
 from localspec.cli.help import Command
 from localspec.cli.launch_log import log_of_running, new_log
 from localspec.cli.progress_line import waiting

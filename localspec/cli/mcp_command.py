@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from localspec.cli.completion_command import complete_model
+from localspec.cli.completers import complete_model
 from localspec.cli.help import Group
 from localspec.cli.json_output import json_option, write_json
 from localspec.cli.progress_line import waiting

@@ -18,7 +18,7 @@ from localspec.advice.recommendation import (
     recommend,
 )
 from localspec.cli import exit_codes
-from localspec.cli.completion_command import complete_model, complete_preset
+from localspec.cli.completers import complete_model, complete_preset
 from localspec.cli.flags import with_all
 from localspec.cli.help import Group
 from localspec.cli.json_output import json_option, to_json, write_json

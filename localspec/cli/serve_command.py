@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 import click
 
 from localspec.cli.agents import ServerFound, settings_of_agents
-from localspec.cli.completion_command import complete_model
-from localspec.cli.download_command import offer_download
+from localspec.cli.completers import complete_model
+from localspec.cli.download_dialogue import offer_download
 from localspec.cli.flags import read_option_file
 from localspec.cli.help import Command
 from localspec.cli.progress_line import waiting

@@ -4,39 +4,33 @@ from __future__ import annotations
 
 import re
 import sys
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from localspec.chat.attachment import without_files
 from localspec.chat.session import (
     Session,
     check_exists,
-    is_open,
     known_name,
     lock_session,
     picture_name,
-    read_session,
     remove_sessions,
     session_bytes,
-    session_file,
     session_names,
 )
-from localspec.cli.completion_command import complete_session
+from localspec.cli.completers import complete_session
 from localspec.cli.help import Group
 from localspec.cli.json_output import json_option, write_json
-from localspec.cli.screen import counted, excerpt, note, printable, readable_bytes, say
+from localspec.cli.screen import counted, printable, readable_bytes, say
+from localspec.cli.session_summary import existing_session, session_json, session_lines
 from localspec.cli.standard_streams import is_terminal
-from localspec.errors import OptionError, SessionError
+from localspec.errors import OptionError
 from localspec.system.atomic_write import write_whole
 
 if TYPE_CHECKING:
     from localspec.chat.template import Message
-    from localspec.cli.conversation import Conversation
 
-_SHOWN = 240  # characters of a text of the last turn
 _SPEAKERS = {
     "system": "System message",
     "user": "You",
@@ -75,7 +69,7 @@ def sessions(context: click.Context) -> None:
 def list_sessions(*, as_json: bool) -> None:
     """List sessions with their turns, last use and size, and whether a chat has them open."""
     if as_json:
-        write_json([_session_json(name) for name in session_names()])
+        write_json([session_json(name) for name in session_names()])
         return
     for line in session_lines():
         click.echo(line)
@@ -94,7 +88,7 @@ def export_session(
     overwrite: bool,
 ) -> None:
     """Write a conversation to FILE, or to stdout."""
-    session = _session(name)
+    session = existing_session(name)
     is_json_file = file is not None and file.suffix.lower() == ".json"
     if as_json or is_json_file:
         data = session.as_json()
@@ -166,66 +160,6 @@ def _confirm(question: str) -> None:
             "There is no terminal to ask for confirmation. Use --yes to remove without asking."
         )
     click.confirm(question, abort=True, err=True)
-
-
-def session_lines() -> list[str]:
-    """A line for every session: last use, turns, size, name, and whether it is open."""
-    lines = []
-    for name in session_names():
-        facts = _session_json(name)
-        used = datetime.fromisoformat(facts["last_used"])
-        turns = "unreadable"
-        if facts["num_turns"] is not None:
-            turns = counted(facts["num_turns"], "turn")
-        size = readable_bytes(facts["size_bytes"])
-        line = f"{used:%Y-%m-%d %H:%M}  {turns:>10}  {size:>9}  {name}"
-        if facts["is_open"]:
-            line += ", open"
-        lines.append(line)
-    return lines or ["There are no sessions yet; 'localspec chat --session NAME' starts one."]
-
-
-def note_resumed(conversation: Conversation) -> None:
-    """Note which session is continued, and the beginning or end of its last turn."""
-    messages = conversation.chat.transcript
-    num_turns = sum(message["role"] == "user" for message in messages)
-    head = f"Continuing {conversation.session}: {counted(num_turns, 'turn')}."
-    if num_turns == 0:
-        note(head)
-        return
-    _, question = without_files(messages[-2]["content"])
-    words = messages[-1]["content"].split()
-    answer = " ".join(words)
-    if len(answer) > _SHOWN:  # its end leads to the next question
-        answer = f"…{answer[-_SHOWN:]}"
-    note(f"{head} The last one:\n> {excerpt(question, _SHOWN)}\n{answer}")
-
-
-def _session(name: str) -> Session:
-    """Raises OptionError for an unknown name, SessionError if it cannot be read."""
-    check_exists(name)
-    session = read_session(name)
-    if session is None:
-        raise SessionError(f"the session {name!r} was removed in the meantime")
-    return session
-
-
-def _session_json(name: str) -> dict[str, Any]:
-    """Everything known about a session; num_turns is null if it cannot be read."""
-    try:
-        num_turns = _session(name).num_turns
-    except SessionError:
-        num_turns = None
-    path = session_file(name)
-    last_used = datetime.fromtimestamp(path.stat().st_mtime).astimezone()
-    return {
-        "name": name,
-        "num_turns": num_turns,
-        "last_used": last_used.isoformat(timespec="seconds"),
-        "size_bytes": session_bytes(name),
-        "is_open": is_open(name),
-        "path": str(path),
-    }
 
 
 def _as_markdown(session: Session) -> str:

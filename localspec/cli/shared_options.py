@@ -12,8 +12,8 @@ import click
 
 from localspec.chat.shown import HOW_TO_SEE
 from localspec.chat.template import BUILT_IN
-from localspec.cli.completion_command import complete_model, complete_preset, complete_template
-from localspec.cli.download_command import offer_download
+from localspec.cli.completers import complete_model, complete_preset, complete_template
+from localspec.cli.download_dialogue import offer_download
 from localspec.cli.flags import (
     Decorator,
     NumberRange,

@@ -127,7 +127,7 @@ def test_nothing_imports_the_top_of_the_house():
         (
             "rich",
             {
-                "cli.download_command",
+                "cli.download_dialogue",
                 "cli.kernels_command",
                 "cli.screen",
                 "cli.terminal.markdown",

@@ -17,7 +17,7 @@ from localspec.chat.attachment import Attachment, read_attachment
 from localspec.chat.session import session_names
 from localspec.cli.conversation import LEAVE, Conversation, ThoughtView
 from localspec.cli.screen import counted, excerpt, note, show_legend, stats_lines
-from localspec.cli.sessions_command import note_resumed, session_lines
+from localspec.cli.session_summary import note_resumed, session_lines
 from localspec.cli.shared_options import SAMPLING_KEYWORDS
 from localspec.cli.terminal.line_editor import Values, can_edit
 from localspec.errors import OptionError, did_you_mean

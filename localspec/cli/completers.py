@@ -1,4 +1,4 @@
-"""Shell completion of names, and `localspec completion`.
+"""Shell completion of names: presets, models, sessions and chat templates.
 
 A person has just pressed Tab: nothing here may be slow, use the network, or fail.
 """
@@ -11,11 +11,10 @@ import shlex
 from collections.abc import Iterable
 
 import click
-from click.shell_completion import CompletionItem, get_completion_class
+from click.shell_completion import CompletionItem
 
 from localspec.chat.session import session_names
 from localspec.chat.template import BUILT_IN
-from localspec.cli.help import Command
 from localspec.errors import LocalspecError
 from localspec.presets.located import preset_state
 from localspec.presets.presets import load_presets
@@ -80,23 +79,3 @@ def complete_template(
     """Built-in chat templates, and files."""
     names = [CompletionItem(name) for name in BUILT_IN if name.startswith(incomplete)]
     return [CompletionItem(incomplete, type="file"), *names]
-
-
-@click.command(cls=Command)
-@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
-@click.pass_context
-def completion(context: click.Context, *, shell: str) -> None:
-    """Print the completion script for a shell.
-
-    Tab then completes commands, options and their values, presets (those on this machine
-    first), sessions and files. To turn it on for new shells:
-
-    \b
-        localspec completion fish > ~/.config/fish/completions/localspec.fish
-        echo 'eval "$(localspec completion bash)"' >> ~/.bashrc
-        echo 'eval "$(localspec completion zsh)"' >> ~/.zshrc
-    """
-    script_of = get_completion_class(shell)
-    assert script_of is not None
-    root = context.find_root().command
-    click.echo(script_of(root, {}, "localspec", "_LOCALSPEC_COMPLETE").source())

@@ -1,4 +1,4 @@
-"""`localspec download`, and other commands' offer to download missing files."""
+"""Downloads of models as a person sees them: the question before, and bars meanwhile."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from pathlib import Path
 
 import click
 
-from localspec.cli.completion_command import complete_preset
-from localspec.cli.flags import option
-from localspec.cli.help import Command
 from localspec.cli.progress_line import waiting
 from localspec.cli.screen import readable_bytes, say
 from localspec.cli.standard_streams import is_terminal
@@ -21,68 +18,19 @@ from localspec.presets.located import is_missing
 _STATES = {"checking": "checking the file", "waiting": "waiting"}
 
 
-@click.command(cls=Command)
-@click.argument(
-    "presets", nargs=-1, required=True, metavar="PRESET...", shell_complete=complete_preset
-)
-@click.option(
-    "--local-dir",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="DIR",
-    help="Put the files into this folder instead of the shared hub cache.",
-)
-@click.option(
-    "--reuse/--no-reuse",
-    default=None,
-    help="Use files that LM Studio, Ollama or llama.cpp stored. [default: ask; no on a pipe]",
-)
-@option(
-    "mmproj",
-    flags=["--mmproj/--no-mmproj"],
-    heading="Model",
-    default=True,
-    help="Download the projector, too, with which a model sees images. [default: yes]",
-)
-@click.option("--dry-run", is_flag=True, help="Only say what would be downloaded.")
-def download(
-    *,
-    presets: tuple[str, ...],
+def ask_hub(
+    names: Sequence[str],
     local_dir: Path | None,
-    reuse: bool | None,
-    mmproj: bool,
-    dry_run: bool,
-) -> None:
-    """Download the files of presets, and print their paths.
+    *,
+    mmproj: bool = True,
+) -> DownloadPlan:
+    """Ask the hub which files of presets to download, and say meanwhile that it is asked.
 
-    Files already on this machine are not downloaded again. An interrupted download resumes
-    where it stopped. Every file is checked against its sha256, also a file already in DIR,
-    which is never replaced. PRESET can also be hf:owner/repo/file.gguf,
-    hf:owner/repo@revision/file.gguf or owner/repo:QUANT.
-
-    \b
-        localspec download qwen3.5-9b
-        localspec download smollm2-1.7b --local-dir models
-        localspec download bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_0
+    Args:
+        names: Presets, or names of files on the hub.
+        local_dir: Where the files go; None for the shared hub cache.
+        mmproj: Whether to download projectors, too.
     """
-    plan = _plan(presets, local_dir, mmproj=mmproj)
-    for remote in plan.unchecked:
-        say(f"{remote.file.name} is already in {plan.store.root} and will be checked")
-    for remote in plan.missing:
-        size = readable_bytes(remote.size_bytes)
-        say(f"{remote.file.repo} {remote.file.file}: {size}")
-    if dry_run:
-        say(
-            f"{readable_bytes(plan.num_bytes)} to download to {plan.store.root}, "
-            f"{readable_bytes(plan.free_bytes)} free"
-        )
-        return
-    if reuse is None:
-        reuse = _ask_reuse(plan)
-    for path in _fetch(plan, reuse=reuse):
-        click.echo(path)
-
-
-def _plan(names: Sequence[str], local_dir: Path | None, *, mmproj: bool = True) -> DownloadPlan:
     with waiting(lambda: "Asking the hub …"):
         return plan_download(
             names,
@@ -92,7 +40,7 @@ def _plan(names: Sequence[str], local_dir: Path | None, *, mmproj: bool = True) 
         )
 
 
-def _ask_reuse(plan: DownloadPlan) -> bool:
+def ask_reuse(plan: DownloadPlan) -> bool:
     """Whether to use files of other programs: asks on a terminal, prints a note on a pipe."""
     for file, candidate in plan.elsewhere.items():
         say(f"{candidate.owner} has {file.name}: {candidate.path}")
@@ -107,20 +55,21 @@ def _ask_reuse(plan: DownloadPlan) -> bool:
 def offer_download(name: str) -> None:
     """On a terminal, offer to download the missing files of a preset or model.
 
-    Does nothing on a pipe or after a no: the error of loading then names the command to type.
+    Does nothing on a pipe, or if the user says no: loading then fails with an error that names
+    the command to type.
     """
     if not is_missing(name) or not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
         return
-    plan = _plan([name], None)
+    plan = ask_hub([name], None)
     question = (
         f"{name} is not on this machine. Download {readable_bytes(plan.num_bytes)} to "
         f"{plan.store.root} ({readable_bytes(plan.free_bytes)} free)?"
     )
     if click.confirm(question, default=True, err=True):
-        _fetch(plan, reuse=_ask_reuse(plan))
+        download_with_bars(plan, reuse=ask_reuse(plan))
 
 
-def _fetch(plan: DownloadPlan, *, reuse: bool) -> list[Path]:
+def download_with_bars(plan: DownloadPlan, *, reuse: bool) -> list[Path]:
     """Download with a bar for each file on stderr; on a pipe, a line for each finished file.
 
     Returns the paths of the plan's files.
