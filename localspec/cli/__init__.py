@@ -16,22 +16,22 @@ import click
 
 from localspec._version import __version__
 from localspec.cli import exit_codes
-from localspec.cli.chat_command import chat
+from localspec.cli.commands.chat_command import chat
 from localspec.cli.commands.completion import completion
+from localspec.cli.commands.doctor import doctor
 from localspec.cli.commands.download import download
-from localspec.cli.doctor_command import doctor
-from localspec.cli.evaluation_commands import bench, verify
-from localspec.cli.explain_command import explain
-from localspec.cli.generate_command import generate
+from localspec.cli.commands.evaluation_commands import bench, verify
+from localspec.cli.commands.explain import explain
+from localspec.cli.commands.generate import generate
+from localspec.cli.commands.kernels_command import kernels
+from localspec.cli.commands.launch import LAUNCHERS
+from localspec.cli.commands.mcp import mcp
+from localspec.cli.commands.models import models
+from localspec.cli.commands.serve import serve
+from localspec.cli.commands.sessions import sessions
 from localspec.cli.help import Group
-from localspec.cli.kernels_command import kernels
-from localspec.cli.launch_commands import LAUNCHERS
-from localspec.cli.mcp_command import mcp
-from localspec.cli.models_command import models
 from localspec.cli.progress_line import line_gone
 from localspec.cli.screen import error_lines, note, printable
-from localspec.cli.serve_command import serve
-from localspec.cli.sessions_command import sessions
 from localspec.errors import LocalspecError, OptionError
 
 _READER_GONE = (errno.EPIPE, errno.EINVAL)  # the second from Windows

@@ -15,7 +15,7 @@ from gguf_maker import with_template, write_random_model
 from head_maker import write_head_model
 from localspec.advice.explanation import explain
 from localspec.cli import main
-from localspec.cli.explain_command import explanation_sheet
+from localspec.cli.commands.explain import explanation_sheet
 from localspec.engine.loading import load
 from localspec.errors import ModelFileError, OptionError
 from localspec.policy.adaptive import AdaptiveDraftPolicy

@@ -58,7 +58,7 @@ def test_each_shipped_preset_says_when_it_was_released():
 
 def test_what_fits_comes_first_and_of_that_the_newest(monkeypatch):
     monkeypatch.setattr(
-        sys.modules["localspec.cli.models_command"], "free_memory", lambda: machine(12)
+        sys.modules["localspec.cli.commands.models"], "free_memory", lambda: machine(12)
     )
     names = names_of(run("models").stdout)
     presets = {state.name: state for state in localspec.list_models()}
@@ -106,7 +106,7 @@ def test_the_largest_current_preset_that_fits_and_is_quick(room, bytes_per_s, na
 
 def test_the_answer_names_a_preset_and_what_is_known(monkeypatch):
     monkeypatch.setattr(
-        sys.modules["localspec.cli.models_command"], "free_memory", lambda: machine(10)
+        sys.modules["localspec.cli.commands.models"], "free_memory", lambda: machine(10)
     )
     question, numbers, command = run("models").stdout.partition("\n\n")[2].splitlines()[:3]
     assert question.startswith(
@@ -116,13 +116,13 @@ def test_the_answer_names_a_preset_and_what_is_known(monkeypatch):
     assert command.split() == ["localspec", "chat", "gemma-4-12b"]
     assert localspec.find_preset(command.split()[-1])
     monkeypatch.setattr(
-        sys.modules["localspec.cli.models_command"], "measured_bytes_per_s", lambda *_: 5e9
+        sys.modules["localspec.cli.commands.models"], "measured_bytes_per_s", lambda *_: 5e9
     )
     question, numbers, _ = run("models").stdout.partition("\n\n")[2].splitlines()[:3]
     assert re.search("gemma-4-e2b: .* though none can write 5 tokens/s", question)
     assert "5 GB/s (measured here)" in numbers
     monkeypatch.setattr(
-        sys.modules["localspec.cli.models_command"], "free_memory", lambda: machine(0.1)
+        sys.modules["localspec.cli.commands.models"], "free_memory", lambda: machine(0.1)
     )
     assert "Which should I take? demo: nothing else fits" in run("models").stdout
 

@@ -357,7 +357,7 @@ def test_nothing_is_removed_if_nobody_agrees_or_a_name_is_wrong(monkeypatch):
     assert run("remove", "a", "absent", "--yes").exit_code == 2
     assert run("remove", "--yes").exit_code == 2
     assert session_names() == ["a"]
-    monkeypatch.setattr(sys.modules["localspec.cli.sessions_command"], "is_terminal", bool)
+    monkeypatch.setattr(sys.modules["localspec.cli.commands.sessions"], "is_terminal", bool)
     for answer, code, names in (("n", 130, ["a"]), ("y", 0, [])):
         asked = run("remove", "a", stdin=f"{answer}\n")
         assert "Remove 1 session? [y/N]:" in asked.stderr

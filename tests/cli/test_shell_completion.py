@@ -117,7 +117,7 @@ def test_completing_loads_no_library_of_models(words):
     )
     assert done.stdout
     loaded = set(done.stderr.split())
-    assert "localspec.cli.chat_command" in loaded
+    assert "localspec.cli.commands.chat_command" in loaded
     slow = {"llama_cpp", "numpy", "gguf", "requests", "rich", "prompt_toolkit"}
     assert not slow & loaded
 

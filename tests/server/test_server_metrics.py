@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from localspec.cli.serve_command import JSONFormatter
+from localspec.cli.commands.serve import JSONFormatter
 from localspec.errors import CrashedError
 from localspec.server.refusal import refusal_of
 from server_runner import running_server

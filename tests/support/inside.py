@@ -21,9 +21,9 @@ from localspec.chat.prompt_source import MessagesSource, ReadySource
 from localspec.chat.template import Message
 from localspec.chat.turns import Turn
 from localspec.chat.workshop import PromptWorkshop
-from localspec.cli import launch_commands
 from localspec.cli.agents import ServerFound
-from localspec.cli.serve_command import _at_once
+from localspec.cli.commands import launch
+from localspec.cli.commands.serve import _at_once
 from localspec.cli.terminal.line_editor import _history
 from localspec.engine.base import BaseEngine
 from localspec.engine.cache_pool import CachePool
@@ -353,7 +353,7 @@ def say_ready(runner: Runner) -> None:
 
 def chosen_to_launch(found: list[dict[str, Any]], model: str | None = None) -> ServerFound:
     """The named one of a server's models, or the first, as a program is started with it."""
-    return launch_commands._chosen(found, model, None, 1)
+    return launch._chosen(found, model, None, 1)
 
 
 def answers_at_once(model: Any) -> str:

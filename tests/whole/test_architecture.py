@@ -128,7 +128,7 @@ def test_nothing_imports_the_top_of_the_house():
             "rich",
             {
                 "cli.download_dialogue",
-                "cli.kernels_command",
+                "cli.commands.kernels_command",
                 "cli.screen",
                 "cli.terminal.markdown",
                 "cli.terminal.wrapping",

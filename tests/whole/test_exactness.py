@@ -21,8 +21,8 @@ import localspec
 from engines import all_at_once
 from exact_files import exact_copy, is_known_to_be_exact, requantised
 from head_maker import write_head_model
+from localspec.cli.commands.explain import explanation_sheet
 from localspec.cli.evaluation_reports import report_text
-from localspec.cli.explain_command import explanation_sheet
 from localspec.cli.screen import stats_lines, status_line
 from localspec.errors import OptionError
 from localspec.evaluation import lossless_check

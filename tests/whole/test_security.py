@@ -15,7 +15,7 @@ import pytest
 import inside
 from command_line import run
 from gguf_maker import write_random_model
-from localspec.cli.serve_command import JSONFormatter, LogFormatter
+from localspec.cli.commands.serve import JSONFormatter, LogFormatter
 from localspec.errors import OptionError
 from localspec.server import app
 

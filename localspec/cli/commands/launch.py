@@ -33,12 +33,12 @@ import click
 
 from localspec.cli.agents import AGENT_CONTEXT, AGENTS, Agent, ServerFound, require_context
 from localspec.cli.cloud_keys import CLOUD_KEYS
+from localspec.cli.commands.serve import DEFAULT_PORT, require_server, usual_name
 from localspec.cli.download_dialogue import offer_download
 from localspec.cli.help import Command
 from localspec.cli.launch_log import log_of_running, new_log
 from localspec.cli.progress_line import waiting
 from localspec.cli.screen import duration, fitted, say
-from localspec.cli.serve_command import DEFAULT_PORT, require_server, usual_name
 from localspec.cli.shared_options import model_argument, shared
 from localspec.cli.signal_handlers import leave_on_termination
 from localspec.errors import LocalspecError, OptionError
