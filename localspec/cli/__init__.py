@@ -1,6 +1,7 @@
 """The command line: commands, terminals and exit codes.
 
-No other package imports click. A conversation on a terminal is in `terminal`.
+No other package imports click. Each command is in a module of `commands`, what several of them
+share beside it, and a conversation on a terminal in `terminal`.
 """
 
 from __future__ import annotations

@@ -99,6 +99,16 @@ def test_no_modules_import_each_other_in_a_circle():
     assert [name for name in imports if name in reachable(imports, name)] == []
 
 
+def test_what_commands_share_imports_no_command():
+    """Within the command line, only its top and other commands may."""
+    importers = set()
+    for name, imported in IMPORTED.items():
+        if any(found.startswith("localspec.cli.commands") for found in imported):
+            importers.add(name)
+    outside = {name for name in importers if not name.startswith("cli.commands.")}
+    assert outside == {"cli.__init__"}
+
+
 def test_one_name_stands_for_one_thing():
     assert twice_defined(PACKAGE) == {}
 

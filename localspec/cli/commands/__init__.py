@@ -1,1 +1,1 @@
-"""The commands, each in a module of its own, which only `localspec.cli` imports."""
+"""The commands, each in a module of its own. What they share is outside of this folder."""
