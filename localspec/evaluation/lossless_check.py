@@ -104,6 +104,16 @@ class Report:
             return Finding.LOSSLESS
         return Finding.NOT_ENOUGH
 
+    @property
+    def identity(self) -> Finding:
+        """The same as `finding`, for programs that read this key of `verify --json`."""
+        return self.finding
+
+    @property
+    def identity_bugs(self) -> list[str]:
+        """The same as `bugs`, for programs that read this key of `verify --json`."""
+        return self.bugs
+
 
 def check(
     engine: Engine,

@@ -124,6 +124,9 @@ def test_a_planted_bug_is_found(monkeypatch, small_pair):
     [bug] = report.bugs
     assert "greedy text" in bug
     assert report.finding is Finding.NOT_LOSSLESS
+    told = to_json(report)
+    assert told["finding"] == told["identity"] == "NOT lossless"
+    assert told["bugs"] == told["identity_bugs"] == [bug]
 
 
 def test_another_token_in_the_cache_is_a_finding(monkeypatch):
