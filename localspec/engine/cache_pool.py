@@ -122,10 +122,10 @@ class CachePool:
         if own is not None:
             num_there = self._reach(own, tokens)
         others = [other for other in self._lanes if other is not lane]
-        better = self._better_than(num_there, tokens, others, scope)
-        if better is not None:
-            own = better
-            num_there = self._reach(better, tokens)
+        copied = self._best_copy(num_there, tokens, others, scope)
+        if copied is not None:
+            own = copied
+            num_there = self._reach(copied, tokens)
         if self._store is not None:
             stored = self._store.best(tokens, num_there, scope.scales)
             if stored is not None:
@@ -151,7 +151,7 @@ class CachePool:
         lane.owner = weakref.ref(owner)
         return self._kept.pop(owner, None)
 
-    def _better_than(
+    def _best_copy(
         self,
         num_there: int,
         tokens: Sequence[int],
