@@ -726,7 +726,7 @@ def _measured_costs(
     except DAMAGES:
         return None
     sizes = policy.costs.measured_sizes()
-    draft_share = policy.costs.token(kind)
+    draft_share = policy.costs.draft_token_cost(kind)
     if not sizes or draft_share == 0.0:
         return None
     drafts_blocks = False

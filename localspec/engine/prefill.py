@@ -145,7 +145,7 @@ def _measure_costs(decoder: SpeculativeDecoder, costs: Costs, chain: SamplerChai
     try:
         _measure_steps(decoder, costs, chain)
         for proposer in decoder.proposers:
-            token = costs.ledger.get(proposer.kind)
+            token = costs.estimates.get(proposer.kind)
             if isinstance(proposer, DraftModel) and token is not None and token.num_lacking:
                 _time_drafts(decoder, proposer, costs, chain)
     finally:
@@ -190,7 +190,7 @@ def _measure_steps(decoder: SpeculativeDecoder, costs: Costs, chain: SamplerChai
             target.truncate(len(tokens))
             if target.num_cached < len(tokens):
                 return  # the cache was emptied: the next batch would take the text's place
-        costs.compare(size, seconds[1], seconds[3:6], seconds[6])
+        costs.learn_in_idle_time(size, seconds[1], seconds[3:6], seconds[6])
 
 
 def _time_drafts(

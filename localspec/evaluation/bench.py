@@ -484,7 +484,7 @@ def measure_costs(
     ratios = tuple(costs.ratios()[1 : largest + 1])
     shares = {}
     for kind in kinds_by_token:
-        share = costs.ledger[kind].value_to_keep()
+        share = costs.estimates[kind].value_to_keep()
         if share is not None:
             shares[kind] = share
     return DecodeCosts(costs.plain_s, ratios, shares, is_quiet)

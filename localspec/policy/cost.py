@@ -22,7 +22,7 @@ from localspec.speculative.policy_api import MAX_DRAFT_TOKENS, ProposerKind
 
 # Tokens of the largest step whose cost is measured for its own size
 LARGEST_STEP = MAX_DRAFT_TOKENS + 1
-# Most tokens that a proposer reads before it drafts in an ordinary step
+# The most tokens that a proposer reads before it drafts in an ordinary step
 SHORT_READ = 2
 # Sizes that are timed while idle; the only ones that decodes change to where a change is dear
 STEADY_SIZES = (1, 2, 4, 8, 16)
@@ -30,7 +30,10 @@ _TILE = 4  # kernels for several tokens compute a multiple of this many
 _NUM_SAMPLES = 9  # samples for the median; a third of them is enough to fix a cost
 # Factor by which measurements move a fixed cost between answers; within an answer, its square
 _CHANGED = 1.25
-_STEADY = 2  # expected steps in a row of one size, which share the cost of a change
+_STEADY = 2  # expected number of steps in a row of one size, which share the cost of a change
+# A step of a new size may take this factor longer than expected before it is left out
+_FIRST_OF_SIZE = 2.0
+_FIRST_CLASS_TOKENS = 2048  # texts below this length are in the length class 0
 _DEAR_CHANGE = 0.1  # a change that costs less counts as free
 _TOKEN_GUESS = 0.1  # the cost of one more token in a decode, until a prompt was timed
 
@@ -64,15 +67,22 @@ class Estimate:
         if not self._is_fixed:
             self.value = _typical(self._samples)
             return False
-        return len(self._samples) > _NUM_SAMPLES // 2 and self._follow(_CHANGED**2)
+        if len(self._samples) <= _NUM_SAMPLES // 2:
+            return False
+        return self._update(_CHANGED**2)
 
     def settle(self) -> None:
         """Fix the value for an answer."""
         if self._is_fixed and len(self._samples) == _NUM_SAMPLES:
-            self._follow(_CHANGED)
-        self._is_fixed = not self.num_lacking
+            self._update(_CHANGED)
+        self._is_fixed = self.num_lacking == 0
 
-    def _follow(self, factor: float) -> bool:
+    def _update(self, factor: float) -> bool:
+        """Replace the value by the samples' if the two differ enough. Returns whether they did.
+
+        Args:
+            factor: How many times as large as the other one of the two has to be.
+        """
         typical = _typical(self._samples)
         low, high = sorted((self.value or 0.0, typical))
         if high < max(factor * low, _DEAR_CHANGE):
@@ -96,33 +106,33 @@ class Estimate:
 
 
 class Costs:
-    """The costs of target and proposers, for one number of threads and one `fill`.
+    """The costs of target and proposers, for one number of threads and one `length_class`.
 
-    The unit is a target-only step; names in `_s` are in seconds.
+    Their unit is a target-only step. Names that end with `_s` are in seconds.
 
     Args:
         draft_shares: Guesses of what a draft token of each kind of proposer costs.
 
     Attributes:
-        plain_s: The cost of a target-only step.
-        prefill_token_s: The cost of a token of a prompt.
-        ledger: All other costs: "change" for a target-only step after another size; n in
-            digits for v(n); a kind of proposer for drafting a token, or a whole block; "read"
-            and a kind for a token of its prefill.
+        plain_s: The time of a target-only step.
+        prefill_token_s: The time of a token of the target's prefill.
+        estimates: All other costs, by name. "change" is a target-only step just after a decode
+            of another size. A number n in digits is v(n). A kind of proposer is the drafting of
+            one token, or of a whole block; "read" and a kind is one token of its prefill.
     """
 
     def __init__(self, draft_shares: Mapping[ProposerKind, float]) -> None:
         self._shares = draft_shares
         self.plain_s: float | None = None
         self.prefill_token_s: float | None = None
-        self.ledger: dict[str, Estimate] = defaultdict(Estimate, {"change": Estimate(1.0)})
-        self._guess_drafts()
-        self._plain: deque[float] = deque(maxlen=_NUM_SAMPLES // 2 + 1)
-        self._tables: dict[int, tuple[Row, list[int]]] = {}  # results of `steps`
+        self.estimates: dict[str, Estimate] = defaultdict(Estimate, {"change": Estimate(1.0)})
+        self._guess_draft_costs()
+        self._plain: deque[float] = deque(maxlen=_NUM_SAMPLES // 2 + 1)  # seconds
+        self._tables: dict[int, tuple[Row, list[int]]] = {}  # results of `step_costs`
 
-    def _guess_drafts(self) -> None:
+    def _guess_draft_costs(self) -> None:
         for kind, share in self._shares.items():
-            self.ledger[kind.value] = Estimate(share)
+            self.estimates[kind.value] = Estimate(share)
 
     @property
     def is_change_dear(self) -> bool:
@@ -132,7 +142,7 @@ class Costs:
     @property
     def change_cost(self) -> float:
         """The extra cost of a decode whose size differs from the last decode's."""
-        return max((self.ledger["change"].value or 1.0) - 1.0, 0.0)
+        return max((self.estimates["change"].value or 1.0) - 1.0, 0.0)
 
     @property
     def needs_plain(self) -> bool:
@@ -141,53 +151,70 @@ class Costs:
 
     def settle(self) -> None:
         """Fix all costs for an answer."""
-        for estimate in self.ledger.values():
+        for estimate in self.estimates.values():
             estimate.settle()
         self._tables.clear()
 
     def learn_plain(self, seconds: float) -> bool:
-        """Learn from a target-only step after another. Returns whether to time more of them."""
+        """Learn the time of a target-only step just after another target-only step.
+
+        Returns whether to time another one, because this one differs much from the others.
+        """
         self._plain.append(seconds)
         typical_s = _typical(self._plain)
         self.plain_s = typical_s
-        return max(seconds, typical_s) >= _CHANGED**2 * min(seconds, typical_s)
+        fast_s = min(seconds, typical_s)
+        slow_s = max(seconds, typical_s)
+        return slow_s >= _CHANGED**2 * fast_s
 
     def learn_size(self, size: int, ratio: float) -> bool:
-        """Learn v(size) from a step. Returns whether plain_s may be outdated."""
-        is_new = str(size) not in self.ledger
-        estimate = self.ledger[str(size)]
+        """Learn v(size) from a step. Returns whether plain_s may be outdated.
+
+        Args:
+            size: Tokens of the step.
+            ratio: Its time ÷ plain_s.
+        """
+        is_new = str(size) not in self.estimates
+        estimate = self.estimates[str(size)]
         # The first decode of a size may include loading kernels and capturing graphs.
-        if is_new and ratio > 2.0 * self.ratios()[size]:
+        if is_new and ratio > _FIRST_OF_SIZE * self.ratios()[size]:
             return False
         self._tables.clear()
         return estimate.learn(ratio)
 
     def learn_change(self, ratio: float) -> None:
-        """Learn from a target-only step just after another size. ratio: its time ÷ plain_s."""
+        """Learn the cost of a change from a target-only step just after a larger decode.
+
+        Args:
+            ratio: The step's time ÷ plain_s.
+        """
         was_dear = self.is_change_dear
-        self.ledger["change"].learn(ratio)
+        self.estimates["change"].learn(ratio)
         if self.is_change_dear and not was_dear:
-            self._guess_drafts()  # their costs so far include changes of size
+            self._guess_draft_costs()  # their costs so far include changes of size
         self._tables.clear()
 
-    def compare(
+    def learn_in_idle_time(
         self,
         size: int,
         plain_s: float,
         seconds: list[float],
         back_s: float,
     ) -> None:
-        """Learn ratios from decodes in idle time, whose times can be longer than in an answer.
+        """Learn v(size) and the cost of a change from decodes between answers.
+
+        Their times can be longer than in an answer, so only their ratios count, once plain_s is
+        known.
 
         Args:
             size: The size of these decodes.
-            plain_s: The seconds of a target-only step after another.
+            plain_s: The seconds of a target-only step just after another.
             seconds: The seconds of successive decodes of this size, without the first.
-            back_s: The seconds of a target-only step after the last decode.
+            back_s: The seconds of a target-only step just after them.
         """
         if self.plain_s is None:
             self.plain_s = plain_s
-        estimate = self.ledger[str(size)]
+        estimate = self.estimates[str(size)]
         for size_s in seconds:
             estimate.learn(size_s / plain_s)
         self.learn_change(back_s / plain_s)
@@ -211,28 +238,33 @@ class Costs:
         if not self.plain_s:
             return
         cost = seconds / self.plain_s
-        # Reads between the two bounds tell nothing: they are mostly fixed overhead.
+        # Nothing is learned from reads between the two bounds: they are mostly fixed overhead.
         if num_read > LARGEST_STEP:
             later_decodes = max(num_decodes - 1, 0)
-            reading = cost - later_decodes * self.token(kind)
-            self.ledger[f"read {kind.value}"].learn(max(reading, 0.0) / num_read)
+            read_cost = cost - later_decodes * self.draft_token_cost(kind)
+            read_cost = max(read_cost, 0.0)
+            self.estimates[f"read {kind.value}"].learn(read_cost / num_read)
         elif num_decodes > 0 and num_read <= SHORT_READ:
-            self.ledger[kind.value].learn(cost / num_decodes)
+            self.estimates[kind.value].learn(cost / num_decodes)
 
-    def token(self, kind: ProposerKind) -> float:
-        """The cost of drafting a token, or a whole block."""
-        return self.ledger[kind.value].value or 0.0
+    def draft_token_cost(self, kind: ProposerKind) -> float:
+        """The cost of drafting a token, or a whole block; 0 while it is unknown."""
+        return self.estimates[kind.value].value or 0.0
 
-    def read_token(self, kind: ProposerKind) -> float:
-        """The cost of a token of a proposer's prefill; at first guessed from the target's."""
-        read = self.ledger[f"read {kind.value}"].value
-        if read is None:
-            return self._prompt_token * self.token(kind)
-        return read
+    def read_token_cost(self, kind: ProposerKind) -> float:
+        """The cost of a token of a proposer's prefill.
+
+        Until it is measured it is guessed: it is to a token of the target's prefill as a draft
+        token is to a target-only step.
+        """
+        measured = self.estimates[f"read {kind.value}"].value
+        if measured is None:
+            return self._prefill_token_cost * self.draft_token_cost(kind)
+        return measured
 
     @property
-    def _prompt_token(self) -> float:
-        """The cost of a token of the target's prefill, the cheapest way to read one."""
+    def _prefill_token_cost(self) -> float:
+        """The cost of a token of the target's prefill; at most that of a target-only step."""
         if self.prefill_token_s is None or not self.plain_s:
             return 2 * _TOKEN_GUESS
         return min(self.prefill_token_s / self.plain_s, 1.0)
@@ -240,7 +272,7 @@ class Costs:
     def measured_sizes(self) -> dict[int, float]:
         """n → v(n) for the timed sizes n > 1."""
         measured = {}
-        for name, estimate in self.ledger.items():
+        for name, estimate in self.estimates.items():
             if name.isdecimal() and estimate.value is not None:
                 measured[int(name)] = estimate.value
         return dict(sorted(measured.items()))
@@ -248,27 +280,36 @@ class Costs:
     def ratios(self) -> list[float]:
         """(LARGEST_STEP + 1,) v(n) for n = 0, 1, 2 …
 
-        Interpolated linearly between timed sizes. Up to twice the largest timed size, a guess
-        that is low enough for larger sizes to be tried; infinite for still larger ones.
+        It is interpolated linearly between timed sizes. For sizes up to twice the largest timed
+        one it is a guess, which is low enough for these sizes to be tried. For larger sizes it
+        is infinite.
         """
         known = {0: 0.0, 1: 1.0, **self.measured_sizes()}
         largest = max(known)
+        known_sizes = list(known)
         sizes = np.arange(LARGEST_STEP + 1)
-        ratios = np.interp(sizes, list(known), list(known.values()))
-        tiles = 2.0 ** np.ceil(np.log2(np.maximum(sizes, 1)))
-        num_guessed = np.where(sizes > largest, tiles - largest, 0)
-        ratios += self._prompt_token / 2 * num_guessed
-        ratios[sizes > max(_TILE, 2 * largest)] = np.inf
+        ratios = np.interp(sizes, known_sizes, list(known.values()))
+        # Each token above the largest timed size is guessed to cost half a token of a prefill,
+        # where a size counts as the next power of two.
+        exponents = np.ceil(np.log2(np.maximum(sizes, 1)))
+        num_guessed = np.where(sizes > largest, 2.0**exponents - largest, 0)
+        ratios += self._prefill_token_cost / 2 * num_guessed
+        largest_guessed = max(_TILE, 2 * largest)
+        ratios[sizes > largest_guessed] = np.inf
         return ratios.tolist()
 
-    def steps(self, last_size: int) -> tuple[Row, list[int]]:
-        """(LARGEST_STEP + 1,) The cost of a step of n tokens, and the size it is padded to.
+    def step_costs(self, last_size: int) -> tuple[Row, list[int]]:
+        """The cost of a step of 0, 1, 2 … tokens, and the size to which each is padded.
 
-        The cost of a change of size is shared by the steps that are expected to keep the new
-        size. From size 1, the change back is added.
+        A step of another size than the last one has a part of the cost of the change: the steps
+        that are expected to keep the new size share it. After a target-only step, the change
+        back is added.
 
         Args:
             last_size: The size of the last decode.
+
+        Returns:
+            Both with LARGEST_STEP + 1 entries. They must not be changed.
         """
         is_dear = self.is_change_dear
         key = 1
@@ -282,30 +323,31 @@ class Costs:
             change = self.change_cost / _STEADY
             if last_size == 1:
                 change *= 2
-        steps = np.zeros(LARGEST_STEP + 1)
+        step_costs = np.zeros(LARGEST_STEP + 1)
         padded = [0] * (LARGEST_STEP + 1)
-        best = LARGEST_STEP
+        best = LARGEST_STEP  # the cheapest of the sizes so far
         best_cost = float("inf")
         for size in range(LARGEST_STEP, 0, -1):
             cost = ratios[size]
             if size != last_size:
                 cost += change
             is_allowed = not is_dear or size in STEADY_SIZES or size == last_size
-            # Ties go to the larger size: its tokens fill a kernel's tile at no extra cost.
+            # Of equal costs the larger size is best: it fills a kernel's tile at no extra cost.
+            # A single token is not padded.
             if is_allowed and (cost < best_cost or size == 1):
                 best = size
                 best_cost = cost
-            steps[size] = best_cost
+            step_costs[size] = best_cost
             padded[size] = best
-        table = (steps, padded)
+        table = (step_costs, padded)
         self._tables[key] = table
         return table
 
     def sizes_to_time(self) -> list[int]:
-        """Sizes above 1 that lack samples."""
+        """The sizes of STEADY_SIZES above 1 whose costs need more samples."""
         lacking = []
         for size in STEADY_SIZES[1:]:
-            estimate = self.ledger.get(str(size))
+            estimate = self.estimates.get(str(size))
             if estimate is None or estimate.num_lacking:
                 lacking.append(size)
         return lacking
@@ -313,7 +355,7 @@ class Costs:
     def as_dict(self) -> dict[str, Any]:
         """The content to save for the next process, in JSON's types."""
         kept: dict[str, Any] = {"plain_s": self.plain_s}
-        for name, estimate in self.ledger.items():
+        for name, estimate in self.estimates.items():
             kept[name] = estimate.value_to_keep()
         return kept
 
@@ -323,7 +365,7 @@ class Costs:
             self.plain_s = float(kept["plain_s"])
         for name, value in kept.items():
             if name != "plain_s":
-                self.ledger[name].restore(value)
+                self.estimates[name].restore(value)
         self._tables.clear()  # they were made from other costs
 
 
@@ -334,6 +376,6 @@ def _typical(samples: Collection[float]) -> float:
     return statistics.median(samples)
 
 
-def fill(num_cached: int) -> int:
-    """The length class of num_cached tokens: 0 below 2048, then 1 more per doubling."""
-    return (num_cached // 2048).bit_length()
+def length_class(num_cached: int) -> int:
+    """The class of a text of num_cached tokens: 0 below 2048, then 1 more per doubling."""
+    return (num_cached // _FIRST_CLASS_TOKENS).bit_length()

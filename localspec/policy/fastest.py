@@ -10,10 +10,11 @@ that is longer, or a decode that is larger, than all before does not look like a
 from __future__ import annotations
 
 import math
+import statistics
 from collections import deque
 from collections.abc import Mapping
 
-# Decodes of an answer on which a slowdown is based, at least
+# The least number of decodes of an answer on which a slowdown is based
 _FEWEST = 8
 # The median of this number of decodes of a size in a row counts: a single one may be lucky
 _IN_ROW = 3
@@ -31,38 +32,44 @@ class FastestDecodes:
 
     def __init__(self) -> None:
         self._fastest: dict[int, dict[int, float]] = {}
-        """The times for each size, in tokens, by the class of the text's length."""
+        """The shortest time of decodes of each size (in tokens), by the text's length class."""
 
         self._last: dict[int, deque[tuple[int, float]]] = {}
-        """The last decodes of each size: the class of length, and the time."""
+        """The last decodes of each size: length class and time."""
 
         self.reset()
 
     def reset(self) -> None:
         """Reset what belongs to one answer."""
-        self._num_compared = 0
-        self._spent_s = 0.0
-        self._fastest_s = 0.0
+        self._num_compared = 0  # decodes
+        self._spent_s = 0.0  # in these decodes
+        self._fastest_s = 0.0  # that the fastest such decodes take
 
     def learn(self, size: int, num_cached: int, seconds: float) -> None:
-        """Take in a decode of `size` tokens after a text of num_cached tokens."""
-        length = math.ceil(_CLASSES * math.log2(1.0 + num_cached / _DOUBLING))
+        """Learn from a decode of `size` tokens after a text of num_cached tokens."""
+        num_doublings = math.log2(1.0 + num_cached / _DOUBLING)
+        length = math.ceil(_CLASSES * num_doublings)
         last = self._last.setdefault(size, deque(maxlen=_IN_ROW))
         last.append((length, seconds))
         if len(last) == _IN_ROW:
             # The median bounds the time of the shortest text from above: longer ones take more.
             shortest = min(length for length, _ in last)
-            times = sorted(seconds for _, seconds in last)
-            typical = times[_IN_ROW // 2]
+            typical_s = statistics.median(seconds for _, seconds in last)
             fastest = self._fastest.setdefault(size, {})
-            fastest[shortest] = min(fastest.get(shortest, typical), typical)
+            fastest_s = fastest.get(shortest, typical_s)
+            fastest[shortest] = min(fastest_s, typical_s)
         if self._fastest:
             self._num_compared += 1
             self._spent_s += seconds
             self._fastest_s += self._bound_s(size, length)
 
     def _bound_s(self, size: int, length: int) -> float:
-        """The most seconds that such a decode takes while no other program runs."""
+        """The most seconds that a decode takes while no other program runs.
+
+        Args:
+            size: Tokens of the decode.
+            length: The text's length class.
+        """
         if size in self._fastest:
             return _least_s(self._fastest[size], length)
         least_s = math.inf
@@ -72,7 +79,10 @@ class FastestDecodes:
         return least_s
 
     def slowdown(self) -> float | None:
-        """The time of the answer's decodes ÷ that of the fastest ones; None if unknown."""
+        """The time of the answer's decodes ÷ that of the fastest such decodes.
+
+        None for an answer with too few decodes that could be compared.
+        """
         if self._num_compared < _FEWEST or self._fastest_s <= 0.0:
             return None
         return self._spent_s / self._fastest_s
@@ -88,7 +98,7 @@ class FastestDecodes:
         return kept
 
     def restore(self, kept: Mapping[str, Mapping[str, float]]) -> None:
-        """Continue from `as_dict`."""
+        """Continue with the fastest decodes in `kept`, which `as_dict` returned."""
         for size, by_length in kept.items():
             fastest = {}
             for length, seconds in by_length.items():
@@ -97,7 +107,12 @@ class FastestDecodes:
 
 
 def _least_s(fastest: Mapping[int, float], length: int) -> float:
-    """The least of the upper bounds that the classes of lengths give."""
+    """The least of the bounds that the fastest decodes give for a length class, in seconds.
+
+    Args:
+        fastest: The fastest times of decodes of one size, by length class.
+        length: The length class.
+    """
     least_s = math.inf
     for other_length, seconds in fastest.items():
         doublings = max(length - other_length, 0) / _CLASSES

@@ -22,16 +22,16 @@ from localspec.system.atomic_write import make_private_folder, read_regular_text
 
 logger = logging.getLogger(__name__)
 
-VERSION = 12
-_EXACTNESS = "exactness ·"  # begins the setting of a profile of exact decodes
+VERSION = 12  # of the files
+_EXACTNESS = "exactness ·"  # how the second part of an identity begins, of exact decodes
 
 
 class Profile:
-    """The file of one pair in one setting, or of a device's trial.
+    """A file of what was learned: of one pair in one setting, or of a model on one device.
 
     Args:
-        identity: All that the measurements depend on.
-        folder: Where the file is kept; by default the folder of pairs.
+        identity: All that the measurements depend on. The file's name is its hash.
+        folder: Where the file is kept; by default `profiles_folder`.
     """
 
     def __init__(self, identity: Sequence[str], folder: Path | None = None) -> None:
@@ -41,8 +41,8 @@ class Profile:
         self._saved: dict[str, Any] | None = None
 
     def load(self) -> dict[str, Any] | None:
-        """The saved content; None if there is nothing usable."""
-        content = _content(self.path)
+        """What was learned; None if there is no file, or if it cannot be used."""
+        content = _read_content(self.path)
         if content is None:
             return None
         identity, learned = content
@@ -73,55 +73,58 @@ class Profile:
 
 
 def shipped_acceptance(contents: Sequence[str]) -> dict[str, Any] | None:
-    """The acceptance that the package has of a pair of its own; None for all others.
+    """The acceptance of the demo pair, which comes with the package; None for other pairs.
+
+    `scripts/demo_pair/acceptance.py` measures it.
 
     Args:
-        contents: Hashes of the pair's files. See `scripts/demo_pair/acceptance.py`.
+        contents: The hashes of a pair's files.
     """
     path = resources.files("localspec") / "demo" / "acceptance.json"
     pairs: dict[str, dict[str, Any]] = json.loads(path.read_text("utf-8"))
     return pairs.get(" ".join(contents))
 
 
-def latest_learned(contents: Sequence[str], words: str = "") -> dict[str, Any] | None:
-    """The content that was saved last for a pair.
+def latest_learned(contents: Sequence[str], adapters: str = "") -> dict[str, Any] | None:
+    """What was learned last of a pair, in any setting; None if nothing was.
 
     Args:
         contents: The hashes of the pair's files.
-        words: The adapters of its target, as `adapted` has them.
+        adapters: The adapters of its target in words, as from `adapter.adapted`.
     """
     for _, identity, learned in kept_profiles():
         is_of_pair = contents_of(identity) == list(contents)
-        if is_of_pair and is_adapted(identity[0], words):
+        if is_of_pair and is_adapted(identity[0], adapters):
             return learned
     return None
 
 
 def contents_of(identity: Sequence[str]) -> list[str]:
-    """The hashes of the files that an identity names."""
+    """The hashes of a pair's files, which begin the parts of its profile's identity."""
     return [part.partition(" ·")[0] for part in identity]
 
 
 def kept_profiles(
     folder: Path | None = None,
 ) -> Iterator[tuple[Path, list[str], dict[str, Any]]]:
-    """The usable files, the latest first: path, identity and what was learned.
+    """The files that can be used, the latest first: path, identity and what was learned.
 
     Args:
-        folder: Where they are; by default the folder of pairs.
+        folder: Where they are; by default `profiles_folder`.
     """
     if folder is None:
         folder = profiles_folder()
     paths = [path for path in folder.glob("*.json") if path.is_file()]
     paths.sort(key=lambda path: -path.stat().st_mtime)
     for path in paths:
-        content = _content(path)
+        content = _read_content(path)
         if content is not None:
-            yield path, *content
+            identity, learned = content
+            yield path, identity, learned
 
 
-def _content(path: Path) -> tuple[list[str], dict[str, Any]] | None:
-    """Identity and what was learned; None if the file is not there, damaged or out of date."""
+def _read_content(path: Path) -> tuple[list[str], dict[str, Any]] | None:
+    """Identity and what was learned; None if the file is missing, damaged or out of date."""
     try:
         kept = json.loads(read_regular_text(path))
         version = kept["version"]
@@ -142,12 +145,15 @@ def _content(path: Path) -> tuple[list[str], dict[str, Any]] | None:
 
 
 def is_of_exactness(identity: Sequence[str]) -> bool:
-    """Whether a profile says which decodes are exact, and not what they cost."""
+    """Whether an identity is that of a profile which says what decodes are exact.
+
+    All others say what decodes cost.
+    """
     return len(identity) == 2 and identity[-1].startswith(_EXACTNESS)
 
 
 def exactness_setting(num_snapshots: int, num_sequences: int, gpus: Sequence[str]) -> str:
-    """The second part of an identity whose profile says which decodes are exact."""
+    """The second part of the identity of a profile which says what decodes are exact."""
     setting = f"{_EXACTNESS} {num_snapshots} snapshots"
     if num_sequences > 1:
         setting += f" · {num_sequences} sequences"
@@ -155,10 +161,10 @@ def exactness_setting(num_snapshots: int, num_sequences: int, gpus: Sequence[str
 
 
 def profiles_folder() -> Path:
-    """The folder of the profiles."""
+    """The folder of the profiles of pairs."""
     return user_cache_path("localspec", appauthor=False) / "profiles"
 
 
 def trials_folder() -> Path:
-    """The folder of measurements of devices."""
+    """The folder of the profiles of models on devices."""
     return profiles_folder().parent / "devices"

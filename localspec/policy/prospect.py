@@ -6,21 +6,25 @@ import copy
 
 import numpy as np
 
-from localspec.policy.acceptance import GAINS, REGIME_TOKENS, Acceptance, Weights
+from localspec.policy.acceptance import ACCEPTED_BY_RATE, REGIME_TOKENS, Acceptance, Weights
 from localspec.policy.cost import Costs
 from localspec.speculative.policy_api import MatchSource, ProposerKind, ProposerState
 
 # Tokens for which a proposer is paused after a first trial that did not pay, or where no trial
-# is allowed; twice as long after each further trial, up to two regimes
+# is allowed. After each further trial the pause is twice as long, up to two regimes
 FIRST_PAUSE = 12
 LONGEST_PAUSE = 2 * REGIME_TOKENS
-_LOSS = 4.0  # target-only steps that a proposer may lose before it is paused
+# Target-only steps: a proposer that lost them is paused; one that saved them has proved itself
+_DECISIVE = 4.0
 _LONG_READ = 32  # a draft reads at least this number of tokens of a long text
+_READ_SHARE = 1 / 8  # of the budget, for which a draft reads the whole text
 _NOTHING = ProposerState(max_tokens=0)
 
 
 class Prospect:
     """The knowledge about a proposer, and its possible gain in the next step.
+
+    `prepare` and `find_best` fill in what belongs to a step.
 
     Args:
         index: The proposer's position among the proposers.
@@ -34,11 +38,11 @@ class Prospect:
         self.learned = Acceptance(kind)
         """The acceptance in all answers so far, for the next process."""
 
-        self._first = copy.deepcopy(self.learned)  # the acceptance when an answer begins
-        self._by_source: list[Acceptance] = []  # in this answer
-        self._seen: list[
-            tuple[float, float, int]
-        ] = []  # judged tokens that are not yet learned
+        self._at_start = copy.deepcopy(self.learned)  # the acceptance when an answer begins
+        # The acceptance in this answer: for each source of a lookup, for others only one
+        self._by_source: list[Acceptance] = []
+        # Arguments of `learn_token`, of tokens that `learned` does not include yet
+        self._judged: list[tuple[float, float, int]] = []
         self.state = _NOTHING
 
         self.limit = 0
@@ -56,55 +60,56 @@ class Prospect:
         self.reads_from: int | None = None
         """See `Decision`."""
 
-        self.steps: Weights = np.zeros(0)
-        """See `Costs.steps`."""
+        self.step_costs: Weights = np.zeros(0)
+        """The cost of the target's part of a step of 0, 1, 2 … tokens."""
 
         self.padded: list[int] = []
-        """See `Costs.steps`."""
+        """The sizes to which steps of 0, 1, 2 … tokens are padded."""
 
-        self.drafting: Weights = np.zeros(0)
+        self.draft_costs: Weights = np.zeros(0)
         """The cost to draft 1, 2 … tokens."""
 
-        self._spent: Weights = np.zeros(0)  # the cost of a step with a draft of 1, 2 … tokens
+        self._total_costs: Weights = np.zeros(0)  # of a step with a draft of 1, 2 … tokens
         self.reset()
 
     def reset(self) -> None:
         """Reset what belongs to one answer."""
-        self.learn_seen()
-        if self._first.num_seen < REGIME_TOKENS <= self.learned.num_seen:
-            self._first = copy.deepcopy(self.learned)
-        # A lookup counts itself how its kinds of matches fare. Only the regime of this text is
-        # learned here, and other texts say nothing about that.
+        self.learn_judged()
+        # The first guess is replaced once enough tokens were judged.
+        if self._at_start.num_seen < REGIME_TOKENS <= self.learned.num_seen:
+            self._at_start = copy.deepcopy(self.learned)
+        # A lookup itself counts how often its matches are right. Only the regime of this text
+        # is learned here, and other texts say nothing about that.
         if self.kind is ProposerKind.LOOKUP:
             self._by_source = [Acceptance(self.kind, source) for source in MatchSource]
         else:
-            self._by_source = [copy.deepcopy(self._first)]
+            self._by_source = [copy.deepcopy(self._at_start)]
         self.pause_left = 0
-        """Tokens for which the proposer is not asked."""
+        """Tokens for which the proposer is paused; 0 or less if it is not."""
         self._next_pause = FIRST_PAUSE  # tokens of the next pause
-        self._saved = 0.0  # target-only steps saved lately
-        self.looks = 0.0
+        self._num_saved = 0.0  # target-only steps since the last decisive loss
+        self.replay_cost = 0.0
         """The cost of replays since the last pause, in target-only steps."""
         self.was_replayed = False
         """Whether it was replayed before the present step."""
-        self.is_look = False
+        self.is_trial = False
         """Whether its last draft was only a trial."""
 
     def renew(self) -> None:
-        """Let answers begin with the knowledge of now."""
-        self.learn_seen()
-        self._first = copy.deepcopy(self.learned)
+        """Let answers begin with all that was learned so far."""
+        self.learn_judged()
+        self._at_start = copy.deepcopy(self.learned)
 
-    def learn_seen(self) -> None:
-        """Learn from the answer for the next process. Done between answers: it takes time."""
-        for confidence, outcome, num_passed in self._seen:
+    def learn_judged(self) -> None:
+        """Include the answer's tokens in `learned`. It takes time: call it between answers."""
+        for confidence, outcome, num_passed in self._judged:
             self.learned.age(num_passed)
             self.learned.learn(confidence, outcome)
-        self._seen.clear()
+        self._judged.clear()
 
     @property
     def acceptance(self) -> Acceptance:
-        """The acceptance in this answer, of tokens from the present source."""
+        """The acceptance in this answer of tokens from the source that the state names."""
         return self._by_source[self.state.source]
 
     def age(self, num_tokens: int) -> None:
@@ -112,25 +117,31 @@ class Prospect:
         for acceptance in self._by_source:
             acceptance.age(num_tokens)
 
-    def see(
+    def learn_token(
         self,
         confidence: float,
         outcome: float,
         num_passed: int,
         source: MatchSource,
     ) -> None:
-        """Take a judged token into account."""
+        """Learn from a judged token.
+
+        Args:
+            confidence, outcome: As for `Acceptance.learn`.
+            num_passed: Tokens by which the acceptance ages first.
+            source: The source of the token.
+        """
         acceptance = self._by_source[source]
         acceptance.age(num_passed)
         acceptance.learn(confidence, outcome)
         if self.kind is not ProposerKind.LOOKUP:
-            self._seen.append((confidence, outcome, num_passed))
+            self._judged.append((confidence, outcome, num_passed))
 
     def prepare(self, state: ProposerState, free: int) -> bool:
         """Set the next step's state and limit. Returns whether it can propose a token.
 
         Args:
-            state: The proposer's state.
+            state: The proposer's state for the text.
             free: The most draft tokens for which the step has room.
         """
         self.state = state
@@ -138,31 +149,43 @@ class Prospect:
         self.reads_from = None
         return self.limit > 0
 
-    def rank(self, costs: Costs, last_size: int) -> None:
-        """Find the best K. last_size: tokens of the last decode."""
-        self.steps, self.padded = costs.steps(last_size)
+    def find_best(self, costs: Costs, last_size: int) -> None:
+        """Find the K with the highest rate, and set `rate`, `risk`, `gain` and the costs.
+
+        Args:
+            costs: The present costs.
+            last_size: Tokens of the last decode.
+        """
+        self.step_costs, self.padded = costs.step_costs(last_size)
         if self.state.is_block:
             num_decodes = np.ones(self.limit)
         else:
             num_decodes = np.arange(1.0, self.limit + 1)
-        self.drafting = costs.token(self.kind) * num_decodes
-        self._spent = self.steps[2 : self.limit + 2] + self.drafting
-        expected = self.acceptance.expected(self.acceptance.weights, self.state.confidence)
-        emitted = 1.0 + expected[1 : self.limit + 1]
-        rates = emitted / self._spent
+        self.draft_costs = costs.draft_token_cost(self.kind) * num_decodes
+        # The target decodes one token more than were drafted.
+        self._total_costs = self.step_costs[2 : self.limit + 2] + self.draft_costs
+        acceptance = self.acceptance
+        accepted = acceptance.expected_accepted(acceptance.weights, self.state.confidence)
+        emitted = 1.0 + accepted[1 : self.limit + 1]
+        rates = emitted / self._total_costs
         best = int(rates.argmax())
+        cost = float(self._total_costs[best])
         self.rate = float(rates[best])
-        self.risk = float(self._spent[best]) - 1.0
-        self.gain = float(emitted[best] - self._spent[best])
+        self.risk = cost - 1.0
+        self.gain = float(emitted[best]) - cost
 
     def gain_if_known(self) -> float:
-        """Target-only steps per token that it would save if the regime were known."""
-        emitted = 1.0 + GAINS[:, 1 : self.limit + 1]  # (regimes, K)
-        cost = (self._spent / emitted).min(axis=1)  # per token with the best K of each regime
-        saved = np.maximum(self.steps[1] - cost, 0.0)
+        """Target-only steps per token that it would save on average if the regime were known.
+
+        In each regime it would draft the best K, or nothing where none pays.
+        """
+        emitted = 1.0 + ACCEPTED_BY_RATE[:, 1 : self.limit + 1]  # (regimes, K)
+        token_costs = self._total_costs / emitted
+        best_costs = token_costs.min(axis=1)
+        saved = np.maximum(self.step_costs[1] - best_costs, 0.0)
         return float(self.acceptance.weights @ saved)
 
-    def may_read(
+    def plan_reading(
         self,
         costs: Costs,
         length: int,
@@ -171,80 +194,98 @@ class Prospect:
         *,
         drafts: bool,
     ) -> bool:
-        """Choose where in the text the draft begins to read, if it lacks much of it.
+        """Set `reads_from` if the draft lacks much of the text, and say whether reading pays.
 
         For a trial it reads a little of the end. To draft, it reads as much as half of the
-        budget allows; and the whole text once an eighth of the budget suffices for that.
+        budget allows. Once an eighth of the budget suffices for the whole text, it reads that.
 
         Args:
             costs: The present costs.
             length: The length of the text, in tokens.
-            worth: Target-only steps that reading may gain.
+            worth: Target-only steps that the draft may gain after reading.
             budget: Target-only steps that the answer may still lose.
             drafts: Whether it reads to draft; else for a trial.
 
         Returns:
-            Whether reading is worth its cost.
+            Whether the draft may gain more than reading costs.
         """
-        token = costs.read_token(self.kind)
+        token_cost = costs.read_token_cost(self.kind)
         num_missing = self.state.num_missing
-        if self.state.num_skipped > 0 and token * length < min(budget / 8, worth):
+        most_for_all = min(budget * _READ_SHARE, worth)
+        if self.state.num_skipped > 0 and token_cost * length < most_for_all:
             self.reads_from = 0
             return True
         num_read = _LONG_READ
-        is_timed = costs.ledger[f"read {self.kind.value}"].value is not None
-        if drafts and is_timed and token > 0.0:
-            num_read = max(int(budget / 2 / token), _LONG_READ)
+        is_timed = costs.estimates[f"read {self.kind.value}"].value is not None
+        if drafts and is_timed and token_cost > 0.0:
+            num_affordable = int(budget / 2 / token_cost)
+            num_read = max(num_affordable, _LONG_READ)
         num_read = min(num_read, num_missing)
         if num_read < num_missing:
             self.reads_from = length - num_read
-        return worth > 0.0 and num_read * token <= worth
+        return worth > 0.0 and num_read * token_cost <= worth
 
-    def fail(self) -> None:
-        """Pause, since it did not pay: longer each time, and longer after costly replays."""
-        self.pause_left = int(self._next_pause * max(self.looks, 1.0))
+    def pause(self) -> None:
+        """Pause the proposer, since it did not pay.
+
+        Each pause is twice as long as the one before, and longer after costly replays.
+        """
+        self.pause_left = int(self._next_pause * max(self.replay_cost, 1.0))
         self._next_pause = min(2 * self._next_pause, LONGEST_PAUSE)
-        self.looks = 0.0
+        self.replay_cost = 0.0
 
-    def save(self, gain: float) -> None:
-        """Count the target-only steps that a draft saved; below 0 those that it lost."""
-        self._saved = min(self._saved + gain, REGIME_TOKENS)
-        if self._saved > _LOSS:
+    def count_saved(self, gain: float) -> None:
+        """Count what a draft or a replay saved, and pause the proposer if it lost too much.
+
+        Args:
+            gain: Target-only steps that were saved; below 0 if they were lost.
+        """
+        self._num_saved = min(self._num_saved + gain, REGIME_TOKENS)
+        if self._num_saved > _DECISIVE:
             self._next_pause = FIRST_PAUSE
-            self.looks = 0.0
-        elif self._saved < -_LOSS:
-            self._saved = 0.0
-            self.looks = 0.0
-            self.fail()
+            self.replay_cost = 0.0
+        elif self._num_saved < -_DECISIVE:
+            self._num_saved = 0.0
+            self.replay_cost = 0.0
+            self.pause()
 
 
-class Stopping:
-    """Continues a draft while that yields more tokens than the best K in the same time.
+class StoppingRule:
+    """Continues a draft while its tokens gain more than their time is worth: an `Extent`.
+
+    A cost is worth the tokens that steps with the best K emit in the same time (Dinkelbach's
+    method).
 
     Args:
-        best: The proposer, ranked.
+        best: The proposer that drafts, after `find_best`.
     """
 
     def __init__(self, best: Prospect) -> None:
         self._acceptance = best.acceptance
         self._confidence = best.state.confidence
-        # (regimes,) the probability of the regime and of all drafted tokens being accepted
-        self._alive = self._acceptance.weights
+        # (regimes,) the probability that it is the regime and all drafted tokens are accepted
+        self._all_accepted = self._acceptance.weights
         self.limit = best.limit
-        self._loss = best.rate * best.steps  # in tokens
-        self._draft_loss = best.rate * (best.drafting - best.drafting[0])
+        # In tokens, the worth of the target's part of a step of 0, 1, 2 … tokens
+        self._step_worth = best.rate * best.step_costs
+        # In tokens, the worth of drafting 0, 1, 2 … more tokens
+        self._draft_worth = best.rate * (best.draft_costs - best.draft_costs[0])
 
     def num_worth(self, num_drafted: int, confidence: float) -> int:
+        """See `Extent.num_worth`. Takes the next token's confidence into account."""
         limit = self.limit - num_drafted
         if limit <= 0:
             return 0
-        alive = self._alive * self._acceptance.chances(confidence)
-        # The gain and the cost of 0, 1, 2 … more tokens after this one.
-        further = self._acceptance.expected(alive, self._confidence)[:limit]
-        loss = self._loss[num_drafted + 2 : num_drafted + 2 + limit]
-        values = alive.sum() + further - self._draft_loss[:limit] - loss
+        all_accepted = self._all_accepted * self._acceptance.chances(confidence)
+        self._all_accepted = all_accepted
+        # What the next token and 0, 1, 2 … more gain and cost.
+        accepted = self._acceptance.expected_accepted(all_accepted, self._confidence)[:limit]
+        gained = all_accepted.sum() + accepted
+        first = num_drafted + 2  # tokens of the target's decode with the next one
+        step_worth = self._step_worth[first : first + limit]
+        values = gained - self._draft_worth[:limit] - step_worth
         best = int(np.argmax(values))
-        self._alive = alive
-        if values[best] + self._loss[num_drafted + 1] > 0.0:
+        value_if_stopped = -self._step_worth[num_drafted + 1]
+        if values[best] > value_if_stopped:
             return best + 1
         return 0

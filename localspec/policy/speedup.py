@@ -11,10 +11,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+_PRECISION = 1e-4  # of an acceptance rate
+
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """Times of decodes, in any unit."""
+    """The times of decodes, all in the same unit."""
 
     steps: Sequence[float]
     """The target's time for 0, 1, 2 … tokens."""
@@ -28,11 +30,12 @@ class Curve:
 def expected_speedup(costs: Curve, acceptance: float, num_draft_tokens: int) -> float:
     """Tokens per second with num_draft_tokens per step ÷ those of the target alone."""
     emitted = sum(acceptance**power for power in range(num_draft_tokens + 1))
-    num_decodes = num_draft_tokens
+    num_draft_decodes = num_draft_tokens
     if costs.is_block:
-        num_decodes = min(num_decodes, 1)
-    step = num_decodes * costs.draft + costs.steps[num_draft_tokens + 1]
-    return emitted * costs.steps[1] / step
+        num_draft_decodes = min(num_draft_decodes, 1)
+    step = num_draft_decodes * costs.draft + costs.steps[num_draft_tokens + 1]
+    plain_steps = step / costs.steps[1]  # that take the same time, with one token each
+    return emitted / plain_steps
 
 
 def best_draft_tokens(costs: Curve, acceptance: float, most: int) -> int:
@@ -41,12 +44,15 @@ def best_draft_tokens(costs: Curve, acceptance: float, most: int) -> int:
 
 
 def break_even_acceptance(costs: Curve, most: int) -> float | None:
-    """The least acceptance at which some number of draft tokens pays; None if none does."""
+    """The least acceptance at which 1 to `most` draft tokens pay, by bisection.
+
+    None if no number pays, even if all tokens are accepted.
+    """
     if best_draft_tokens(costs, 1.0, most) == 0:
         return None
     low = 0.0
     high = 1.0
-    while high - low > 1e-4:
+    while high - low > _PRECISION:
         middle = (low + high) / 2
         if best_draft_tokens(costs, middle, most) > 0:
             high = middle

@@ -307,7 +307,7 @@ def new_policy(kinds: Iterable[ProposerKind], machine: Machine) -> AdaptiveDraft
     if machine.change:
         for size in STEADY_SIZES[1:]:
             ratios = [curve(machine.ratios)[size]] * 3
-            policy.costs.compare(size, 1.0, ratios, 1.0 + machine.change)
+            policy.costs.learn_in_idle_time(size, 1.0, ratios, 1.0 + machine.change)
         for kind in shares:
             for _ in range(3):
                 policy.costs.learn_draft(kind, 1, 4, 4 * shares[kind])

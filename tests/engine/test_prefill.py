@@ -183,7 +183,7 @@ def test_costs_are_measured_until_all_are_known(monkeypatch):
         known = policy.costs.measured_sizes()
         assert set(STEADY_SIZES[1:]) <= set(known)
         assert all(0 < ratio < 50 for ratio in known.values())
-        assert policy.costs.ledger[ProposerKind.DRAFT].num_lacking == 0
+        assert policy.costs.estimates[ProposerKind.DRAFT].num_lacking == 0
         del sizes[:]
         chat.prepare()
         assert sizes == []
@@ -201,7 +201,7 @@ def test_a_fast_model_is_timed_when_it_is_loaded(fast_s, monkeypatch):
     with localspec.load(num_threads=1) as engine:
         costs = inside.loop(engine).draft_policy.costs
         assert bool(costs.sizes_to_time()) == (fast_s == 0.0)
-        assert bool(costs.ledger[ProposerKind.DRAFT].num_lacking) == (fast_s == 0.0)
+        assert bool(costs.estimates[ProposerKind.DRAFT].num_lacking) == (fast_s == 0.0)
         assert inside.loop(engine).target.num_cached == 0
 
 

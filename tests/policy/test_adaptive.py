@@ -128,9 +128,9 @@ def test_steps_are_padded_to_a_cheaper_size_and_to_the_last_where_a_change_is_de
     for size in (2, 3, 4, 8):
         costs.learn_size(size, Q4_0[size])
     costs.learn_change(1.0 + change)
-    _, behind_four = costs.steps(4)
+    _, behind_four = costs.step_costs(4)
     assert behind_four[2:5] == [4, 4, 4]
-    steps, padded = costs.steps(1)
+    steps, padded = costs.step_costs(1)
     assert padded[3] == 4
     assert steps[3] == pytest.approx(Q4_0[4] + change)
 
@@ -296,7 +296,7 @@ def test_matches_in_another_conversation_say_nothing_of_those_in_the_prompt():
 
     def expected(source: MatchSource) -> float:
         lookup.prepare(ProposerState(16, confidence=0.6, source=source), 16)
-        return float(lookup.acceptance.expected(lookup.acceptance.weights, 0.6)[16])
+        return float(lookup.acceptance.expected_accepted(lookup.acceptance.weights, 0.6)[16])
 
     before = {source: expected(source) for source in MatchSource}
     assert before[MatchSource.PROMPT] > before[MatchSource.OTHER]
