@@ -1,4 +1,4 @@
-"""Answers a question when its turn comes, and passes on what happens as events."""
+"""Answers a question when its turn comes, and yields what happens as events."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from localspec.server.question import (
     FimPrompt,
     Input,
     Question,
-    source_of,
+    prompt_source,
 )
 from localspec.server.refusal import RequestError, overloaded, stopping
 from localspec.server.served_models import ServedModel, ServedModels
@@ -39,31 +39,34 @@ from localspec.streaming.reply import Piece, Reply
 from localspec.system.call_thread import Result
 from localspec.tool_servers.servers import McpServers
 
-_LONG_S = 10.0  # the log shows progress if the rest of a prompt takes at least this long
-_LONG = 1024  # or has at least this many tokens, if the time for a token is not known
+# The log shows the progress of reading if the rest of a prompt takes at least this long; if the
+# time for a token is not known yet, if it has at least this many tokens.
+_LONG_S = 10.0
+_LONG_TOKENS = 1024
+_LOG_INTERVAL_S = 10.0  # between two lines in the log about the reading of a prompt
 
 
 class ReadingPrompt(NamedTuple):
-    """How much of a long prompt is read."""
+    """An event: more tokens of a prompt are read."""
 
     num_decoded: int = 0
-    """The tokens of the prompt that are decoded, with the cached ones."""
+    """Tokens of the prompt that are read: those that were cached, and those decoded since."""
 
     num_tokens: int = 0
     """All tokens of the prompt."""
 
     num_cached: int = 0
-    """The tokens of the prompt that were cached."""
+    """Tokens of the prompt that were cached."""
 
     left_s: float | None = None
-    """About how many more seconds it takes; None if that is not known yet."""
+    """Estimated seconds until the whole prompt is read; None if that is not known yet."""
 
     took_s: float = 0.0
-    """The seconds that it has taken until now."""
+    """Seconds since reading began."""
 
     @property
     def field(self) -> dict[str, Any]:
-        """The field of a response that shows progress, in every protocol."""
+        """The field that shows this event in a response, the same in every protocol."""
         left_s = self.left_s
         if left_s is not None:
             left_s = round(left_s, 1)
@@ -86,24 +89,25 @@ class ReadingPrompt(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """Nothing happened for a while."""
+    """An event: the client has had nothing for a while, and still has to wait."""
 
     position: int
     """The place in the line, from 1 on; 0 while the request is answered."""
 
     num_tokens: int = 0
-    """As for `ReadingPrompt`; nothing is known of the prompt yet."""
+    """Always 0, as the prompt is not known yet: `ReadingPrompt` has the number."""
 
     num_cached: int = 0
+    """Always 0, too."""
 
     @property
     def field(self) -> dict[str, Any]:
-        """The field of a response that shows it, in every protocol."""
+        """The field that shows this event in a response, the same in every protocol."""
         return {"queue_position": self.position}
 
 
 class NewPiece(NamedTuple):
-    """More of an answer."""
+    """An event: an answer has a new piece."""
 
     number: int
     """The index of the answer among the request's answers."""
@@ -113,18 +117,18 @@ class NewPiece(NamedTuple):
     """All tokens of the prompt."""
 
     num_cached: int
-    """The tokens of the prompt that were cached."""
+    """Tokens of the prompt that were cached."""
 
     @property
     def logprobs(self) -> Sequence[TokenLogprobs] | None:
-        """Log-probabilities of its tokens, as a reply has them."""
+        """The log-probabilities of the piece's token, in a list of one; None if it has none."""
         if self.piece.logprobs is None:
             return None
         return [self.piece.logprobs]
 
 
 class Echo(NamedTuple):
-    """The prompt of an answer, for a client that gets it before the answer."""
+    """The prompt of an answer, for a client that asked to get it before the answer."""
 
     number: int
     """The index of the answer among the request's answers."""
@@ -140,14 +144,14 @@ class Echo(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """An answer is complete."""
+    """An event: an answer is complete."""
 
     number: int
     """The index of the answer among the request's answers."""
 
     reply: Reply
     echo: Echo | None = None
-    """Its prompt, if the prompt is asked for."""
+    """The answer's prompt; None if the client did not ask for it."""
 
 
 Event = Waiting | ReadingPrompt | NewPiece | Finished
@@ -155,24 +159,24 @@ Event = Waiting | ReadingPrompt | NewPiece | Finished
 
 logger = logging.getLogger(__name__)
 
-_LOGGED_S = 10.0  # between two lines in the log about the reading of a prompt
-
 
 class ServerTurn:
-    """A place in the server's line.
+    """A request's turn to be answered, for which it waits in the server's line.
 
     Args:
-        model: the model that answers; None for work on any model, which is done alone.
-        client: the client whose request it is.
+        model: the model that answers; None for work during which no model may answer.
+        client: the client whose request it is, as `AccessRules.client_of` returns it.
     """
 
     def __init__(self, model: ServedModel | None, client: str = "") -> None:
         self.has_come = asyncio.Event()
+        """Set once the request may be answered."""
+
         self.place = Place(self.has_come.set, model=model, client=client)
 
 
 def _num_at_once(place: Place) -> int:
-    """The number of answers that a place's model gives at once."""
+    """How many answers the model of a place can give at once; 1 for a place without a model."""
     if isinstance(place.model, ServedModel):
         return place.model.num_at_once
     return 1
@@ -188,28 +192,29 @@ class Service:
     """The number of requests that may wait in line."""
 
     patience_s: float
-    """A client that gets nothing for this long gets `Waiting`."""
+    """A client that gets nothing for this many seconds gets `Waiting`."""
 
     line: Line = field(init=False)
-    """The requests that are answered, and those that wait."""
+    """The requests that are being answered, and those that wait."""
 
     is_stopping: bool = False
-    """Whether the server stops: no request may join the line any more."""
+    """Whether the server is stopping: then no request may join the line."""
 
     answerings: set[Answering] = field(default_factory=set)
-    """Questions under way."""
+    """The questions that wait in line or are being answered."""
 
     tool_servers: McpServers | None = None
     """The MCP servers whose tools may be called, if there are any."""
 
     calls: set[asyncio.Future[Any]] = field(default_factory=set)
-    """Calls of their tools under way."""
+    """The calls of MCP servers' tools that run now."""
 
-    asides: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by requests that need no decode: many of them do not slow an answer down."""
+    no_decode_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """Held by a request that needs an engine without a decode. Only one of these runs at a
+    time, so that many of them do not slow an answer down."""
 
     logged: set[str] = field(default_factory=set)
-    """Fields that the log mentions already, see `Fields.log_unread`."""
+    """The lines about unread fields that are logged already, see `Fields.log_unread`."""
 
     counters: Counters = field(default_factory=Counters)
 
@@ -217,7 +222,14 @@ class Service:
         self.line = Line(_num_at_once, self.num_waiting)
 
     def join(self, model: ServedModel | None, client: str = "") -> ServerTurn:
-        """Join the line for a turn. The caller has to give it up with `leave`.
+        """Join the end of the line. The caller has to give the turn up with `leave`.
+
+        Args:
+            model: the model that answers; None for work during which no model may answer.
+            client: the client whose request it is.
+
+        Returns:
+            The turn, which may not have come yet.
 
         Raises:
             RequestError: too many requests wait, or the server is stopping.
@@ -230,23 +242,28 @@ class Service:
         return turn
 
     def join_if_free(self, model: ServedModel, client: str) -> ServerTurn | None:
-        """A turn that comes at once; None if there is none, or other requests wait for one."""
-        turn = ServerTurn(model, client)
-        is_free = not self.is_stopping and self.line.join_if_free(turn.place)
-        if is_free:
-            return turn
-        return None
+        """A turn that has come already, for one more answer of a model.
 
-    async def call(self, work: Coroutine[Any, Any, Result]) -> Result:
-        """The result of a call of a tool. The call is cancelled if the server stops.
+        Returns None if the model cannot give another answer now, other requests wait, or the
+        server is stopping. The caller has to give the turn up with `leave`.
+        """
+        turn = ServerTurn(model, client)
+        if self.is_stopping or not self.line.join_if_free(turn.place):
+            return None
+        return turn
+
+    async def run_call(self, call: Coroutine[Any, Any, Result]) -> Result:
+        """Run a call of an MCP server's tool, and return its result.
+
+        The call is cancelled if the server stops.
 
         Raises:
             RequestError: the server is stopping.
         """
         if self.is_stopping:
-            work.close()
+            call.close()
             raise stopping()
-        task = asyncio.ensure_future(work)
+        task = asyncio.ensure_future(call)
         self.calls.add(task)
         try:
             return await task
@@ -263,11 +280,13 @@ class Service:
 
 
 class Answering:
-    """A question, from joining the line to the end of its answers.
+    """The work on one question: it waits for its turn, then the model answers.
+
+    It begins when it is made, in a task of its own. Only the event loop may use it.
 
     Args:
         service: the server's.
-        question: what is asked.
+        question: the question.
 
     Raises:
         RequestError: there is no such model, or it cannot fill in text; too many requests
@@ -280,7 +299,7 @@ class Answering:
         self.model = service.models.named(question.model_name)
         """The model that answers."""
 
-        has_gaps = any(isinstance(given, FimPrompt) for given in question.inputs)
+        has_gaps = any(isinstance(prompt, FimPrompt) for prompt in question.inputs)
         if has_gaps and not self.model.fim:
             raise RequestError(
                 f"the model {self.model.name} has no tokens for filling in text",
@@ -289,49 +308,50 @@ class Answering:
                 code="unsupported_value",
                 param="suffix",
             )
-        scores_prompt = question.echoes and question.options.logprobs is not None
-        if scores_prompt:  # it reads rows of the prompt, which is done alone
-            self._turn = service.join(None, question.client)
-        else:
-            self._turn = service.join(self.model, question.client)
+        turn_model: ServedModel | None = self.model
+        if question.echoes and question.options.logprobs is not None:
+            turn_model = None  # to score a prompt, an engine has to be idle
+        self._turn = service.join(turn_model, question.client)
         self.position = service.line.position_of(self._turn.place)
-        """Its place among the waiting requests when it joined; 0 if it need not wait."""
+        """The question's place in the line when it joined; 0 if it does not have to wait."""
 
         self._joined_s = time.monotonic()
         self.waited_s: float | None = None
-        """Seconds from joining the line to its turn; None before."""
+        """Seconds from joining the line to the question's turn; None before."""
 
         self.first_s: float | None = None
         """Seconds from joining the line to the first piece of text; None before."""
 
-        self._logs_s = 0.0  # when the log may show the progress of reading again
+        self._next_log_s = 0.0  # from when on the log may show the progress of reading again
         self.stats: list[Stats] = []
         """The statistics of the answers that have ended."""
 
         self.is_complete = False
-        """Whether all answers have come to their own end."""
+        """Whether all answers are complete, without an error and without being stopped."""
 
         self.not_kept: tuple[str, ...] = ()
-        """The parts of the JSON schema that are not kept to, once an answer has begun."""
+        """The parts of the JSON schema that the answers are not held to, once one has begun."""
 
         self.has_tool_words = False
-        """Whether tools are described in words, once an answer has begun."""
+        """Whether the prompt describes tools in words, once an answer has begun."""
 
-        self._events: Outbox[Event | Echo | None] = Outbox()  # None: all answers have ended
-        self._has_begun = asyncio.Event()  # the first piece has come, or its answer has ended
+        self._events: Outbox[Event | Echo | None] = Outbox()  # None: there are no more events
+        # Set when the first piece of an answer has come, or an answer has ended without one.
+        self._has_begun = asyncio.Event()
         self._work = asyncio.create_task(self._answer_in_turn())
         self._work.add_done_callback(self._end)
         service.answerings.add(self)
 
     @property
     def is_waiting(self) -> bool:
-        """Whether its turn has not come yet."""
+        """Whether the question's turn has not come yet."""
         return not self._turn.has_come.is_set()
 
     async def events(self) -> AsyncGenerator[list[Event | Echo], None]:
-        """The events, several at once if they come faster than they are read.
+        """Yield the events, several at once if they come faster than they are read.
 
-        An error is raised after all events before it.
+        After the last event the error is raised if an answer failed, or RequestError if the
+        server is stopping.
         """
         is_over = False
         while not is_over:
@@ -348,102 +368,118 @@ class Answering:
         await self._work
 
     def stop(self) -> None:
-        """End it. The reader of its events gets the error that the server is stopping."""
+        """End the answers. `events` raises the error that the server is stopping."""
         self._work.cancel()
 
     async def aclose(self) -> None:
-        """End it, and pass the turn to the next request within one decode. Idempotent."""
+        """End the answers, and give up the turn within one decode. Idempotent."""
         self._work.cancel()
         await asyncio.wait([self._work])
         if not self._work.cancelled():
             self._work.exception()  # or asyncio logs that it was never retrieved
 
     async def _answer_in_turn(self) -> None:
+        """Wait for the turn, load the model if need be, and have all inputs answered.
+
+        If the question keeps the model loaded for 0 s, the model is closed at the end.
+        """
         await self._turn.has_come.wait()
         self.waited_s = time.monotonic() - self._joined_s
-        asked = self.question
+        keep_s = self.question.keep_s
         model = self.model
         models = self._service.models
-        if asked.inputs or asked.keep_s != 0:  # else it would be loaded only to be closed
+        only_unloads = not self.question.inputs and keep_s == 0
+        if not only_unloads:
             async with models.opened(model) as engine:
-                self._service.line.admit()  # it may have been loaded now
-                if asked.keep_s is not None:
-                    model.keep_s = asked.keep_s
+                self._service.line.admit()  # a model that is loaded may give several answers
+                if keep_s is not None:
+                    model.keep_s = keep_s
                 await self._answer_all(engine)
-        if asked.keep_s == 0 and model.engine is not None:
+        if keep_s == 0 and model.engine is not None:
             model.keep_s = 0.0
-        is_last = self._service.line.num_working == 1  # else a later request closes it
-        if is_last and model.keep_s == 0:
+        is_alone = self._service.line.num_working == 1  # else the last request closes the model
+        if is_alone and model.keep_s == 0:
             await models.close_unused(math.inf)
         self.is_complete = True
 
     async def _answer_all(self, engine: IsolatedEngine) -> None:
-        """Begin the answers in order; several run at once while no other request has to wait.
+        """Have each input answered as often as the question says. Raises what an answer raises.
 
-        The first answer reads the prompt; the others then begin with a copy of its caches.
+        Answers begin in order. Several run at once while no other request has to wait. The
+        first answer reads the prompt before the others begin, with a copy of its caches.
         """
-        asked = self.question
-        at_work: dict[asyncio.Task[None], ServerTurn] = {}
-        echo: Echo | None = None  # one for all answers to an input
-        same_options = await self._options(engine)
+        question = self.question
+        running: dict[asyncio.Task[None], ServerTurn] = {}
+        echo: Echo | None = None
+        shared_options = await self._options(engine)
         try:
-            for number in range(len(asked.inputs) * asked.num_answers):
-                index, repetition = divmod(number, asked.num_answers)
-                given = asked.inputs[index]
-                turn = await self._free_turn(at_work)
-                if asked.echoes:
+            for number in range(len(question.inputs) * question.num_answers):
+                index, repetition = divmod(number, question.num_answers)
+                question_input = question.inputs[index]
+                turn = await self._turn_for_answer(running)
+                if question.echoes:
                     if repetition == 0:
-                        echo = None  # another input begins
-                    echo = await self._echo(engine, given, number, echo)
+                        echo = None  # the first answer to another input
+                    echo = await self._echo(engine, question_input, number, echo)
                     self._events.put(echo)
-                options = same_options
+                options = shared_options
                 seed = options.seed
                 if seed is not None:  # the answers to an input get different seeds
                     options = replace(options, seed=(seed + repetition) % (MAX_SEED + 1))
-                record = ServerRecord(given, self, options)
+                record = ServerRecord(question_input, self, options)
                 answer = engine._answer(record)
                 task = asyncio.create_task(self._read_answer(number, answer, record, echo))
-                at_work[task] = turn
-                await self._has_begun.wait()  # only the first answer is waited for
+                running[task] = turn
+                await self._has_begun.wait()  # it stays set: only the first answer is awaited
                 if number == 0 and task.done():  # if it failed, the others would fail, too
-                    await self._one_ended(at_work)
-            while at_work:
-                await self._one_ended(at_work)
+                    await self._wait_for_one(running)
+            while running:
+                await self._wait_for_one(running)
         finally:
-            for task in at_work:
+            for task in running:
                 task.cancel()
-            while at_work:
-                # Each gives its turn back.
+            while running:  # until each has given up its turn
                 with contextlib.suppress(Exception, asyncio.CancelledError):
-                    await self._one_ended(at_work)
+                    await self._wait_for_one(running)
 
-    async def _free_turn(self, at_work: dict[asyncio.Task[None], ServerTurn]) -> ServerTurn:
-        """A turn for the next answer: our own, a free one, or that of an ended answer.
+    async def _turn_for_answer(
+        self,
+        running: dict[asyncio.Task[None], ServerTurn],
+    ) -> ServerTurn:
+        """A turn for one more answer: the question's own, or a further one if one is free.
+
+        If there is none, it waits until one of the running answers has ended.
 
         Args:
-            at_work: the answers under way, with their turns. Raises their errors.
+            running: the running answers, with their turns; an ended one is removed.
         """
         turn = self._turn
-        while turn in at_work.values():
-            another = self._service.join_if_free(self.model, self.question.client)
-            if another is not None:
-                turn = another
+        while turn in running.values():
+            further_turn = self._service.join_if_free(self.model, self.question.client)
+            if further_turn is None:
+                await self._wait_for_one(running)
             else:
-                await self._one_ended(at_work)
+                turn = further_turn
         return turn
 
     async def _options(self, engine: IsolatedEngine) -> AnswerOptions:
-        """The options of all answers."""
+        """The options of all answers, with the biases on texts if there are any."""
         if not self.question.needs_vocabulary:
             return self.question.options
-        # In a thread, since texts may be long.
+        # In a thread, since many long texts may have to be tokenized.
         return await asyncio.to_thread(self.question.options_for, engine.vocabulary)
 
-    async def _one_ended(self, at_work: dict[asyncio.Task[None], ServerTurn]) -> None:
-        """Wait until an answer has ended. Raises its error."""
-        ended, _ = await asyncio.wait(at_work, return_when=asyncio.FIRST_COMPLETED)
+    async def _wait_for_one(self, running: dict[asyncio.Task[None], ServerTurn]) -> None:
+        """Wait until an answer has ended, remove it, and give up its turn. Raises its error.
+
+        The question's own turn is kept for its next answer.
+
+        Args:
+            running: the running answers, with their turns.
+        """
+        ended, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
         task = ended.pop()
-        turn = at_work.pop(task)
+        turn = running.pop(task)
         if turn is not self._turn:
             self._service.leave(turn)
         task.result()
@@ -451,33 +487,34 @@ class Answering:
     async def _echo(
         self,
         engine: IsolatedEngine,
-        given: Input,
+        question_input: Input,
         number: int,
-        before: Echo | None,
+        last_echo: Echo | None,
     ) -> Echo:
-        """The prompt before an answer, with log-probabilities if they are asked for.
+        """The echo of an answer's prompt, with log-probabilities if the options ask for them.
 
         Args:
             engine: the model's engine.
-            given: the prompt as it came.
+            question_input: the prompt, a `RawSource`: the forms echo no other input.
             number: the index of the answer.
-            before: the echo of the same prompt before another answer, if there was one.
+            last_echo: the echo of the same prompt before another answer; None before the first
+                answer.
         """
-        assert isinstance(given, RawSource)  # the form refuses other inputs
-        if before is not None:
-            return before._replace(number=number)
-        made = await asyncio.to_thread(engine._make_prompt, given)
+        assert isinstance(question_input, RawSource)
+        if last_echo is not None:
+            return last_echo._replace(number=number)
+        made = await asyncio.to_thread(engine._make_prompt, question_input)
         tokens = made.prompt.tokens
-        text_of = partial(engine.detokenize, special=True)
-        text = given.prompt
+        detokenize = partial(engine.detokenize, special=True)
+        text = question_input.prompt
         if not isinstance(text, str):
-            text = str(await asyncio.to_thread(text_of, tokens))
-        first = await asyncio.to_thread(text_of, tokens[:1])
+            text = str(await asyncio.to_thread(detokenize, tokens))
+        first = await asyncio.to_thread(detokenize, tokens[:1])
         num_top = self.question.options.logprobs
         if num_top is None:
             return Echo(number, text, first, None)
-        ended = Cancellation()
-        watch = Watch(lambda _stage, _left_s: None, ended)
+        cancellation = Cancellation()
+        watch = Watch(lambda _stage, _left_s: None, cancellation)
         measure = partial(
             engine._measure,
             prompt_logprobs,
@@ -489,7 +526,7 @@ class Answering:
         try:
             return Echo(number, text, first, await asyncio.shield(work))
         finally:
-            ended.request()  # without effect if it is over
+            cancellation.request()  # without effect if the work is done
             await asyncio.gather(work, return_exceptions=True)
 
     async def _read_answer(
@@ -499,7 +536,14 @@ class Answering:
         record: ServerRecord,
         echo: Echo | None,
     ) -> None:
-        """Read an answer."""
+        """Read an answer to its end, and put its pieces and the reply among the events.
+
+        Args:
+            number: the index of the answer.
+            answer: the answer.
+            record: the answer's record.
+            echo: the answer's prompt; None if the client did not ask for it.
+        """
         try:
             async with answer:
                 async for piece in answer:
@@ -507,16 +551,16 @@ class Answering:
                         self.first_s = time.monotonic() - self._joined_s
                         self._has_begun.set()
                         if self.question.wants_progress:
-                            record.say_all_read()
+                            record.report_all_read()
                     new = NewPiece(number, piece, record.num_tokens, record.num_cached)
                     self._events.put(new)
         finally:
             self._has_begun.set()
-            if record.reply_if_over is not None:  # else it was refused
+            if record.reply_if_over is not None:  # None: the answer was refused
                 self.stats.append(record.reply_if_over.stats)
         reply = answer.reply()
         if reply.finish_reason == "cancelled":
-            raise stopping()  # lost if it was cancelled because the client left
+            raise stopping()  # nobody reads this error if the client has left
         self._events.put(Finished(number, reply, echo))
 
     def on_reading(
@@ -526,31 +570,37 @@ class Answering:
         num_cached: int,
         took_s: float,
     ) -> None:
-        """Pass on how far a prompt is read, and log it if reading takes long.
+        """Put the progress of reading a prompt among the events; log it if reading takes long.
+
+        A client that did not ask for progress gets none before tokens have been decoded.
 
         Args:
-            num_decoded: tokens of the prompt that are decoded, with the cached ones.
+            num_decoded: tokens of the prompt that are read, including the cached ones.
             num_tokens: all tokens of the prompt.
             num_cached: tokens of the prompt that were cached.
-            took_s: seconds that reading has taken until now.
+            took_s: seconds since reading began.
         """
         num_left = num_tokens - num_decoded
         if self.model.token_s is None:
             left_s = None
-            is_long = num_left >= _LONG
+            is_long = num_left >= _LONG_TOKENS
         else:
             left_s = self.model.token_s * num_left
             is_long = left_s >= _LONG_S
         reading = ReadingPrompt(num_decoded, num_tokens, num_cached, left_s, took_s)
-        if is_long and time.monotonic() >= self._logs_s:
-            if left_s is not None:  # else the next line comes soon, with a time
-                self._logs_s = time.monotonic() + _LOGGED_S
+        if is_long and time.monotonic() >= self._next_log_s:
+            if left_s is not None:  # a line without an estimate is soon followed by another
+                self._next_log_s = time.monotonic() + _LOG_INTERVAL_S
             logger.info("%s", reading)
         if num_decoded > num_cached or self.question.wants_progress:
             self._events.put(reading)
 
     def _end(self, _work: asyncio.Task[None]) -> None:
-        # A task that is cancelled before its first step runs none of its own code.
+        """Give up the turn, count the answers, and end the events.
+
+        It is called back when the task is done, since a task that is cancelled before its first
+        step runs none of its own code.
+        """
         service = self._service
         service.leave(self._turn)
         service.answerings.discard(self)
@@ -566,55 +616,61 @@ class Answering:
 
 
 class ServerRecord(AnswerRecord):
-    """An answer to an input of a question.
+    """The record of one answer of the server. It reports how far the prompt is read.
 
     Args:
-        given: the input.
-        answering: the question that has it, which gets the progress of reading.
+        question_input: the input that is answered.
+        answering: the work on the question, to which the progress is reported.
         options: the answer's options.
     """
 
     finds_its_text = True
 
-    def __init__(self, given: Input, answering: Answering, options: AnswerOptions) -> None:
+    def __init__(
+        self,
+        question_input: Input,
+        answering: Answering,
+        options: AnswerOptions,
+    ) -> None:
         question = answering.question
         model = answering.model
-        super().__init__(options, source_of(question, given, model.fim))
+        super().__init__(options, prompt_source(question, question_input, model.fim))
         self.client = question.client
         self._answering = answering
         self._model = model
-        self._begun_s = 0.0
-        self._num_said_read = 0  # the progress that was passed on last, in tokens
+        self._started_s = 0.0  # when reading began
+        self._num_reported = 0  # tokens of the prompt that were reported as read
 
         self.num_cached = 0
         """Tokens of the prompt that were cached."""
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of the prompt."""
+        """All tokens of the prompt; 0 before it is made."""
         if self.facts is None:
             return 0
         return self.facts.num_tokens
 
     def on_reading(self, reading: Reading) -> None:
-        """Pass on how far the prompt is read, and measure the time for a token."""
+        """Report how far the prompt is read, and measure the time that a token takes."""
         if self.facts is not None:
             self._answering.not_kept = self.facts.not_kept
             self._answering.has_tool_words = self.facts.has_tool_words
         if reading.is_first:
             self.num_cached = reading.num_decoded
-            self._begun_s = time.monotonic()
+            self._started_s = time.monotonic()
         else:
             num_read = reading.num_decoded - self.num_cached
-            self._model.token_s = (time.monotonic() - self._begun_s) / max(num_read, 1)
-        self._say(reading.num_decoded)
+            took_s = time.monotonic() - self._started_s
+            self._model.token_s = took_s / max(num_read, 1)
+        self._report(reading.num_decoded)
 
-    def say_all_read(self) -> None:
-        """Pass on that the whole prompt is read, unless the last batch has done so."""
-        if self._num_said_read < self.num_tokens:
-            self._say(self.num_tokens)
+    def report_all_read(self) -> None:
+        """Report that the whole prompt is read, unless that was reported already."""
+        if self._num_reported < self.num_tokens:
+            self._report(self.num_tokens)
 
-    def _say(self, num_decoded: int) -> None:
-        self._num_said_read = num_decoded
-        took_s = time.monotonic() - self._begun_s
+    def _report(self, num_decoded: int) -> None:
+        self._num_reported = num_decoded
+        took_s = time.monotonic() - self._started_s
         self._answering.on_reading(num_decoded, self.num_tokens, self.num_cached, took_s)

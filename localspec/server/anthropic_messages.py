@@ -13,14 +13,14 @@ from localspec.chat.template import NO_VARIABLES, Message
 from localspec.server.answering import Event, Finished, NewPiece
 from localspec.server.encoding import sse_event
 from localspec.server.fields import Fields
-from localspec.server.form import Form, Handler, engine_handler, own_fields
+from localspec.server.form import Form, Handler, engine_handler, extra_fields
 from localspec.server.question import (
     Question,
     answer_form,
     answer_options,
     max_tokens,
+    prompt_maker,
     template_variables,
-    templated,
     tool_options,
 )
 from localspec.server.refusal import RequestError, anthropic_error
@@ -190,7 +190,7 @@ class MessageForm(Form):
 
 def count_tokens(fields: Fields) -> Handler:
     """Answer a request to /v1/messages/count_tokens: the number of tokens in the prompt."""
-    prompt = templated(_read_messages(fields), _tools(fields), _variables(fields))
+    prompt = prompt_maker(_read_messages(fields), _tools(fields), _variables(fields))
     return engine_handler(fields, lambda engine: {"input_tokens": len(prompt(engine))})
 
 
@@ -202,7 +202,7 @@ def _tools(fields: Fields) -> dict[str, Any]:
         if "input_schema" in tool:
             tools.append(tool.values)
         else:
-            ignored.append(tool.any("name"))
+            ignored.append(tool.value("name"))
     choice = fields.object("tool_choice")
     is_disabled = choice.flag("disable_parallel_tool_use")
     is_parallel = None
@@ -232,9 +232,9 @@ def _read_messages(fields: Fields) -> list[Message]:
         fields.refuse("messages", "Give one or more.")
     unchecked: list[Message] = []
     for message in given:
-        unchecked += _messages_in(message.any("content"), message.text("role") or "")
+        unchecked += _messages_in(message.value("content"), message.text("role") or "")
     messages = checked_messages(unchecked)
-    system = fields.any("system")
+    system = fields.value("system")
     if system is None:
         return messages
     (opening,) = checked_messages([{"role": "system", "content": system}])
@@ -366,7 +366,7 @@ def _stop_fields(reply: Reply) -> dict[str, Any]:
 def _costs(reply: Reply) -> dict[str, Any]:
     stats = reply.stats
     usage = _usage(stats.prompt_tokens, stats.cached_prompt_tokens, stats.completion_tokens)
-    return {"usage": usage, **own_fields(reply)}
+    return {"usage": usage, **extra_fields(reply)}
 
 
 def _usage(num_prompt: int, num_cached: int, num_answered: int) -> dict[str, int]:

@@ -22,8 +22,8 @@ from localspec.server.form import (
     Form,
     Handler,
     engine_handler,
+    extra_fields,
     input_tokens_handler,
-    own_fields,
     usage_of,
 )
 from localspec.server.question import (
@@ -55,12 +55,16 @@ _LOWEST_LOGPROB = -9999.0  # for an impossible token: JSON has no infinity
 class OpenAIForm(Form):
     """The common part of Completions and Chat Completions.
 
-    A subclass makes the choices: a whole choice, a piece of a choice, and an empty choice.
+    A choice is what OpenAI calls an answer, or a piece of one, in a response. A subclass makes
+    the choices.
     """
 
     id_prefix: ClassVar[str]
-    objects: ClassVar[tuple[str, str]]
-    """The types of a whole answer and of a piece."""
+    whole_type: ClassVar[str]
+    """The field "object" of a whole response."""
+
+    chunk_type: ClassVar[str]
+    """The field "object" of a response in a stream."""
 
     def __init__(
         self,
@@ -70,45 +74,52 @@ class OpenAIForm(Form):
         *,
         variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> None:
-        number = fields.whole_from("n", 1, MOST_ANSWERS) or 1
+        num_answers = fields.integer_between("n", 1, MOST_ANSWERS) or 1
         self.question = Question(
             fields,
             inputs,
             options,
             variables=variables,
-            num_answers=number,
+            num_answers=num_answers,
         )
         self._has_usage = bool(fields.object("stream_options").flag("include_usage"))
         self._id = f"{self.id_prefix}-{secrets.token_hex(12)}"
         self._created = int(time.time())
 
     @abc.abstractmethod
-    def _whole_choice(self, finished: Finished) -> dict[str, Any]: ...
+    def _whole_choice(self, finished: Finished) -> dict[str, Any]:
+        """The choice of a whole answer."""
 
     @abc.abstractmethod
-    def _choice(self, new: NewPiece) -> dict[str, Any] | None: ...
+    def _piece_choice(self, new_piece: NewPiece) -> dict[str, Any] | None:
+        """The choice of a piece in a stream; None if the piece has nothing to send."""
 
     @abc.abstractmethod
-    def _empty_choice(self, number: int, finished: Finished | None) -> dict[str, Any]: ...
+    def _empty_choice(self, number: int, finished: Finished | None) -> dict[str, Any]:
+        """A choice without text.
+
+        Args:
+            number: the index of the answer.
+            finished: the end of the answer, whose reason the choice has; None before the end.
+        """
 
     def body(self, finished: Sequence[Finished]) -> Any:
         choices = [self._whole_choice(answer) for answer in finished]
-        own = self._own_fields(finished[-1].reply)
         return {
-            **self._object(0, choices),
+            **self._response(self.whole_type, choices),
             "usage": self._usage(finished),
-            **own,
+            **self._extra_fields(finished[-1].reply),
         }
 
     def text_for(self, event: Event) -> str:
         if isinstance(event, NewPiece):
-            choice = self._choice(event)
+            choice = self._piece_choice(event)
             if choice is None:
                 return ""
             return self._chunk([choice])
         if isinstance(event, Finished):
             choice = self._empty_choice(event.number, event)
-            return self._chunk([choice], **self._own_fields(event.reply))
+            return self._chunk([choice], **self._extra_fields(event.reply))
         return self._chunk([self._empty_choice(0, None)], **event.field)
 
     def end(self, finished: Sequence[Finished]) -> str:
@@ -120,19 +131,26 @@ class OpenAIForm(Form):
     def _usage(self, finished: Sequence[Finished]) -> dict[str, Any]:
         return usage_of(finished, self.question)
 
-    def _own_fields(self, reply: Reply) -> dict[str, Any]:
-        return own_fields(reply)
+    def _extra_fields(self, reply: Reply) -> dict[str, Any]:
+        return extra_fields(reply)
 
     def _chunk(self, choices: list[dict[str, Any]], **more: Any) -> str:
-        chunk = self._object(1, choices)
+        """The event of a response in a stream.
+
+        Args:
+            choices: the response's choices.
+            more: further fields of the response.
+        """
+        chunk = self._response(self.chunk_type, choices)
         if self._has_usage:
-            chunk["usage"] = None
+            chunk["usage"] = None  # the protocol demands the field in every response
         return sse_event({**chunk, **more})
 
-    def _object(self, number: int, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    def _response(self, type_name: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        """The fields that a whole response and one in a stream share."""
         return {
             "id": self._id,
-            "object": self.objects[number],
+            "object": type_name,
             "created": self._created,
             "model": self.model.name,
             "system_fingerprint": self.model.fingerprint,
@@ -143,55 +161,62 @@ class OpenAIForm(Form):
 class Completion(OpenAIForm):
     """A request to /v1/completions, and its answer.
 
-    With `echo` the prompt comes before the answer; with `logprobs`, the log-probabilities of
-    its tokens, too. Then max_tokens may be 0, for programs that only rate texts: one token is
-    computed, and not shown.
+    With the field "echo" the answer begins with its prompt, and has log-probabilities of the
+    prompt's tokens if it has any. Then "max_tokens" may be 0, for programs that only rate a
+    text: one token is computed, but not sent.
     """
 
     id_prefix = "cmpl"
-    objects = ("text_completion", "text_completion")
+    whole_type = "text_completion"
+    chunk_type = "text_completion"
 
     def __init__(self, fields: Fields) -> None:
         options = openai_options(fields)
         limit = max_tokens(fields, "max_tokens", "n_predict")
         echoes = bool(fields.flag("echo"))
         self._only_echoes = echoes and limit == 0
-        options["max_tokens"] = 1 if self._only_echoes else limit
-        options["logprobs"] = fields.whole_from("logprobs", 0, MOST_LOGPROBS)
+        if self._only_echoes:
+            limit = 1
+        options["max_tokens"] = limit
+        options["logprobs"] = fields.integer_between("logprobs", 0, MOST_LOGPROBS)
         inputs = _inputs(fields)
-        has_gaps = any(isinstance(given, FimPrompt) for given in inputs)
+        has_gaps = any(isinstance(prompt, FimPrompt) for prompt in inputs)
         if echoes and has_gaps:
             fields.refuse("echo", "Leave it out, or the suffix.")
         super().__init__(fields, inputs, options)
         self.question.echoes = echoes
-        self._offsets: dict[int, int] = {}  # by answer: where its next token begins
+        # By the index of an answer: the offset in characters at which its next token begins,
+        # counted from the beginning of its prompt.
+        self._offsets: dict[int, int] = {}
 
-    def echoed(self, echo: Echo) -> str:
-        logprobs = self._echoed_lists(echo)
-        choice = {**self._empty_choice(echo.number, None), "text": echo.text}
-        return self._chunk([{**choice, "logprobs": logprobs}])
+    def echo_text(self, echo: Echo) -> str:
+        choice = self._empty_choice(echo.number, None)
+        choice["text"] = echo.text
+        choice["logprobs"] = self._echo_logprobs(echo)
+        return self._chunk([choice])
 
     def _whole_choice(self, finished: Finished) -> dict[str, Any]:
         text = ""
-        before = None
+        logprobs = None
         if finished.echo is not None:
             text = finished.echo.text
-            before = self._echoed_lists(finished.echo)
-        if self._only_echoes:
-            whole = {"text": text, "logprobs": before}
-        else:
-            lists = self._logprob_lists(finished.number, finished.reply.logprobs)
-            if before is not None:
-                lists = _joined_lists(before, lists)
-            whole = {"text": text + finished.reply.text, "logprobs": lists}
-        return {**self._empty_choice(finished.number, finished), **whole}
+            logprobs = self._echo_logprobs(finished.echo)
+        if not self._only_echoes:
+            text += finished.reply.text
+            answer_logprobs = self._logprob_lists(finished.number, finished.reply.logprobs)
+            logprobs = _joined_lists(logprobs, answer_logprobs)
+        choice = self._empty_choice(finished.number, finished)
+        return {**choice, "text": text, "logprobs": logprobs}
 
-    def _choice(self, new: NewPiece) -> dict[str, Any] | None:
-        if self._only_echoes or not (new.piece.text or new.logprobs is not None):
+    def _piece_choice(self, new_piece: NewPiece) -> dict[str, Any] | None:
+        text = new_piece.piece.text
+        has_content = bool(text) or new_piece.logprobs is not None
+        if self._only_echoes or not has_content:
             return None
-        logprobs = self._logprob_lists(new.number, new.logprobs)
-        more = {"text": new.piece.text, "logprobs": logprobs}
-        return {**self._empty_choice(new.number, None), **more}
+        choice = self._empty_choice(new_piece.number, None)
+        choice["text"] = text
+        choice["logprobs"] = self._logprob_lists(new_piece.number, new_piece.logprobs)
+        return choice
 
     def _empty_choice(self, number: int, finished: Finished | None) -> dict[str, Any]:
         reason = _finish_reason(finished)
@@ -210,13 +235,16 @@ class Completion(OpenAIForm):
             usage |= {"completion_tokens": 0, "total_tokens": usage["prompt_tokens"]}
         return usage
 
-    def _echoed_lists(self, echo: Echo) -> dict[str, Any] | None:
-        """The lists of a prompt's tokens. The first has no log-probability."""
-        self._offsets[echo.number] = 0
-        if echo.text.startswith(echo.first):  # else a begin token was added
+    def _echo_logprobs(self, echo: Echo) -> dict[str, list[Any]] | None:
+        """The log-probabilities of a prompt's tokens, see `_logprob_lists`.
+
+        The first token has none. The answer's next token gets the prompt's end as its offset.
+        """
+        self._offsets[echo.number] = 0  # of the second token, if the first is a begin token
+        if echo.text.startswith(echo.first):
             self._offsets[echo.number] = len(echo.first)
         lists = self._logprob_lists(echo.number, echo.logprobs)
-        self._offsets[echo.number] = len(echo.text)  # where the answer begins
+        self._offsets[echo.number] = len(echo.text)
         if lists is None:
             return None
         first: dict[str, list[Any]] = {
@@ -230,10 +258,19 @@ class Completion(OpenAIForm):
     def _logprob_lists(
         self,
         number: int,
-        found: Sequence[TokenLogprobs] | None,
-    ) -> dict[str, Any] | None:
-        """The lists of OpenAI's first endpoint, whose offsets count the prompt's characters."""
-        if found is None:
+        logprobs: Sequence[TokenLogprobs] | None,
+    ) -> dict[str, list[Any]] | None:
+        """The log-probabilities of tokens as lists, in the shape of OpenAI's Completions.
+
+        Args:
+            number: the index of the answer. The offset of its next token moves on.
+            logprobs: the tokens that follow; None if log-probabilities are not wanted.
+
+        Returns:
+            Lists of the same length with an item for each token, by their names; None if
+            `logprobs` is None.
+        """
+        if logprobs is None:
             return None
         lists: dict[str, list[Any]] = {
             "tokens": [],
@@ -241,80 +278,102 @@ class Completion(OpenAIForm):
             "top_logprobs": [],
             "text_offset": [],
         }
-        offset = self._offsets.setdefault(number, self._num_before(number))
-        for token in found:
+        offset = self._offsets.setdefault(number, self._prompt_length(number))
+        for token in logprobs:
             lists["tokens"].append(token.text)
             lists["token_logprobs"].append(max(token.before, _LOWEST_LOGPROB))
-            lists["top_logprobs"].append(_best_by_text(token))
+            lists["top_logprobs"].append(_top_by_text(token))
             lists["text_offset"].append(offset)
             data = token.raw.get(token.token_id, token.text.encode())
-            # A character begins with any byte but 10xxxxxx.
-            offset += sum(byte & 0xC0 != 0x80 for byte in data)
+            offset += _num_characters(data)
         self._offsets[number] = offset
         return lists
 
-    def _num_before(self, number: int) -> int:
-        """The characters of an answer's prompt; token ids count as none."""
-        given = self.question.inputs[number // self.question.num_answers]
-        if isinstance(given, FimPrompt):
-            return len(given.before)
-        if isinstance(given, RawSource) and isinstance(given.prompt, str):
-            return len(given.prompt)
+    def _prompt_length(self, number: int) -> int:
+        """The characters of an answer's prompt; 0 if it is a list of token ids."""
+        prompt = self.question.inputs[number // self.question.num_answers]
+        if isinstance(prompt, FimPrompt):
+            return len(prompt.before)
+        if isinstance(prompt, RawSource) and isinstance(prompt.prompt, str):
+            return len(prompt.prompt)
         return 0
 
 
+def _num_characters(data: bytes) -> int:
+    """The number of characters that begin in a token's UTF-8 bytes.
+
+    A token may have only some bytes of a character. Its first byte is any but 10xxxxxx.
+    """
+    return sum(byte & 0xC0 != 0x80 for byte in data)
+
+
 def _finish_reason(finished: Finished | None) -> str | None:
-    """Why an answer ended; None if it has not."""
+    """Why an answer ended; None if it has not ended yet."""
     if finished is None:
         return None
     return finished.reply.finish_reason
 
 
-def _best_by_text(found: TokenLogprobs) -> dict[str, float]:
-    """The best tokens by their texts; of several with one text, the most probable one."""
-    best: dict[str, float] = {}
-    for top in found.top_before:
-        best.setdefault(top.text, max(top.logprob, _LOWEST_LOGPROB))
-    return best
+def _top_by_text(token: TokenLogprobs) -> dict[str, float]:
+    """The log-probabilities of the most probable tokens at a token's position, by their texts.
+
+    If several of them have the same text, the most probable one counts.
+    """
+    by_text: dict[str, float] = {}
+    for top in token.top_before:
+        by_text.setdefault(top.text, max(top.logprob, _LOWEST_LOGPROB))
+    return by_text
 
 
 def _joined_lists(
-    before: Mapping[str, list[Any]],
-    after: Mapping[str, list[Any]] | None,
-) -> dict[str, Any]:
-    """The lists of log-probabilities of two texts, the second after the first."""
-    if after is None:
-        return dict(before)
-    return {name: values + after[name] for name, values in before.items()}
+    first: dict[str, list[Any]] | None,
+    second: dict[str, list[Any]] | None,
+) -> dict[str, list[Any]] | None:
+    """The lists of a prompt and of its answer, each list of the answer after the prompt's.
+
+    None stands for no lists.
+    """
+    if first is None:
+        return second
+    if second is None:
+        return first
+    return {name: items + second[name] for name, items in first.items()}
 
 
 def openai_options(fields: Fields) -> dict[str, Any]:
-    """The options that all forms of completions share."""
-    stop = {"stop": fields.texts("stop")}
+    """The options of an answer that Completions, Chat Completions and llama-server share."""
     return {
         **answer_options(fields),
         **constraint_fields(fields),
-        **stop,
+        "stop": fields.texts("stop"),
     }
 
 
 def _inputs(fields: Fields) -> list[Input]:
-    """The prompts, each to be filled in before the same `suffix` if there is one."""
+    """The prompts of a request; with the field "suffix", the gaps between each and the suffix.
+
+    Raises:
+        RequestError: a field is wrong, or the suffix is to follow token ids.
+    """
     prompts = fields.prompts("prompt", MOST_ANSWERS, may_be_mixed=True)
-    after = fields.text("suffix")
-    if not after:
-        return [RawSource(prompt) for prompt in prompts]
-    texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-    if len(texts) < len(prompts):
-        fields.refuse("prompt", "Give texts, where there is a suffix.")
-    return [FimPrompt(text, after) for text in texts]
+    suffix = fields.text("suffix")
+    inputs: list[Input] = []
+    for prompt in prompts:
+        if not suffix:
+            inputs.append(RawSource(prompt))
+        elif isinstance(prompt, str):
+            inputs.append(FimPrompt(prompt, suffix))
+        else:
+            fields.refuse("prompt", "Give texts, where there is a suffix.")
+    return inputs
 
 
 class ChatCompletion(OpenAIForm):
     """A request to /v1/chat/completions, and its answer."""
 
     id_prefix = "chatcmpl"
-    objects = ("chat.completion", "chat.completion.chunk")
+    whole_type = "chat.completion"
+    chunk_type = "chat.completion.chunk"
 
     def __init__(self, fields: Fields) -> None:
         if "audio" in fields or fields.texts("modalities") not in (None, ["text"]):
@@ -328,12 +387,12 @@ class ChatCompletion(OpenAIForm):
             "n_predict",
         )
         options["logprobs"] = asked_logprobs(fields, is_asked=fields.flag("logprobs"))
-        predicted = fields.object("prediction").any("content")
-        if predicted is not None:
-            (said,) = checked_messages([{"role": "user", "content": predicted}])
-            options["prediction"] = str(said["content"])
+        prediction = fields.object("prediction").value("content")
+        if prediction is not None:  # a text, or parts of one, as the content of a message
+            (message,) = checked_messages([{"role": "user", "content": prediction}])
+            options["prediction"] = str(message["content"])
         self._explains = bool(fields.flag("explain"))
-        messages = checked_messages(fields.any("messages"))
+        messages = checked_messages(fields.value("messages"))
         variables = template_variables(fields, effort=fields.text("reasoning_effort"))
         super().__init__(
             fields,
@@ -341,8 +400,9 @@ class ChatCompletion(OpenAIForm):
             options,
             variables=variables,
         )
-        self._has_role: set[int] = set()
-        self._started_calls: set[tuple[int, int]] = set()  # numbers of answer and call
+        # The indices of the answers that have begun: the first choice of each has a role.
+        self._begun_answers: set[int] = set()
+        self._begun_calls: set[tuple[int, int]] = set()  # indices of an answer and of its call
 
     def _whole_choice(self, finished: Finished) -> dict[str, Any]:
         reply = finished.reply
@@ -365,43 +425,50 @@ class ChatCompletion(OpenAIForm):
             "finish_reason": reply.finish_reason,
         }
 
-    def _choice(self, new: NewPiece) -> dict[str, Any] | None:
-        piece = new.piece
-        explains = self._explains and bool(piece.token_ids)  # a token may bring no text yet
+    def _piece_choice(self, new_piece: NewPiece) -> dict[str, Any] | None:
+        number = new_piece.number
+        piece = new_piece.piece
+        # A token whose text comes later, with the next token, is explained now.
+        explains = self._explains and bool(piece.token_ids)
         if not (piece.text or piece.logprobs or piece.call or explains):
             return None
-        choice = self._empty_choice(new.number, None)
+        choice = self._empty_choice(number, None)
+        delta = choice["delta"]
         if piece.call is not None:
-            choice["delta"]["tool_calls"] = [self._call_delta(new.number, piece.call)]
+            delta["tool_calls"] = [self._call_delta(number, piece.call)]
         elif piece.is_thought:
-            choice["delta"]["reasoning_content"] = piece.text
+            delta["reasoning_content"] = piece.text
         else:
-            choice["delta"]["content"] = piece.text
-        choice["logprobs"] = _logprob_content(new.logprobs)
+            delta["content"] = piece.text
+        choice["logprobs"] = _logprob_content(new_piece.logprobs)
         if explains:
             choice["provenance"] = piece.provenance.value
             if piece.step is not None:  # the piece is the first of a step
-                choice["step"] = _step_facts(piece.step, new.num_prompt_tokens)
+                choice["step"] = _step_facts(piece.step, new_piece.num_prompt_tokens)
         return choice
 
     def _call_delta(self, number: int, call: CallPiece) -> dict[str, Any]:
-        """A piece of a call in the answer of that number; the first piece has its name."""
-        if (number, call.number) in self._started_calls:
+        """A piece of a call as clients get it; only the first piece has the call's id and name.
+
+        Args:
+            number: the index of the answer.
+            call: the piece.
+        """
+        if (number, call.number) in self._begun_calls:
             return {"index": call.number, "function": {"arguments": call.json}}
-        self._started_calls.add((number, call.number))
+        self._begun_calls.add((number, call.number))
         return {"index": call.number, **_function_call(call.id, call.name, call.json)}
 
-    def _own_fields(self, reply: Reply) -> dict[str, Any]:
-        own = super()._own_fields(reply)
+    def _extra_fields(self, reply: Reply) -> dict[str, Any]:
+        extra = super()._extra_fields(reply)
         if self._explains:
-            return {**own, "explanation": _explanation(reply)}
-        return own
+            extra["explanation"] = _explanation(reply)
+        return extra
 
     def _empty_choice(self, number: int, finished: Finished | None) -> dict[str, Any]:
-        """A choice without text; the first choice of an answer has its role."""
         delta = {}
-        if number not in self._has_role:
-            self._has_role.add(number)
+        if number not in self._begun_answers:
+            self._begun_answers.add(number)
             delta = {"role": "assistant", "content": ""}
         return {
             "index": number,
@@ -412,14 +479,22 @@ class ChatCompletion(OpenAIForm):
 
 
 def chat_input_tokens(fields: Fields) -> Handler:
-    """Answer a request to /v1/chat/completions/input_tokens: the tokens in the prompt."""
-    messages = checked_messages(fields.any("messages"))
+    """The handler of a request to /v1/chat/completions/input_tokens.
+
+    Its response is the number of tokens in the prompt.
+    """
+    messages = checked_messages(fields.value("messages"))
     variables = template_variables(fields, effort=fields.text("reasoning_effort"))
     return input_tokens_handler(fields, messages, openai_tools(fields), variables)
 
 
 def _step_facts(step: StepFacts, num_prompt_tokens: int) -> dict[str, Any]:
-    """Facts about a step, for clients that ask for an explanation."""
+    """The facts about a step of an answer, for clients that ask for an explanation.
+
+    Args:
+        step: the step.
+        num_prompt_tokens: all tokens of the answer's prompt.
+    """
     draft_off = None
     if step.draft_off is not None:
         draft_off = WHY_OFF[step.draft_off]
@@ -433,12 +508,12 @@ def _step_facts(step: StepFacts, num_prompt_tokens: int) -> dict[str, Any]:
 
 
 def _explanation(reply: Reply) -> dict[str, Any]:
-    """Facts about the drafts of an answer, and why there were no more, for clients that ask."""
+    """The facts about the drafts of an answer, for clients that ask for an explanation."""
     stats = reply.stats
-    longest = 0
+    longest_draft = 0
     for length, num_steps in enumerate(stats.steps_per_length):
         if num_steps > 0:
-            longest = length
+            longest_draft = length
     proposers = {}
     for kind, num_steps in stats.steps_per_proposer.items():
         proposers[kind.value] = {
@@ -449,18 +524,24 @@ def _explanation(reply: Reply) -> dict[str, Any]:
     not_drafted = {}
     for reason, num_steps in stats.draft_off_steps.items():
         not_drafted[WHY_OFF[reason]] = num_steps
+    outlook = None
+    if stats.outlook is not None:
+        outlook = asdict(stats.outlook)
+    threads = None
+    if stats.threads is not None:
+        threads = asdict(stats.threads)
     return {
         # By the number of proposed tokens, from 0 on.
-        "steps_per_length": stats.steps_per_length[: longest + 1],
+        "steps_per_length": stats.steps_per_length[: longest_draft + 1],
         # By the position in a draft.
-        "drafted_per_position": stats.drafted_per_position[:longest],
-        "accepted_per_position": stats.accepted_per_position[:longest],
+        "drafted_per_position": stats.drafted_per_position[:longest_draft],
+        "accepted_per_position": stats.accepted_per_position[:longest_draft],
         "proposers": proposers,
         "steps_not_drafted": not_drafted,
         # What the automatic policy expects of the next draft token: acceptance and break_even
         # from 0 to 1, and step_ratios v(n).
-        "outlook": None if stats.outlook is None else asdict(stats.outlook),
-        "threads": None if stats.threads is None else asdict(stats.threads),
+        "outlook": outlook,
+        "threads": threads,
         "exact": stats.exact,
         "exact_steps": stats.exact_steps,
         "rule": reply.rule,
@@ -469,6 +550,7 @@ def _explanation(reply: Reply) -> dict[str, Any]:
 
 
 def _function_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
+    """A call of a tool as clients get it, with its arguments as JSON."""
     function = {"name": name, "arguments": arguments}
     return {
         "id": call_id,
@@ -477,22 +559,32 @@ def _function_call(call_id: str, name: str, arguments: str) -> dict[str, Any]:
     }
 
 
-def _logprob_content(found: Sequence[TokenLogprobs] | None) -> dict[str, Any] | None:
-    if found is None:
+def _logprob_content(logprobs: Sequence[TokenLogprobs] | None) -> dict[str, Any] | None:
+    """The field "logprobs" of a choice, in the shape of Chat Completions."""
+    if logprobs is None:
         return None
-    return {"content": [logprob_object(token) for token in found], "refusal": None}
+    return {"content": [logprob_object(token) for token in logprobs], "refusal": None}
 
 
-def logprob_object(found: TokenLogprobs) -> dict[str, Any]:
-    """A token's log-probability, and the best ones at its position, as OpenAI has them."""
-    own = TokenLogprob(found.token_id, found.before, found.text)
+def logprob_object(token: TokenLogprobs) -> dict[str, Any]:
+    """The log-probabilities of a token and of the most probable ones at its position.
+
+    They are those before sampling, in the shape of Chat Completions.
+    """
+    drawn = TokenLogprob(token.token_id, token.before, token.text)
     return {
-        **_one_logprob(own, found.raw),
-        "top_logprobs": [_one_logprob(top, found.raw) for top in found.top_before],
+        **_logprob_fields(drawn, token.raw),
+        "top_logprobs": [_logprob_fields(top, token.raw) for top in token.top_before],
     }
 
 
-def _one_logprob(token: TokenLogprob, raw: Mapping[int, bytes]) -> dict[str, Any]:
+def _logprob_fields(token: TokenLogprob, raw: Mapping[int, bytes]) -> dict[str, Any]:
+    """The fields of one token and its log-probability.
+
+    Args:
+        token: the token.
+        raw: the bytes of tokens by their ids, where these are not the bytes of the texts.
+    """
     return {
         "id": token.token_id,
         "token": token.text,
@@ -502,36 +594,39 @@ def _one_logprob(token: TokenLogprob, raw: Mapping[int, bytes]) -> dict[str, Any
 
 
 def tokenize(fields: Fields) -> Handler:
-    """Answer a request to /tokenize: the token ids of a text, with their pieces if wanted."""
+    """The handler of a request to /tokenize.
+
+    Its response is the token ids of a text, with the text of each if the request asks for it.
+    """
     text = fields.text("content") or ""
-    special = fields.flag("parse_special") is not False
-    has_bos = fields.flag("add_special")
-    has_pieces = fields.flag("with_pieces")
+    parses_special = fields.flag("parse_special") is not False
+    adds_bos = fields.flag("add_special")
+    returns_pieces = fields.flag("with_pieces")
 
     def compute(engine: IsolatedEngine) -> dict[str, Any]:
-        tokens = engine.tokenize(text, special=special)
-        if has_bos:
+        tokens = engine.tokenize(text, special=parses_special)
+        if adds_bos:
             tokens = with_bos(tokens, engine.vocabulary)
-        if not has_pieces:
+        if not returns_pieces:
             return {"tokens": tokens}
-        if len(tokens) > engine.context_length:  # each piece is a call of its own
+        if len(tokens) > engine.context_length:  # each piece takes a call of the engine
             raise RequestError(
                 f"the text has {len(tokens)} tokens",
                 f"with_pieces takes up to {engine.context_length}.",
                 param="with_pieces",
             )
-        described = []
+        pieces = []
         for token in tokens:
             piece = engine.detokenize([token], special=True)
-            described.append({"id": token, "piece": piece})
-        return {"tokens": described}
+            pieces.append({"id": token, "piece": piece})
+        return {"tokens": pieces}
 
     return engine_handler(fields, compute)
 
 
 def detokenize(fields: Fields) -> Handler:
-    """Answer a request to /detokenize: the text of token ids."""
-    ids = fields.any("tokens")
+    """The handler of a request to /detokenize. Its response is the text of token ids."""
+    ids = fields.value("tokens")
     if not isinstance(ids, list):
         fields.refuse("tokens", "Give a list of token ids.")
 
@@ -542,12 +637,17 @@ def detokenize(fields: Fields) -> Handler:
 
 
 def apply_template(fields: Fields) -> Handler:
-    """Answer a request to /apply-template: the text that the template makes of messages."""
-    messages = checked_messages(fields.any("messages"))
-    variables = template_variables(fields, effort=fields.text("reasoning_effort"))
+    """The handler of a request to /apply-template.
+
+    Its response is the prompt that the chat template makes of messages, as a text.
+    """
+    messages = checked_messages(fields.value("messages"))
+    effort = fields.text("reasoning_effort")
+    variables = template_variables(fields, effort=effort)
     options = AnswerOptions.of(**openai_tools(fields))
     opens_answer = fields.flag("add_generation_prompt") is not False
-    source = MessagesSource(messages, options.tool_use(()), variables=dict(variables))
+    tool_use = options.tool_use(())
+    source = MessagesSource(messages, tool_use, variables=variables)
 
     def compute(engine: IsolatedEngine) -> dict[str, Any]:
         return {"prompt": engine._prompt_text(source, opens_answer=opens_answer)}
@@ -556,20 +656,23 @@ def apply_template(fields: Fields) -> Handler:
 
 
 def props(model: ServedModel) -> dict[str, Any]:
-    """The answer of GET /props: the facts about a model, but not where its file lies."""
+    """The response to GET /props: the facts about a model, but not the folder of its file."""
     bos, eos = model.end_texts
     params = {}
     for name, value in asdict(model.sampling).items():
         if name != "logit_bias":
-            clients_name = CLIENTS_NAMES.get(name, (name,))[-1]
-            params[clients_name] = value
-    more = {}
+            clients_names = CLIENTS_NAMES.get(name, (name,))
+            params[clients_names[-1]] = value  # llama-server's name is the last
+    tool_template = {}
     if model.tool_template:
-        more["chat_template_tool_use"] = model.tool_template
+        tool_template["chat_template_tool_use"] = model.tool_template
+    prompt_tokens_per_s = None
+    if model.token_s is not None:
+        prompt_tokens_per_s = 1.0 / model.token_s
     return {
         "default_generation_settings": {"params": params, "n_ctx": model.context_length},
         "total_slots": model.num_slots,
-        "prompt_per_second": None if model.token_s is None else 1.0 / model.token_s,
+        "prompt_per_second": prompt_tokens_per_s,
         "model_alias": model.name,
         "model_path": model.file_name,
         "modalities": {
@@ -578,7 +681,7 @@ def props(model: ServedModel) -> dict[str, Any]:
             "audio": False,
         },
         "chat_template": model.chat_template,
-        **more,
+        **tool_template,
         "bos_token": bos,
         "eos_token": eos,
         "build_info": f"localspec {__version__}",

@@ -81,7 +81,7 @@ def embeddings(fields: Fields) -> Handler:
     texts = fields.prompts("input", _MOST_INPUTS)
     form = fields.text("encoding_format")
     name = fields.text("model")
-    dimensions = fields.whole("dimensions")
+    dimensions = fields.integer("dimensions")
     if form not in (None, "float", "base64"):
         fields.refuse("encoding_format", "Choose float or base64.")
 
@@ -119,11 +119,11 @@ def embeddings(fields: Fields) -> Handler:
 def ollama_embed(fields: Fields) -> Handler:
     """Answer a request to /api/embed."""
     texts: Sequence[Any] = []
-    if fields.any("input"):
+    if fields.value("input"):
         texts = fields.prompts("input", _MOST_INPUTS)
     truncates = fields.flag("truncate") is not False
     name = fields.text("model")
-    dimensions = fields.whole("dimensions")
+    dimensions = fields.integer("dimensions")
 
     async def result(service: Service) -> dict[str, Any]:
         ask = partial(Embed, dimensions=dimensions, truncate=truncates)
@@ -158,7 +158,7 @@ def rerank(fields: Fields) -> Handler:
     """Answer a request to /v1/rerank: which documents fit a query."""
     name = fields.text("model")
     query = fields.text("query")
-    given = fields.any("documents")
+    given = fields.value("documents")
     if not query:
         fields.refuse("query", "Give a text.")
     texts: list[Any] = []
@@ -167,7 +167,7 @@ def rerank(fields: Fields) -> Handler:
     are_texts = all(isinstance(text, str) for text in texts)
     if not 0 < len(texts) <= _MOST_INPUTS or not are_texts:
         fields.refuse("documents", f"Give a list of 1 to {_MOST_INPUTS} texts.")
-    top = fields.whole_from("top_n", 1, 2**31) or len(texts)
+    top = fields.integer_between("top_n", 1, 2**31) or len(texts)
     returns_documents = fields.flag("return_documents")
 
     async def result(service: Service) -> dict[str, Any]:

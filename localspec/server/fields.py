@@ -1,4 +1,4 @@
-"""Reads a request's JSON field by field. A wrong field raises `RequestError`."""
+"""Reads a request's JSON field by field. A field with a wrong value raises `RequestError`."""
 
 from __future__ import annotations
 
@@ -13,28 +13,36 @@ from typing import Any, NoReturn, TypeVar
 from localspec.server.refusal import RequestError
 from localspec.tools.tool import json_value
 
-_Kind = TypeVar("_Kind")
+_Value = TypeVar("_Value")
 logger = logging.getLogger(__name__)
 
-MOST_TEXTS = 64  # in a list; the answer is searched for stop texts at every step
-MOST_TOKENIZED = 256  # texts in a request that are tokenised one by one, by calls of the child
-_MOST_SHOWN = 60  # characters of a value in an error
-_MOST_LOGGED = 1000  # names of fields: those that a client makes up take memory, too
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")  # anything else may be a text
+MOST_TEXTS = 64  # strings in a list: the answer is searched for stop texts at every step
+# Strings in a request that are tokenized: each is a call of the process with the models.
+MOST_TOKENIZED = 256
+_MOST_SHOWN = 60  # characters of a value in an error message
+_MOST_LOGGED = 1000  # lines about unread fields: clients may make up any number of names
+# The names of fields that are logged. A longer or stranger name may be a user's text.
+_LOGGED_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 MOST_VALUES = 4_000_000  # in a body: each takes up to 200 bytes of memory
-# The value of a field follows its name; any other value follows one of these.
-_VALUES = (b",", b"[", b"{")
-# A name takes as long to read as eight numbers, and nothing else runs in the process meanwhile.
-MOST_NAMES = 500_000  # in a body, of all its objects
-_STRING = re.compile(rb'"[^"]*"?')  # without escaped quotes
+# One of these stands before every JSON value, except before the value of a named field.
+_VALUE_SIGNS = (b",", b"[", b"{")
+_NAME_SIGNS = (b":",)  # it stands after every field's name
+# A name takes as long to parse as eight numbers, and nothing else runs meanwhile.
+MOST_NAMES = 500_000  # in all objects of a body
+# A JSON string of a text without escaped quotes; the last one may lack its closing quote.
+_STRING = re.compile(rb'"[^"]*"?')
 
 
 class Fields:
-    """An object in a request. A field that is null counts as missing.
+    """A JSON object in a request. A field that is null counts as missing.
+
+    Each method that reads a field takes its name, returns None if the field is missing, and
+    raises RequestError if its value has the wrong type.
 
     Args:
-        values: The fields as the request has them.
-        path: Where they are in the request, as "stream_options.".
+        values: the object: the fields' values by name.
+        path: the object's place in the request, for errors: "stream_options." for example, and
+            "" for the request itself.
     """
 
     def __init__(self, values: Mapping[str, Any], path: str = "") -> None:
@@ -43,46 +51,46 @@ class Fields:
         self._read: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
-        return self.any(name) is not None
+        return self.value(name) is not None
 
-    def any(self, name: str) -> Any:
-        """The field, of any type."""
+    def value(self, name: str) -> Any:
+        """The value of a field, of whatever type."""
         self._read.add(name)
         return self.values.get(name)
 
     def text(self, name: str) -> str | None:
-        """A string."""
+        """The string in a field."""
         return self._checked(name, str, _is_text, "Give a string.")
 
     def flag(self, name: str) -> bool | None:
-        """A bool."""
+        """The boolean in a field."""
         return self._checked(name, bool, _is_flag, "Give true or false.")
 
     def number(self, name: str) -> float | None:
-        """A finite number."""
+        """The finite number in a field."""
         return self._checked(name, float, _is_number, "Give a number.")
 
-    def whole(self, name: str) -> int | None:
-        """A whole number; 3.0 is one."""
-        return self._checked(name, int, _is_whole, "Give a whole number.")
+    def integer(self, name: str) -> int | None:
+        """The whole number in a field; 3.0 counts as 3."""
+        return self._checked(name, int, _is_integer, "Give a whole number.")
 
-    def whole_from(self, name: str, least: int, most: int) -> int | None:
-        """A whole number in that range."""
-        value = self.whole(name)
+    def integer_between(self, name: str, least: int, most: int) -> int | None:
+        """The whole number in a field, which has to be from `least` to `most`, inclusive."""
+        value = self.integer(name)
         if value is not None and not least <= value <= most:
             self.refuse(name, f"Choose {least} to {most}.")
         return value
 
     def texts(self, name: str, most: int = MOST_TEXTS) -> list[str] | None:
-        """A list of up to `most` strings; a single string is a list of one."""
-        given = self.any(name)
-        if given is None:
+        """The strings in a field: a list of up to `most`, or a single string."""
+        value = self.value(name)
+        if value is None:
             return None
-        if isinstance(given, str):
-            return [given]
-        if not _is_list(given, str) or len(given) > most:
+        if isinstance(value, str):
+            return [value]
+        if not _is_list(value, str) or len(value) > most:
             self.refuse(name, f"Give a string, or up to {most} of them.")
-        return list(given)
+        return list(value)
 
     def prompts(
         self,
@@ -91,67 +99,79 @@ class Fields:
         *,
         may_be_mixed: bool = False,
     ) -> list[str | list[int | str]]:
-        """Prompts, at least 1 and at most `most`, each a string or token ids.
+        """The prompts in a field: one, or a list of 1 to `most`.
+
+        A prompt is a string or a list of token ids.
 
         Args:
             name: the field's name.
             most: the largest number of prompts.
-            may_be_mixed: whether one list may have both strings and token ids.
+            may_be_mixed: whether a prompt may also be a list of both strings and token ids.
 
         Raises:
-            RequestError: for anything else.
+            RequestError: the field is missing, or has something else.
         """
-        value = self.any(name)
 
-        def is_prompt(given: object) -> bool:
-            if isinstance(given, str) or _is_ids(given):
+        def is_prompt(value: object) -> bool:
+            if isinstance(value, str) or _is_token_ids(value):
                 return True
-            return may_be_mixed and _is_mixed(given)
+            return may_be_mixed and _is_mixed(value)
 
-        given = value
-        if is_prompt(value):
-            given = [value]
-        is_list = isinstance(given, list) and 0 < len(given) <= most
-        if not is_list or not all(map(is_prompt, given)):
+        prompts = self.value(name)
+        if is_prompt(prompts):
+            prompts = [prompts]
+        has_right_length = isinstance(prompts, list) and 0 < len(prompts) <= most
+        if not has_right_length or not all(map(is_prompt, prompts)):
             mixed = ", or a list of both" if may_be_mixed else ""
             several = "" if most == 1 else f", or up to {most} of these"
             self.refuse(name, f"Give a string or a list of token ids{mixed}{several}.")
-        if sum(map(_num_strings, given)) > MOST_TOKENIZED:
+        if sum(map(_num_strings, prompts)) > MOST_TOKENIZED:
             self.refuse(name, f"Give up to {MOST_TOKENIZED} strings among token ids.")
-        return list(given)
+        return list(prompts)
 
     def object(self, name: str) -> Fields:
-        """An object; one without fields if it is missing."""
-        value = self._checked(name, dict, _is_object, "Give an object.")
-        return Fields(value or {}, f"{self._path}{name}.")
+        """The JSON object in a field; an object without fields if it is missing."""
+        values = self._checked(name, dict, _is_object, "Give an object.")
+        return Fields(values or {}, f"{self._path}{name}.")
 
     def objects(self, name: str) -> list[Fields]:
-        """A list of objects, empty if it is missing."""
-        values = self._checked(name, list, _is_list_of_objects, "Give a list of objects.") or []
+        """The list of JSON objects in a field; an empty list if it is missing."""
+        objects = self._checked(name, list, _is_list_of_objects, "Give a list of objects.")
         path = f"{self._path}{name}"
-        return [Fields(value, f"{path}[{index}].") for index, value in enumerate(values)]
+        return [Fields(values, f"{path}[{i}].") for i, values in enumerate(objects or ())]
 
     def _checked(
         self,
         name: str,
-        kind: Callable[[Any], _Kind],
+        convert: Callable[[Any], _Value],
         is_right: Callable[[Any], bool],
         hint: str,
-    ) -> _Kind | None:
-        """The field as `kind` makes it; None if it is missing.
+    ) -> _Value | None:
+        """The value of a field, converted; None if the field is missing.
+
+        Args:
+            name: the field's name.
+            convert: makes what is returned of the value in the request.
+            is_right: whether the value in the request has the right type.
+            hint: the hint of the error if it has not.
 
         Raises:
-            RequestError: it is not right.
+            RequestError: `is_right` returns False.
         """
-        value = self.any(name)
+        value = self.value(name)
         if value is None:
             return None
         if not is_right(value):
             self.refuse(name, hint)
-        return kind(value)
+        return convert(value)
 
     def refuse(self, name: str, hint: str) -> NoReturn:
-        """Raise RequestError for the value of a field."""
+        """Raise RequestError: the value of a field is wrong.
+
+        Args:
+            name: the field's name.
+            hint: what a client can send instead.
+        """
         shown = "missing"
         if name in self.values:
             shown = _json_excerpt(self.values[name])
@@ -159,18 +179,19 @@ class Fields:
         raise RequestError(f"{path} is {shown}", hint, param=path)
 
     def log_unread(self, route: str, logged: set[str]) -> None:
-        """Log the fields that were not read, each of them once.
+        """Log the names of the fields that no method has read.
 
-        A name that may be a text is not shown.
+        A name that may be a user's text is not shown.
 
         Args:
             route: the path of the request.
-            logged: the lines so far. A log has at most a thousand of them.
+            logged: the lines that earlier requests have logged; new ones are added. No line is
+                logged twice, and only the first thousand are logged.
         """
         unread = (name for name in self.values if name not in self._read)
         for name in islice(unread, _MOST_LOGGED):
             shown = "(its name is not shown)"
-            if _NAME.fullmatch(name):
+            if _LOGGED_NAME.fullmatch(name):
                 shown = repr(name)
             line = f"{route} ignores the field {shown}"
             if line not in logged and len(logged) < _MOST_LOGGED:
@@ -179,9 +200,10 @@ class Fields:
 
 
 def _json_excerpt(value: Any) -> str:
-    """The beginning of a value, as the client wrote it in JSON."""
+    """The first characters of a value as JSON, for an error message."""
     parts = json.JSONEncoder(ensure_ascii=False).iterencode(value)
-    text = "".join(islice(parts, _MOST_SHOWN))  # a value can be as long as the body
+    # A part has at least one character. All parts could be as long as the body.
+    text = "".join(islice(parts, _MOST_SHOWN))
     if len(text) <= _MOST_SHOWN:
         return text
     return f"{text[:_MOST_SHOWN]} …"
@@ -200,6 +222,7 @@ def _is_object(value: object) -> bool:
 
 
 def _is_list(value: object, kind: type) -> bool:
+    """Whether a value is a list, perhaps an empty one, of values of one type."""
     return isinstance(value, list) and all(isinstance(part, kind) for part in value)
 
 
@@ -207,18 +230,20 @@ def _is_list_of_objects(value: object) -> bool:
     return _is_list(value, dict)
 
 
-def _is_ids(value: Any) -> bool:
+def _is_token_ids(value: Any) -> bool:
     """Whether a value is a list of token ids, at least one."""
-    return bool(value) and _is_list(value, int) and bool not in map(type, value)
+    if not value or not _is_list(value, int):
+        return False
+    return bool not in map(type, value)  # a bool is an int for isinstance
 
 
 def _is_mixed(value: Any) -> bool:
-    """Whether a value is a list of both token ids and texts."""
+    """Whether a value is a list of both token ids and strings."""
     return isinstance(value, list) and set(map(type, value)) == {int, str}
 
 
 def _num_strings(prompt: str | list[int | str]) -> int:
-    """The number of strings among the token ids of a prompt."""
+    """The number of strings in a prompt that is a list; 0 for a prompt that is a string."""
     if isinstance(prompt, str):
         return 0
     return sum(isinstance(part, str) for part in prompt)
@@ -233,20 +258,23 @@ def _is_number(value: object) -> bool:
         return False
 
 
-def _is_whole(value: Any) -> bool:
+def _is_integer(value: Any) -> bool:
     return _is_number(value) and value == int(value)
 
 
 def read_fields(body: bytes, list_name: str | None = None) -> Fields:
-    """The fields of a request, from its body. Raises RequestError.
+    """The fields of a request, from its body.
 
     Args:
         body: the body, without compression.
-        list_name: the field that a list as the body stands for; None if the body has to be an
-            object.
+        list_name: the name of the only field of a request whose body is a list, which becomes
+            the value of that field; None if the body has to be an object.
+
+    Raises:
+        RequestError: the body is not UTF-8, not JSON, of the wrong type or too large.
     """
-    _check_number(body, _VALUES, MOST_VALUES, "values")
-    _check_number(body, (b":",), MOST_NAMES, "names in its objects")
+    _check_count(body, _VALUE_SIGNS, MOST_VALUES, "values")
+    _check_count(body, _NAME_SIGNS, MOST_NAMES, "names in its objects")
     try:
         value = json_value(body.decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -260,27 +288,27 @@ def read_fields(body: bytes, list_name: str | None = None) -> Fields:
     return Fields(value)
 
 
-def _check_number(
+def _check_count(
     body: bytes,
     signs: Sequence[bytes],
     most: int,
-    what: str,
+    counted: str,
 ) -> None:
-    """Raise RequestError if a body has too many of the signs, not counting those in its texts.
+    """Raise RequestError if a body has too many signs outside of its JSON strings.
 
     Args:
-        body: the body.
-        signs: the signs, of one byte each.
-        most: the largest number of them.
-        what: what they stand for, for the error.
+        body: the body, before it is parsed.
+        signs: the bytes to count, one byte each.
+        most: the largest number of all these signs together.
+        counted: the things that the signs stand for, in the words of the error.
     """
     if sum(map(body.count, signs)) <= most:
-        return
-    unescaped = body.replace(b"\\\\", b"").replace(b'\\"', b"")
-    bare = _STRING.sub(b"", unescaped)
-    if sum(map(bare.count, signs)) > most:
+        return  # the strings need not be removed: a body rarely has so many signs at all
+    without_escapes = body.replace(b"\\\\", b"").replace(b'\\"', b"")
+    without_strings = _STRING.sub(b"", without_escapes)
+    if sum(map(without_strings.count, signs)) > most:
         raise RequestError(
-            f"the body has more than {most} {what}",
+            f"the body has more than {most} {counted}",
             "Send less.",
             code="request_too_large",
         )

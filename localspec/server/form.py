@@ -1,4 +1,4 @@
-"""Answers a POST request in its protocol, from the body to the last byte; reports its cost."""
+"""Answers POST requests: reads the body, has it answered, and writes the response."""
 
 from __future__ import annotations
 
@@ -22,30 +22,36 @@ from localspec.server.compressed import decompressed
 from localspec.server.encoding import EVENTS, json_response, sent_bytes, sse_event
 from localspec.server.fields import Fields, read_fields
 from localspec.server.guard import CLIENT, BodyReader
-from localspec.server.question import Question, templated
+from localspec.server.question import Question, prompt_maker
 from localspec.server.refusal import RequestError, openai_error, refusal_of, refusal_response
 from localspec.server.served_models import ServedModel
 from localspec.speculative.metrics import why_mostly_off
 from localspec.speculative.policy_api import ProposerKind
 from localspec.streaming.reply import Reply
 
-ANSWERING = "localspec.answering"  # in the scope of a request: its `Answering`
-_MOST_OF_HEADER = 1000  # characters
+ANSWERING = "localspec.answering"  # the key in a request's scope for its `Answering`
+_LONGEST_HEADER = 1000  # characters: clients refuse responses with long headers
 
 _Outcome = TypeVar("_Outcome")
 
 
 class Form(abc.ABC):
-    """A request for an answer, and the answer, in one protocol."""
+    """A request for answers in one protocol: reads the request and writes the response.
+
+    The endpoint has `question` answered and sends what `body` returns. If the question streams,
+    it sends the texts of the other methods: of `before_answers`, then of `echo_text` and
+    `text_for` for the events of the answers, then of `after_answers`, and at last of `end` or
+    `failure`.
+    """
 
     content_type: ClassVar[str] = EVENTS
     """The content type of a stream."""
 
     model: ServedModel
-    """The model that answers, set before anything is written."""
+    """The model that answers. The endpoint sets it before it calls any method."""
 
-    goes_on: bool = False
-    """Whether another question follows from the answers."""
+    has_next_question: bool = False
+    """Whether `after_answers` has set `question` to another question, to be asked, too."""
 
     @abc.abstractmethod
     def __init__(self, fields: Fields) -> None:
@@ -53,50 +59,65 @@ class Form(abc.ABC):
 
     @abc.abstractmethod
     def body(self, finished: Sequence[Finished]) -> Any:
-        """The JSON of an answer that is not streamed."""
+        """The body of a response that is not streamed, to be written as JSON.
+
+        Args:
+            finished: all answers to all questions.
+        """
 
     @abc.abstractmethod
     def text_for(self, event: Event) -> str:
-        """The text of an event in a stream; "" for none."""
+        """What a stream says of an event; "" if it says nothing."""
 
-    def echoed(self, echo: Echo) -> str:
-        """The text of a prompt before its answer in a stream; "" in most protocols."""
+    def echo_text(self, echo: Echo) -> str:
+        """What a stream says of a prompt before its answer; "" if the form never echoes."""
         return ""
 
     def end(self, finished: Sequence[Finished]) -> str:
-        """The end of a stream after its last answer; "" in some protocols."""
+        """The end of a stream after all answers; "" if the protocol has none."""
         return ""
 
-    async def before(self, service: Service) -> AsyncGenerator[str, None]:
-        """Do what comes before the first answer. Yields its texts in a stream."""
+    async def before_answers(self, service: Service) -> AsyncGenerator[str, None]:
+        """Do what the request needs before its first question. Yields the stream's texts."""
         return
         yield ""
 
-    async def after(
+    async def after_answers(
         self,
         service: Service,
         finished: Sequence[Finished],
     ) -> AsyncGenerator[str, None]:
-        """Do what comes after the answers to a question. Yields its texts in a stream.
+        """Do what the answers to a question ask for. Yields the stream's texts.
 
-        If another question follows, it sets `question` to that one, and `goes_on` to True.
+        If the results have to be answered, too, it sets `question` and `has_next_question`.
+
+        Args:
+            service: the server's.
+            finished: the answers to the last question.
         """
         return
         yield ""
 
     def failure(self, error: RequestError) -> str:
-        """The end of a stream whose answer failed. Most protocols have OpenAI's shape."""
+        """The end of a stream after an error. Most protocols have the shape of OpenAI's."""
         return sse_event(openai_error(error))
 
 
-# Returns the JSON for a request that needs no answer of a model. Raises RequestError, and what
-# loading raises.
+# What answers a request that needs no answer of a model: returns the response's body, to be
+# written as JSON. Raises RequestError, and what loading raises.
 Handler = Callable[[Service], Awaitable[Any]]
+
+# Reads a request's fields. Raises RequestError.
 RequestReader = Callable[[Fields], Form | Handler]
 
 
 def engine_handler(fields: Fields, compute: Callable[[IsolatedEngine], Any]) -> Handler:
-    """A request that `compute` answers: see `with_engine`."""
+    """The handler of a request whose response `compute` makes with an engine.
+
+    Args:
+        fields: the request, whose field "model" names the model.
+        compute: called in a thread, see `with_engine`. It returns the response's body.
+    """
     name = fields.text("model")
 
     async def result(service: Service) -> Any:
@@ -110,9 +131,14 @@ async def with_engine(
     model: ServedModel,
     compute: Callable[[IsolatedEngine], _Outcome],
 ) -> _Outcome:
-    """The result of `compute`, which uses an engine without a decode, in a thread of its own.
+    """The result of `compute`, which is called with a model's engine in a thread.
 
-    It waits in line only if the model has to be loaded.
+    The request waits in line only if the model has to be loaded.
+
+    Args:
+        service: the server's.
+        model: the model whose engine is needed.
+        compute: may do what needs no decode, such as tokenizing a text.
     """
     turn = None
     if model.engine is None:
@@ -120,7 +146,7 @@ async def with_engine(
     try:
         if turn is not None:
             await turn.has_come.wait()
-        async with service.models.opened(model) as engine, service.asides:
+        async with service.models.opened(model) as engine, service.no_decode_lock:
             return await in_thread(partial(compute, engine))
     finally:
         if turn is not None:
@@ -133,62 +159,70 @@ def input_tokens_handler(
     tools: Mapping[str, Any],
     variables: Mapping[str, Any],
 ) -> Handler:
-    """A request for the number of tokens in a prompt, in OpenAI's shape.
+    """The handler of a request for the number of tokens in a prompt, in OpenAI's shape.
 
     Args:
-        fields: the request.
-        messages: the messages, as `checked_messages` returns them. Without any, there are 0
-            tokens.
-        tools: options by keyword.
+        fields: the request, whose field "model" names the model.
+        messages: the messages, as `checked_messages` returns them. If there are none, the
+            number is 0.
+        tools: the options of tools by keyword, as `tool_options` returns them.
         variables: the template's variables.
     """
-    tokens_of = templated(messages, tools, variables)
+    make_prompt = prompt_maker(messages, tools, variables)
 
     def compute(engine: IsolatedEngine) -> dict[str, Any]:
         num_tokens = 0
         if messages:
-            num_tokens = len(tokens_of(engine))
+            num_tokens = len(make_prompt(engine))
         return {"object": "response.input_tokens", "input_tokens": num_tokens}
 
     return engine_handler(fields, compute)
 
 
 async def in_thread(call: Callable[[], _Outcome]) -> _Outcome:
-    """The result of a call that runs in a thread. If it is cancelled, it waits for the call."""
+    """The result of a call that runs in a thread.
+
+    A thread cannot be cancelled: if this coroutine is cancelled, it first waits for the call.
+    """
     work = asyncio.ensure_future(asyncio.to_thread(call))
     try:
         return await asyncio.shield(work)
-    finally:  # it retrieves an error, too, or asyncio logs that it never was
+    finally:  # retrieve an error, too, or asyncio logs that nobody has
         await asyncio.gather(work, return_exceptions=True)
 
 
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, _Outcome]) -> _Outcome | None:
+async def while_connected(
+    receive: Receive,
+    work: Coroutine[Any, Any, _Outcome],
+) -> _Outcome | None:
     """The result of the work; None if the client disconnects first, which cancels the work."""
 
-    async def until_gone() -> None:
+    async def wait_for_disconnect() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
 
     task = asyncio.create_task(work)
-    gone = asyncio.create_task(until_gone())
+    disconnect = asyncio.create_task(wait_for_disconnect())
     try:
-        await asyncio.wait([task, gone], return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait([task, disconnect], return_when=asyncio.FIRST_COMPLETED)
     finally:
         task.cancel()
-        gone.cancel()
-        await asyncio.wait([task, gone])
+        disconnect.cancel()
+        await asyncio.wait([task, disconnect])
     if task.cancelled():
         return None
     return task.result()
 
 
 class PostEndpoint:
-    """Answers the requests of one kind. It is a class, so that Starlette calls it as ASGI.
+    """Answers the POST requests to one path.
+
+    It is a class so that Starlette calls it as an ASGI application, which may stream.
 
     Args:
         service: the server's.
-        bodies: reads bodies.
-        kind: makes a form or a handler of a request's fields.
+        bodies: receives the bodies of requests.
+        read_request: makes the form or the handler of a request's fields.
         list_name: see `read_fields`.
     """
 
@@ -196,12 +230,12 @@ class PostEndpoint:
         self,
         service: Service,
         bodies: BodyReader,
-        kind: RequestReader,
+        read_request: RequestReader,
         list_name: str | None = None,
     ) -> None:
         self._service = service
         self._bodies = bodies
-        self._kind = kind
+        self._read_request = read_request
         self._list_name = list_name
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -209,56 +243,88 @@ class PostEndpoint:
             body = await self._bodies.read(receive)
             coding = Headers(scope=scope).get("content-encoding", "")
             # In a thread, since a request can be long.
-            asked = await in_thread(partial(self._parse, scope["path"], body, coding))
-            response = await unless_gone(receive, self._answer(asked, scope, send))
+            request = await in_thread(partial(self._parse, scope["path"], body, coding))
+            response = await while_connected(receive, self._respond(request, scope, send))
         except Exception as error:
             response = refusal_response(scope["path"], refusal_of(error))
         if response is not None:
             await response(scope, receive, send)
 
     def _parse(self, path: str, body: bytes, coding: str) -> Form | Handler:
-        whole = decompressed(body, coding, self._bodies.num_bytes)
-        fields = read_fields(whole, self._list_name)
-        asked = self._kind(fields)
-        fields.log_unread(path, self._service.logged)
-        return asked
+        """Read a request. Raises RequestError.
 
-    async def _answer(self, form: Form | Handler, scope: Scope, send: Send) -> Response | None:
-        """The response; None if it was streamed, even if that failed midway."""
-        if not isinstance(form, Form):
-            return json_response(await form(self._service))
+        Args:
+            path: the request's path.
+            body: the request's body as it was sent.
+            coding: the compression of the body, see `decompressed`.
+        """
+        json_body = decompressed(body, coding, self._bodies.num_bytes)
+        fields = read_fields(json_body, self._list_name)
+        request = self._read_request(fields)
+        fields.log_unread(path, self._service.logged)
+        return request
+
+    async def _respond(
+        self,
+        request: Form | Handler,
+        scope: Scope,
+        send: Send,
+    ) -> Response | None:
+        """Answer a request.
+
+        Returns:
+            The response that the caller has to send; None if a stream was sent here. A stream
+            that fails midway ends with the error.
+
+        Raises:
+            Exception: the request failed before anything was sent.
+        """
+        if not isinstance(request, Form):
+            return json_response(await request(self._service))
+        form = request
         form.model = self._service.models.named(form.question.model_name)
         headers: dict[str, str] = {}
         writer = _StreamWriter(send, headers, form.content_type)
         finished: list[Finished] = []
         try:
-            await self._write_all(form, form.before(self._service), writer)
-            goes_on = True
-            while goes_on:
+            await self._write_all(form, form.before_answers(self._service), writer)
+            has_question = True
+            while has_question:
                 form.question.client = scope[CLIENT]
-                answers = await self._answers(form, scope, headers, writer)
+                answers = await self._read_answers(form, scope, headers, writer)
                 finished += answers
-                form.goes_on = False
-                await self._write_all(form, form.after(self._service, answers), writer)
-                goes_on = form.goes_on
+                form.has_next_question = False
+                texts = form.after_answers(self._service, answers)
+                await self._write_all(form, texts, writer)
+                has_question = form.has_next_question
             if not form.question.streams:
                 return json_response(form.body(finished), headers=headers)
-            last = form.end(finished)
+            last_text = form.end(finished)
         except Exception as error:
             if not writer.has_begun:
                 raise
-            last = form.failure(refusal_of(error))
-        await writer.write(last, is_last=True)
+            last_text = form.failure(refusal_of(error))
+        await writer.write(last_text, is_last=True)
         return None
 
-    async def _answers(
+    async def _read_answers(
         self,
         form: Form,
         scope: Scope,
         headers: dict[str, str],
         writer: _StreamWriter,
     ) -> list[Finished]:
-        """The answers to the form's question, written as they come if it is streamed."""
+        """Have the form's question answered, and write the events if it is streamed.
+
+        Args:
+            form: the form.
+            scope: the request's scope, which gets the `Answering` for the log.
+            headers: the response's headers, which are changed until the stream begins.
+            writer: writes the stream.
+
+        Returns:
+            The answers, by their numbers.
+        """
         finished: list[Finished] = []
         answering = Answering(self._service, form.question)
         scope[ANSWERING] = answering
@@ -268,17 +334,17 @@ class PostEndpoint:
                 for event in events:
                     if isinstance(event, Finished):
                         finished.append(event)
-                finished.sort(key=_number)
                 if form.question.streams:
-                    text = _text_of(form, events)
+                    text = _stream_text(form, events)
                     silent_s = time.monotonic() - writer.written_s
                     if not text and silent_s > self._service.patience_s:
-                        text = form.text_for(Waiting(0))  # there is progress without a text yet
-                    headers.update(_notes(answering))
+                        text = form.text_for(Waiting(0))  # the events have no text to send yet
+                    headers.update(_note_headers(answering))
                     await writer.write(text)
-            headers.update(_notes(answering))
+            headers.update(_note_headers(answering))
         finally:
             await answering.aclose()
+        finished.sort(key=_answer_number)
         return finished
 
     async def _write_all(
@@ -287,50 +353,57 @@ class PostEndpoint:
         texts: AsyncGenerator[str, None],
         writer: _StreamWriter,
     ) -> None:
-        """Run `before` or `after` of a form, and write its texts if the answer is streamed."""
+        """Run `before_answers` or `after_answers` of a form.
+
+        Args:
+            form: the form.
+            texts: what the method returns. Its texts are written if the question streams.
+            writer: writes the stream.
+        """
         async with contextlib.aclosing(texts):
             async for text in texts:
                 if form.question.streams:
                     await writer.write(text)
 
 
-def _number(finished: Finished) -> int:
+def _answer_number(finished: Finished) -> int:
     return finished.number
 
 
-def _text_of(form: Form, events: Sequence[Event | Echo]) -> str:
-    """The text of events in a stream."""
+def _stream_text(form: Form, events: Sequence[Event | Echo]) -> str:
+    """What the stream of a form says of several events; "" if it says nothing."""
     texts = []
     for event in events:
         if isinstance(event, Echo):
-            texts.append(form.echoed(event))
+            texts.append(form.echo_text(event))
         else:
             texts.append(form.text_for(event))
     return "".join(texts)
 
 
-def _notes(answering: Answering) -> dict[str, str]:
-    """The headers that say what is special about an answer, in ASCII.
+def _note_headers(answering: Answering) -> dict[str, str]:
+    """The headers that warn a client of what is special about its answer.
 
     They name the parts of a JSON schema that the answer is not held to, and say whether tools
-    are in words. A stream that has begun with `Waiting` goes without them.
+    are described in words. A stream that has begun with `Waiting` lacks them.
     """
     headers: dict[str, str] = {}
     if answering.not_kept:
-        text = json.dumps(", ".join(answering.not_kept))[1:-1]
-        headers["x-localspec-not-kept"] = text[:_MOST_OF_HEADER]
+        parts = ", ".join(answering.not_kept)
+        ascii_text = json.dumps(parts)[1:-1]  # without the quotes
+        headers["x-localspec-not-kept"] = ascii_text[:_LONGEST_HEADER]
     if answering.has_tool_words:
         headers["x-localspec-tools"] = "in words"
     return headers
 
 
 class _StreamWriter:
-    """Writes a stream. Status and headers are sent with its first text.
+    """Writes a response as a stream of texts. Its headers are sent with the first text.
 
     Args:
-        send: sends a message to the client.
-        headers: the response's headers, which may change until the first text.
-        content_type: the stream's type.
+        send: sends a message to the client, as in ASGI.
+        headers: further headers of the response, which may change until the first text.
+        content_type: the content type of the stream.
     """
 
     def __init__(self, send: Send, headers: Mapping[str, str], content_type: str) -> None:
@@ -338,11 +411,18 @@ class _StreamWriter:
         self._headers = headers
         self._content_type = f"{content_type}; charset=utf-8"
         self.has_begun = False
+        """Whether the headers are sent."""
+
         self.written_s = time.monotonic()
-        """When something was last written; before that, when it was made."""
+        """When the last text was written; before the first one, when the writer was made."""
 
     async def write(self, text: str, *, is_last: bool = False) -> None:
-        """Write more, or end the response. It waits until the client takes the text."""
+        """Write a text, and wait until the client takes it. Nothing is sent for "".
+
+        Args:
+            text: the text.
+            is_last: whether the response ends with this text, which may then be "".
+        """
         if not text and not is_last:
             return
         if not self.has_begun:
@@ -350,7 +430,7 @@ class _StreamWriter:
             headers = {
                 "content-type": self._content_type,
                 "cache-control": "no-cache",
-                "x-accel-buffering": "no",  # nginx would collect the pieces
+                "x-accel-buffering": "no",  # or nginx collects many pieces before it sends any
                 **self._headers,
             }
             start = {"type": "http.response.start", "status": 200}
@@ -361,27 +441,37 @@ class _StreamWriter:
 
 
 def usage_of(finished: Sequence[Finished], question: Question) -> dict[str, Any]:
-    """The tokens of all answers in OpenAI's fields; a prompt counts once for its answers."""
+    """The numbers of tokens in all answers, in OpenAI's fields.
+
+    A prompt counts once, even if it has several answers.
+
+    Args:
+        finished: all answers, by their numbers.
+        question: the question.
+    """
     all_stats = [answer.reply.stats for answer in finished]
-    firsts = all_stats[:: question.num_answers]
-    num_read = sum(stats.prompt_tokens for stats in firsts)
-    num_cached = sum(stats.cached_prompt_tokens for stats in firsts)
-    num_said = sum(stats.completion_tokens for stats in all_stats)
+    stats_of_prompts = all_stats[:: question.num_answers]  # those of the first answer to each
+    num_prompt_tokens = sum(stats.prompt_tokens for stats in stats_of_prompts)
+    num_cached = sum(stats.cached_prompt_tokens for stats in stats_of_prompts)
+    num_completion_tokens = sum(stats.completion_tokens for stats in all_stats)
     num_thought = sum(answer.reply.num_thought_tokens for answer in finished)
     num_accepted = 0
     num_rejected = 0
     if question.options.prediction is not None:
         for stats in all_stats:
+            # A prediction is drafted from by lookup.
+            drafted = stats.drafted_per_proposer.get(ProposerKind.LOOKUP, 0)
             accepted = stats.accepted_per_proposer.get(ProposerKind.LOOKUP, 0)
             num_accepted += accepted
-            num_rejected += stats.drafted_per_proposer.get(ProposerKind.LOOKUP, 0) - accepted
+            num_rejected += drafted - accepted
     return {
-        "prompt_tokens": num_read,
-        "completion_tokens": num_said,
-        "total_tokens": num_read + num_said,
+        "prompt_tokens": num_prompt_tokens,
+        "completion_tokens": num_completion_tokens,
+        "total_tokens": num_prompt_tokens + num_completion_tokens,
         "prompt_tokens_details": {
             "cached_tokens": num_cached,
-            "cache_write_tokens": num_read - num_cached,  # all that is read stays in a cache
+            # All tokens that are decoded stay in a cache.
+            "cache_write_tokens": num_prompt_tokens - num_cached,
         },
         "completion_tokens_details": {
             "reasoning_tokens": num_thought,
@@ -391,21 +481,22 @@ def usage_of(finished: Sequence[Finished], question: Question) -> dict[str, Any]
     }
 
 
-def own_fields(reply: Reply) -> dict[str, Any]:
-    """Fields that no protocol has: timings, and the parts of a schema that were not kept to.
+def extra_fields(reply: Reply) -> dict[str, Any]:
+    """The fields of a response that localspec adds to every protocol.
 
-    Timings are llama-server's, with draft_off: why most steps had no draft, or None.
+    "timings" has llama-server's fields and "draft_off": why most steps had no draft, or None.
+    "not_kept" names the parts of a JSON schema that the answer was not held to, if any.
     """
     stats = reply.stats
-    num_read = stats.prompt_tokens - stats.cached_prompt_tokens
+    num_decoded = stats.prompt_tokens - stats.cached_prompt_tokens
     prompt_s = stats.time_to_first_token_s
     decode_s = stats.decode_time_s
     timings = {
         "cache_n": stats.cached_prompt_tokens,
-        "prompt_n": num_read,
+        "prompt_n": num_decoded,
         "prompt_ms": 1000 * prompt_s,
-        "prompt_per_token_ms": _ratio(1000 * prompt_s, num_read),
-        "prompt_per_second": _ratio(num_read, prompt_s),
+        "prompt_per_token_ms": _ratio(1000 * prompt_s, num_decoded),
+        "prompt_per_second": _ratio(num_decoded, prompt_s),
         "predicted_n": stats.completion_tokens,
         "predicted_ms": 1000 * decode_s,
         "predicted_per_token_ms": _ratio(1000 * decode_s, stats.decoded_tokens),
@@ -420,7 +511,8 @@ def own_fields(reply: Reply) -> dict[str, Any]:
     return fields
 
 
-def _ratio(amount: float, by: float) -> float:
-    if by:
-        return amount / by
+def _ratio(dividend: float, divisor: float) -> float:
+    """The quotient; 0.0 where the divisor is 0."""
+    if divisor:
+        return dividend / divisor
     return 0.0

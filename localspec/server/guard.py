@@ -15,46 +15,49 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from localspec.server.refusal import RequestError, overloaded, refusal_response
 
-CLIENT = "localspec.client"  # in the scope of a request: `AccessRules.client_of`
-_OPEN_PATHS = ("/health", "/v1/health")  # these need no key
-PAGE_PATH = "/page/"  # the page needs no key: it asks for the key itself
-_HOST = re.compile(r"(?:\[([^\[\]]*)\]|([^:\[\]]*))(?::\d*)?")  # a name, or a bracketed address
-_FROM_HERE = ("same-origin", "none")  # a browser's words for a request that no other site makes
-_BODIES_AT_ONCE = 8  # bodies of the largest size; all connections together could send more
+CLIENT = "localspec.client"  # the key in a request's scope for what `client_of` returns
+_OPEN_PATHS = ("/", "/health", "/v1/health")  # these need no API key
+PAGE_PATH = "/page/"  # the page's files need no API key: the page asks the user for it
+# The Host header: an address in brackets (group 1) or a name (group 2), and perhaps a port.
+_HOST = re.compile(r"(?:\[([^\[\]]*)\]|([^:\[\]]*))(?::\d*)?")
+# The values of Sec-Fetch-Site for a request that no page of another site makes.
+_OWN_SITES = ("same-origin", "none")
+# Bodies that are being received together may be as large as this many of the largest size.
+_BODIES_AT_ONCE = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AccessRules:
-    """Rules for the clients that may use the server."""
+    """The rules that say which clients may use the server."""
 
     keys: Sequence[str]
-    """If there are any keys, a client needs one of them."""
+    """The API keys: a client needs one of them. If there are none, it needs none."""
 
     hosts: Sequence[str]
-    """Names of the server besides localhost."""
+    """The names of the server besides localhost."""
 
     origins: Sequence[str]
-    """The origins of the web pages that may ask; "*" is all."""
+    """The origins of the web pages that may use the server; "*" allows all."""
 
     @property
-    def is_of_one(self) -> bool:
-        """Whether all clients are one user's: they have one key, or need none."""
+    def has_one_user(self) -> bool:
+        """Whether all clients belong to one user: there is one key, or none."""
         return len(set(self.keys)) < 2
 
     def client_of(self, key: str | None) -> str:
-        """The digest of a client's key; "" where all clients are one user's."""
-        if key is None or self.is_of_one:
+        """The name of a client: the SHA-256 digest of its key; "" if there is only one user."""
+        if key is None or self.has_one_user:
             return ""
         return hashlib.sha256(key.encode()).hexdigest()
 
 
 class Guard:
-    """Hands requests that `access` allows to `app`, and refuses the others.
+    """Hands requests that `access` allows to `app`, and refuses the others (ASGI middleware).
 
-    A page on the web can make a browser on this machine send requests. The Host header exposes
-    a page whose own name was made to mean this machine (DNS rebinding). The Origin header
-    exposes any other page; for a POST without it, Sec-Fetch-Site does. A GET without Origin is
-    let through: a link on any page may lead here, but the page cannot read the response.
+    A stranger's web page can make a browser on this machine send requests here. If the page's
+    name was pointed to this machine (DNS rebinding), the Host header has that name. Requests of
+    other pages have an Origin header or, if a POST lacks it, Sec-Fetch-Site. A GET without
+    Origin is allowed: it may be a link on a page, but the page cannot read the response.
     """
 
     def __init__(self, app: ASGIApp, access: AccessRules) -> None:
@@ -71,6 +74,7 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
+        """Raise RequestError if a request is not allowed; else note its client in the scope."""
         host = headers.get("host", "")
         if not _is_allowed_host(host, self._access.hosts):
             raise RequestError(
@@ -78,28 +82,14 @@ class Guard:
                 "Use localhost or an address, or start it with --allowed-host NAME.",
                 code="forbidden_host",
             )
-        origin = headers.get("origin")
-        is_own_page = origin is not None and origin.partition("://")[2] == host
-        known = self._access.origins
-        if origin is not None and not (is_own_page or origin in known or "*" in known):
-            raise RequestError(
-                f"pages of {origin!r:.80} may not use this server",
-                "Start it with --cors-origin ORIGIN.",
-                code="forbidden_origin",
-            )
-        site = headers.get("sec-fetch-site", "none")
-        is_post = scope["method"] == "POST"
-        if is_post and origin is None and site not in _FROM_HERE and "*" not in known:
-            raise RequestError(
-                "pages of other sites may not use this server",
-                "Start it with --cors-origin ORIGIN, and let the page send its Origin.",
-                code="forbidden_origin",
-            )
+        method = scope["method"]
+        if "*" not in self._access.origins:
+            self._check_origin(method, host, headers)
         path = scope["path"]
-        is_open = path in _OPEN_PATHS or path == "/" or path.startswith(PAGE_PATH)
-        if scope["method"] == "OPTIONS" or is_open:
+        needs_no_key = path in _OPEN_PATHS or path.startswith(PAGE_PATH)
+        if method == "OPTIONS" or needs_no_key:
             return
-        key = self._key_in(headers)
+        key = self._matching_key(headers)
         if self._access.keys and key is None:
             raise RequestError(
                 "the key is missing or wrong",
@@ -108,14 +98,33 @@ class Guard:
             )
         scope[CLIENT] = self._access.client_of(key)
 
-    def _key_in(self, headers: Headers) -> str | None:
+    def _check_origin(self, method: str, host: str, headers: Headers) -> None:
+        """Raise RequestError if the request comes from a page of another site."""
+        origin = headers.get("origin")
+        if origin is not None:
+            is_own_page = origin.partition("://")[2] == host
+            if not is_own_page and origin not in self._access.origins:
+                raise RequestError(
+                    f"pages of {origin!r:.80} may not use this server",
+                    "Start it with --cors-origin ORIGIN.",
+                    code="forbidden_origin",
+                )
+        elif method == "POST" and headers.get("sec-fetch-site", "none") not in _OWN_SITES:
+            raise RequestError(
+                "pages of other sites may not use this server",
+                "Start it with --cors-origin ORIGIN, and let the page send its Origin.",
+                code="forbidden_origin",
+            )
+
+    def _matching_key(self, headers: Headers) -> str | None:
+        """The server's API key that a request has; None if it has none of them."""
         scheme, _, token = headers.get("authorization", "").partition(" ")
         candidates = [headers.get("x-api-key", "")]
         if scheme.lower() == "bearer":
             candidates.append(token.strip())
         matching = None
         for key in self._access.keys:
-            for candidate in candidates:  # all of them, so that the time reveals nothing
+            for candidate in candidates:  # no early end: the time must not tell which one fits
                 # Starlette decodes every header as Latin-1.
                 if hmac.compare_digest(candidate.encode("latin-1"), key.encode()):
                     matching = key
@@ -123,7 +132,14 @@ class Guard:
 
 
 def _is_allowed_host(host: str, allowed: Sequence[str]) -> bool:
-    """Whether the host is the server. An address always is: it cannot be rebound."""
+    """Whether a Host header names this server.
+
+    An IP address is always allowed, since nobody can point an address to another machine.
+
+    Args:
+        host: the header: a name or an address, perhaps with a port.
+        allowed: the names of the server besides localhost.
+    """
     parts = _HOST.fullmatch(host)
     if parts is None:
         return False
@@ -139,35 +155,39 @@ def _is_allowed_host(host: str, allowed: Sequence[str]) -> bool:
 
 
 class BodyReader:
-    """Reads the bodies of requests.
+    """Receives the bodies of requests within limits of size, time and memory.
 
-    A body may be compressed: `compressed.decompressed` bounds it once more.
+    A body may be compressed: `decompressed` has a limit for its size without compression.
 
     Args:
-        num_bytes: the largest size of a body.
+        num_bytes: the largest size of a body as it is sent.
         seconds: the time in which a body has to arrive.
     """
 
     def __init__(self, num_bytes: int, seconds: float) -> None:
         self.num_bytes = num_bytes
         self._seconds = seconds
-        self._num_held = 0  # bytes of bodies that are not complete yet
+        self._num_held = 0  # bytes of all bodies that are being received
 
     async def read(self, receive: Receive) -> bytes:
-        """A body.
+        """Receive the body of a request.
 
-        A body that is too long is read to its end, but not kept: few clients read a response
-        while they send.
+        A body that is too long is received to its end, but not kept: few clients read a
+        response while they send.
+
+        Args:
+            receive: the request's, as in ASGI.
 
         Raises:
-            RequestError: it is too long or too slow, or other bodies take the memory.
+            RequestError: the body is too long or too slow, the client left, or other bodies
+                take the memory.
         """
         chunks: list[bytes] = []
         num_read = 0
-        more = True
+        has_more = True
         try:
             with anyio.move_on_after(self._seconds) as limit:
-                while more:
+                while has_more:
                     event = await receive()
                     if event["type"] != "http.request":
                         raise RequestError("the request ended early")
@@ -180,8 +200,8 @@ class BodyReader:
                         chunks.append(chunk)
                     else:
                         self._num_held -= sum(map(len, chunks))
-                        chunks.clear()
-                    more = event.get("more_body", False)
+                        chunks.clear()  # so that nothing is subtracted twice
+                    has_more = event.get("more_body", False)
         finally:
             self._num_held -= sum(map(len, chunks))
         if num_read > self.num_bytes:

@@ -157,11 +157,11 @@ class _Rules:
                     "asks for. Put it into the file of localspec serve --mcp, and give its "
                     "server_label.",
                 )
-        given.any("headers")
-        given.any("authorization")
-        given.any("server_description")
+        given.value("headers")
+        given.value("authorization")
+        given.value("server_description")
         self.label = given.text("server_label") or ""
-        allowed = given.any("allowed_tools")
+        allowed = given.value("allowed_tools")
         if isinstance(allowed, Mapping):
             allowed = given.object("allowed_tools").texts("tool_names", 1024)
         elif allowed is not None:
@@ -170,7 +170,7 @@ class _Rules:
         self._always: Sequence[str] = ()
         self._never: Sequence[str] = ()
         self._word: str | None = None
-        if isinstance(given.any("require_approval"), Mapping):
+        if isinstance(given.value("require_approval"), Mapping):
             names = given.object("require_approval")
             self._always = names.object("always").texts("tool_names", 1024) or ()
             self._never = names.object("never").texts("tool_names", 1024) or ()
@@ -212,7 +212,7 @@ def messages_of_item(items: Sequence[Fields], item: Fields, use: McpUse) -> list
     """The messages that an item about MCP stands for: a call and its result."""
     if _is(item, "mcp_call"):
         output = item.text("output")
-        error = item.any("error")
+        error = item.value("error")
         if output is None and error is not None:
             if not isinstance(error, str):
                 error = json.dumps(error)
@@ -272,7 +272,7 @@ def _calling(call_id: str, name: str, arguments: str) -> Message:
 
 
 def _items(fields: Fields) -> list[Fields]:
-    if isinstance(fields.any("input"), list):
+    if isinstance(fields.value("input"), list):
         return fields.objects("input")
     return []
 
@@ -287,13 +287,13 @@ def _answers(items: Sequence[Fields]) -> dict[str | None, bool]:
 
 
 def _is(item: Fields, kind: str) -> bool:
-    return bool(item.any("type") == kind)
+    return bool(item.value("type") == kind)
 
 
 def _name_of(tool: Fields) -> object:
     if "function" in tool:
-        return tool.object("function").any("name")
-    return tool.any("name")
+        return tool.object("function").value("name")
+    return tool.value("name")
 
 
 def _state(given: Fields, label: str, servers: McpServers | None) -> ServerState:

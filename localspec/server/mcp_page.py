@@ -59,7 +59,7 @@ def mcp_call(fields: Fields) -> Handler:
             )
         if approved == "always" and not function.is_destructive:
             await in_thread(function.allow_always)
-        called = await service.call(call_of(servers, McpCall(function, arguments)))
+        called = await service.run_call(call_of(servers, McpCall(function, arguments)))
         fit = partial(_fitting, called.text)
         text, note = await with_engine(service, service.models.named(model), fit)
         return {

@@ -19,7 +19,7 @@ from localspec.server.answering import Event, Finished, NewPiece, Service
 from localspec.server.completions import logprob_object
 from localspec.server.encoding import compact_json, sent_bytes
 from localspec.server.fields import Fields
-from localspec.server.form import Form, Handler, in_thread, own_fields
+from localspec.server.form import Form, Handler, extra_fields, in_thread
 from localspec.server.question import (
     FimPrompt,
     Input,
@@ -205,12 +205,12 @@ class OllamaForm(Form):
             **_format_options(fields),
             **tools,
         }
-        num_predict = given.whole("num_predict") or 0
+        num_predict = given.integer("num_predict") or 0
         options["max_tokens"] = None  # as many as the context holds
         if num_predict > 0:
             options["max_tokens"] = num_predict
         options["stop"] = given.texts("stop")
-        num_drafted = given.whole("draft_num_predict")
+        num_drafted = given.integer("draft_num_predict")
         if num_drafted is not None:
             options["draft_tokens"] = num_drafted
         options["logprobs"] = asked_logprobs(fields, is_asked=fields.flag("logprobs"))
@@ -224,7 +224,7 @@ class OllamaForm(Form):
             keep_s=keep_s,
         )
         self.question.streams = fields.flag("stream") is not False and bool(inputs)
-        self._num_ctx = given.whole("num_ctx")
+        self._num_ctx = given.integer("num_ctx")
         self._started_s = time.monotonic()
         self._calls: list[CallPiece] = []  # all pieces of calls so far
 
@@ -323,7 +323,7 @@ class OllamaForm(Form):
             "prompt_eval_duration": _ns(stats.time_to_first_token_s),
             "eval_count": stats.completion_tokens,
             "eval_duration": max(_ns(stats.decode_time_s), 1),  # clients divide by it
-            **own_fields(reply),
+            **extra_fields(reply),
             **warning,
         }
 
@@ -376,7 +376,7 @@ def _generate_input(fields: Fields) -> Input | None:
     prompt = fields.text("prompt")
     system = fields.text("system")
     is_raw = fields.flag("raw")
-    if fields.any("context"):
+    if fields.value("context"):
         fields.refuse("context", "Send the conversation to /api/chat.")
     if is_raw and system:
         fields.refuse("raw", "Put the system text into the prompt, or leave raw out.")
@@ -399,7 +399,7 @@ def _generate_input(fields: Fields) -> Input | None:
 
 
 def _message_of(fields: Fields) -> dict[str, Any]:
-    content = fields.any("content")
+    content = fields.value("content")
     images = _images(fields)
     if images:
         content = [*images, {"type": "text", "text": fields.text("content") or ""}]
@@ -407,7 +407,7 @@ def _message_of(fields: Fields) -> dict[str, Any]:
         "role": (fields.text("role") or "").lower(),
         "content": content,
         "reasoning_content": fields.text("thinking"),
-        "tool_calls": fields.any("tool_calls"),
+        "tool_calls": fields.value("tool_calls"),
         "name": fields.text("tool_name"),
         "tool_call_id": fields.text("tool_call_id"),
     }
@@ -415,14 +415,14 @@ def _message_of(fields: Fields) -> dict[str, Any]:
 
 def _images(fields: Fields) -> list[dict[str, Any]]:
     """Parts of a message: Ollama's clients send files in base64."""
-    images = fields.any("images") or []
+    images = fields.value("images") or []
     if not isinstance(images, list):
         fields.refuse("images", "Give a list of files in base64.")
     return [{"type": "image_url", "image_url": f"data:;base64,{image}"} for image in images]
 
 
 def _format_options(fields: Fields) -> dict[str, Any]:
-    value = fields.any("format")
+    value = fields.value("format")
     if value in (None, ""):
         return {}
     if value == "json":
@@ -433,7 +433,7 @@ def _format_options(fields: Fields) -> dict[str, Any]:
 
 
 def _variables(fields: Fields) -> dict[str, Any]:
-    value = fields.any("think")
+    value = fields.value("think")
     if value is not None and not isinstance(value, bool) and value not in _THINK_LEVELS:
         fields.refuse("think", f"Give true, false, or one of {', '.join(_THINK_LEVELS)}.")
     if value is None:
@@ -446,7 +446,7 @@ def _variables(fields: Fields) -> dict[str, Any]:
 
 def _keep_s(fields: Fields) -> float | None:
     """Seconds that the model stays loaded without a question; a number below 0 is forever."""
-    value = fields.any("keep_alive")
+    value = fields.value("keep_alive")
     if value is None:
         return None
     if isinstance(value, str) and _DURATION.fullmatch(value):

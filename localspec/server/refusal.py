@@ -1,4 +1,4 @@
-"""The error that a client gets, in the words and the shape of its protocol."""
+"""The errors that clients get for refused and failed requests, in the shape of a protocol."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from localspec.server.own_server import MODELS_ENDED
 
 logger = logging.getLogger(__name__)
 
-# The HTTP status of each error code. A code that is not listed, of a wrong field, has 400.
+# The HTTP status of each error code. The other codes, for wrong fields, have 400.
 _STATUSES = {
     "invalid_api_key": 401,
     "forbidden_host": 403,
@@ -36,11 +36,13 @@ _STATUSES = {
     "server_error": 500,
     "overloaded": 503,
 }
+# The error code for each type of exception.
 _CODES = (
     (ContextError, "context_length_exceeded"),
     (OptionError | TemplateError, "invalid_request"),
     (BusyError | ClosedError, "overloaded"),
 )
+# The type of an error in each protocol, by its status.
 _OPENAI_TYPES = {
     401: "authentication_error",
     403: "permission_error",
@@ -52,9 +54,9 @@ _ANTHROPIC_TYPES = {
     503: "overloaded_error",
 }
 _LLAMA_TYPES = {**_OPENAI_TYPES, 503: "unavailable_error"}
-_TYPE_IF_TOO_LONG = "exceed_context_size_error"  # of a prompt, in llama-server
+_LLAMA_TYPE_OF_LONG_PROMPT = "exceed_context_size_error"
 _LLAMA_PATHS = ("/completion", "/infill")
-# Words of Python in hints, and the words for a client of the server.
+# What hints say to Python programs, and what they say to clients of the server instead.
 _CLIENT_WORDS = {
     "a str": "a string",
     "a dict": "an object",
@@ -66,10 +68,11 @@ _CLIENT_WORDS = {
     "Load it again": "Ask again",
     "Install it:": "Install it where the server runs:",
 }
-_PYTHON_ARGUMENT = re.compile(r" \(\w+=[^)]*\)")  # for example (context_length=…)
-_OWN_FIELD = re.compile(r"\bpenalty_last_n")  # clients call it repeat_last_n
-_CLAUSE_END = re.compile(r"(?<=[.;]) ")
-_CODE = re.compile(r"\b\w+=\S|\w\(\)")  # an argument or a call in Python
+_ARGUMENT_IN_PARENTHESES = re.compile(r" \(\w+=[^)]*\)")  # for example " (context_length=8192)"
+_PENALTY_LAST_N = re.compile(r"\bpenalty_last_n")
+_CLIENTS_PENALTY_LAST_N = "repeat_last_n"  # the field in which clients send it
+_CLAUSE_END = re.compile(r"(?<=[.;]) ")  # the space after a period or a semicolon
+_PYTHON_CODE = re.compile(r"\b\w+=\S|\w\(\)")  # a keyword argument, or a call
 _RETRY_AFTER_S = 2  # the wait before a retry that a 503 asks for
 
 
@@ -79,9 +82,9 @@ class RequestError(LocalspecError):
     Args:
         message: what is wrong.
         hint: what the client can do.
-        code: the code for programs, OpenAI's if it has one.
-        status: the HTTP status, by default the code's.
-        param: the wrong field, if any.
+        status: the HTTP status; None for the status of the code.
+        code: the name of the error for programs: OpenAI's name where it has one.
+        param: the path of the wrong field; None if no field is wrong.
         headers: HTTP headers of the response.
     """
 
@@ -103,14 +106,18 @@ class RequestError(LocalspecError):
 
     @property
     def sentence(self) -> str:
-        """The message and the hint."""
+        """The message, and the hint if there is one."""
         if self.hint:
             return f"{self}. {self.hint}"
         return str(self)
 
 
 def refusal_of(error: Exception) -> RequestError:
-    """The error to send for an exception. Unexpected exceptions are logged, not described."""
+    """The error to send to a client for an exception.
+
+    An unexpected exception, which may contain a text of the request, is logged; the client
+    only learns that the server failed.
+    """
     if isinstance(error, RequestError):
         return error
     if isinstance(error, RecursionError):
@@ -120,13 +127,14 @@ def refusal_of(error: Exception) -> RequestError:
         return RequestError("the server failed; see its log", code="server_error")
     if isinstance(error, CrashedError):
         logger.error("%s: %s", MODELS_ENDED, error)
-    message = _OWN_FIELD.sub("repeat_last_n", str(error))
+    message = _PENALTY_LAST_N.sub(_CLIENTS_PENALTY_LAST_N, str(error))
     refusal = RequestError(message, _hint_for_clients(error.hint), code=_code_of(error))
     refusal.__cause__ = error
     return refusal
 
 
 def _code_of(error: LocalspecError) -> str:
+    """The error code for a type of exception; "server_error" for a type without one."""
     for kind, code in _CODES:
         if isinstance(error, kind):
             return code
@@ -134,24 +142,27 @@ def _code_of(error: LocalspecError) -> str:
 
 
 def _hint_for_clients(hint: str) -> str:
-    """The hint in a client's words, without advice that only a Python program could follow."""
-    hint = _PYTHON_ARGUMENT.sub("", hint)
-    for word, client_word in _CLIENT_WORDS.items():
-        hint = hint.replace(word, client_word)
-    clauses = [clause for clause in _CLAUSE_END.split(hint) if not _CODE.search(clause)]
-    useful = " ".join(clauses)
-    if useful.endswith(";"):
-        return f"{useful[:-1]}."
-    return useful
+    """A hint in a client's words, without the clauses that only a Python program could follow.
+
+    Returns "" if no clause is left.
+    """
+    hint = _ARGUMENT_IN_PARENTHESES.sub("", hint)
+    for words, client_words in _CLIENT_WORDS.items():
+        hint = hint.replace(words, client_words)
+    clauses = _CLAUSE_END.split(hint)
+    client_hint = " ".join(clause for clause in clauses if not _PYTHON_CODE.search(clause))
+    if client_hint.endswith(";"):  # the clause after it was left out
+        return f"{client_hint[:-1]}."
+    return client_hint
 
 
 def stopping() -> RequestError:
-    """The error for a client whose answer is not complete when the server stops."""
+    """The error for a client whose answer the server cannot complete because it is stopping."""
     return overloaded("the server is stopping")
 
 
 def overloaded(message: str) -> RequestError:
-    """The error for a client that may ask again later."""
+    """An error after which the client may ask again later: 503."""
     return RequestError(message, "Ask again later.", code="overloaded")
 
 
@@ -187,36 +198,39 @@ def openai_error(error: RequestError) -> dict[str, Any]:
 def llama_error(error: RequestError) -> dict[str, Any]:
     """The error in the shape of llama-server's own endpoints."""
     sizes = _sizes(error)
-    kind = _type_of(error, _LLAMA_TYPES, "server_error")
+    error_type = _type_of(error, _LLAMA_TYPES, "server_error")
     if sizes:
-        kind = _TYPE_IF_TOO_LONG
+        error_type = _LLAMA_TYPE_OF_LONG_PROMPT
     return {
         "error": {
             "code": error.status,
             "message": error.sentence,
-            "type": kind,
+            "type": error_type,
             **sizes,
         }
     }
 
 
-def _type_of(error: RequestError, types: Mapping[int, str], of_servers: str) -> str:
+def _type_of(error: RequestError, types: Mapping[int, str], server_error_type: str) -> str:
     """The type of an error in a protocol.
 
     Args:
         error: the error.
-        types: the protocol's types by status.
-        of_servers: the type of an error of the server that `types` does not list.
+        types: the protocol's types by HTTP status.
+        server_error_type: the type if `types` lacks the status, and it is 500 or above.
     """
     if error.status in types:
         return types[error.status]
     if error.status >= 500:
-        return of_servers
+        return server_error_type
     return "invalid_request_error"
 
 
 def _sizes(error: RequestError) -> dict[str, int]:
-    """The sizes of a prompt that does not fit and of the context, as llama-server has them."""
+    """The numbers of tokens in a prompt that is too long and in the context.
+
+    They are in llama-server's fields. Returns {} for any other error, or if they are not known.
+    """
     cause = error.__cause__
     if not isinstance(cause, ContextError):
         return {}
@@ -228,9 +242,10 @@ def _sizes(error: RequestError) -> dict[str, int]:
 def anthropic_error(error: RequestError) -> dict[str, Any]:
     """The error in the shape of Anthropic's protocol.
 
-    If a prompt is too long, clients search the message for these words and numbers.
+    If a prompt is too long, the message has Anthropic's words and numbers: clients search for
+    them.
     """
-    kind = _type_of(error, _ANTHROPIC_TYPES, "api_error")
+    error_type = _type_of(error, _ANTHROPIC_TYPES, "api_error")
     message = error.sentence
     cause = error.__cause__
     if isinstance(cause, ContextError):
@@ -238,4 +253,4 @@ def anthropic_error(error: RequestError) -> dict[str, Any]:
             counts = f"{cause.num_tokens} tokens > {cause.context_length} maximum"
             message = message.replace(str(error), counts, 1)
         message = f"prompt is too long: {message}"
-    return {"type": "error", "error": {"type": kind, "message": message}}
+    return {"type": "error", "error": {"type": error_type, "message": message}}

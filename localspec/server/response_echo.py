@@ -79,7 +79,7 @@ def _text_format(form: Fields) -> dict[str, Any]:
         "type": kind,
         "name": holder.text("name") or _NAME_OF_FORM,
         "description": holder.text("description"),
-        "schema": holder.any("schema"),
+        "schema": holder.value("schema"),
         "strict": holder.flag("strict") is True,
     }
 
@@ -88,12 +88,12 @@ def _functions(fields: Fields) -> list[dict[str, Any]]:
     """The tools that the model gets, with namespaces as they came; other tools are ignored."""
     tools = []
     for tool in fields.objects("tools"):
-        if tool.any("type") == "namespace":
+        if tool.value("type") == "namespace":
             tools.append(_namespace(tool))
         elif _is_function(tool):
             tools.append(_function(tool))
-        elif tool.any("type") == "mcp":
-            tools.append({name: tool.any(name) for name in _OF_MCP})
+        elif tool.value("type") == "mcp":
+            tools.append({name: tool.value(name) for name in _OF_MCP})
     return tools
 
 
@@ -101,14 +101,14 @@ def _namespace(space: Fields) -> dict[str, Any]:
     functions = filter(_is_function, space.objects("tools"))
     return {
         "type": "namespace",
-        "name": space.any("name"),
-        "description": space.any("description") or "",
+        "name": space.value("name"),
+        "description": space.value("description") or "",
         "tools": [_function(tool) for tool in functions],
     }
 
 
 def _is_function(tool: Fields) -> bool:
-    return tool.any("type") in FUNCTION_TYPES
+    return tool.value("type") in FUNCTION_TYPES
 
 
 def _function(tool: Fields) -> dict[str, Any]:
@@ -118,16 +118,16 @@ def _function(tool: Fields) -> dict[str, Any]:
         given = tool.object("function")
     return {
         "type": "function",
-        "name": given.any("name"),
-        "description": given.any("description"),
-        "parameters": given.any("parameters") or given.any("input_schema"),
-        "strict": given.any("strict") is True,
+        "name": given.value("name"),
+        "description": given.value("description"),
+        "parameters": given.value("parameters") or given.value("input_schema"),
+        "strict": given.value("strict") is True,
     }
 
 
 def _tool_choice(fields: Fields, question: Question) -> object:
     """The choice of a tool that counts; the choice of an ignored tool does not."""
-    given = fields.any("tool_choice")
+    given = fields.value("tool_choice")
     choice = question.options.tool_choice
     if choice is None:  # there is no tool to choose from
         if given == "none":

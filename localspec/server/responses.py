@@ -23,8 +23,8 @@ from localspec.server.fields import Fields
 from localspec.server.form import (
     Form,
     Handler,
+    extra_fields,
     input_tokens_handler,
-    own_fields,
     usage_of,
     with_engine,
 )
@@ -46,7 +46,7 @@ from localspec.server.question import (
     constraint_fields,
     flat_name,
     max_tokens,
-    namespaced,
+    names_in_namespaces,
     openai_tools,
     template_variables,
 )
@@ -112,7 +112,9 @@ class ResponseForm(Form):
         self._servers = servers
         self._mcp = McpUse(fields, servers)
         self._approved = approved_calls(fields, self._mcp)
-        self._num_calls_left = fields.whole_from("max_tool_calls", 1, MOST_CALLS) or MOST_CALLS
+        self._num_calls_left = (
+            fields.integer_between("max_tool_calls", 1, MOST_CALLS) or MOST_CALLS
+        )
         options = answer_options(fields) | constraint_fields(fields)
         options |= openai_tools(_with_mcp_tools(fields, self._mcp))
         options |= answer_form(fields.object("text").object("format"))
@@ -131,7 +133,7 @@ class ResponseForm(Form):
         self._call: dict[str, Any] = {}  # the item of a call that is made now
         self._output: list[dict[str, Any]] = []
         self._logprobs: list[dict[str, Any]] = []  # of new text, not yet in an item
-        self._spaces = namespaced(fields)
+        self._spaces = names_in_namespaces(fields)
 
     def _question(self, options: Mapping[str, Any]) -> Question:
         inputs = []
@@ -144,7 +146,7 @@ class ResponseForm(Form):
             variables=_variables(self._fields),
         )
 
-    async def before(self, service: Service) -> AsyncGenerator[str, None]:
+    async def before_answers(self, service: Service) -> AsyncGenerator[str, None]:
         """List the tools of MCP servers, and make the calls that the client has approved."""
         if self._mcp.by_name:
             tools = list(self._mcp.by_name.values())
@@ -162,7 +164,7 @@ class ResponseForm(Form):
             self._messages = checked_messages(self._messages)
             self.question = self._question(self._options)
 
-    async def after(
+    async def after_answers(
         self,
         service: Service,
         finished: Sequence[Finished],
@@ -196,7 +198,7 @@ class ResponseForm(Form):
                     choice = "none"
                 self._options = {**self._options, "tool_choice": choice}
                 self.question = self._question(self._options)
-                self.goes_on = True
+                self.has_next_question = True
 
     async def _result_of(self, service: Service, call: McpCall) -> ForeignResult:
         """Make a call; the result is cut to the part of the context that it may take."""
@@ -204,7 +206,7 @@ class ResponseForm(Form):
         if self._num_calls_left <= 0:
             return ForeignResult(TOO_MANY_CALLS, is_error=True)
         self._num_calls_left -= 1
-        result = await service.call(call_of(self._servers, call))
+        result = await service.run_call(call_of(self._servers, call))
         fit = partial(_fitting, result.text)
         text, note = await with_engine(service, self.model, fit)
         if note:
@@ -475,7 +477,7 @@ class ResponseForm(Form):
         elif is_over:
             response["completed_at"] = int(time.time())
         if finished:
-            response |= own_fields(finished[-1].reply)
+            response |= extra_fields(finished[-1].reply)
         return response
 
 
@@ -483,9 +485,9 @@ def _with_mcp_tools(fields: Fields, use: McpUse) -> Fields:
     """The request with the tools of MCP servers among the functions."""
     if not use.by_name:
         return fields
-    tools = [tool.values for tool in fields.objects("tools") if tool.any("type") != MCP_TYPE]
+    tools = [tool.values for tool in fields.objects("tools") if tool.value("type") != MCP_TYPE]
     tools += use.declared
-    choice = fields.any("tool_choice")
+    choice = fields.value("tool_choice")
     if isinstance(choice, Mapping) and choice.get("type") == MCP_TYPE:
         choice = _choice_of_functions(choice, use)
     fields.flag("parallel_tool_calls")
@@ -543,7 +545,7 @@ def _input_messages(fields: Fields, use: McpUse) -> list[Message]:
     for name in ("previous_response_id", "conversation", "prompt"):
         if name in fields:
             fields.refuse(name, "Send the whole conversation as input.")
-    given = fields.any("input")
+    given = fields.value("input")
     messages: list[Message] = []
     if given is None:
         fields.refuse("input", "Give a string, or the conversation as a list.")
@@ -573,7 +575,7 @@ def _add_item(messages: list[Message], item: Fields) -> None:
     """Add an item to the messages; a call becomes part of the answer before it."""
     kind = item.text("type") or "message"
     if kind == "message":
-        said = {"role": item.any("role"), "content": item.any("content")}
+        said = {"role": item.value("role"), "content": item.value("content")}
         if said["role"] == "assistant" and messages and messages[-1].keys() == _ONLY_THOUGHT:
             thought = messages.pop()
             said = {**thought, **said}
@@ -599,7 +601,7 @@ def _add_item(messages: list[Message], item: Fields) -> None:
         messages.append(
             {
                 "role": "tool",
-                "content": item.any("output"),
+                "content": item.value("output"),
                 "tool_call_id": call_id,
             }
         )
@@ -610,7 +612,7 @@ def _add_item(messages: list[Message], item: Fields) -> None:
 def _function_call(item: Fields) -> dict[str, Any]:
     """A call, as messages have it."""
     name = flat_name(item.text("name"), item.text("namespace"))
-    function = {"name": name, "arguments": item.any("arguments")}
+    function = {"name": name, "arguments": item.value("arguments")}
     return {"id": item.text("call_id"), "function": function}
 
 

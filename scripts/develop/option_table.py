@@ -81,7 +81,7 @@ class _Noting(Fields):
         super().__init__({})
         self._names = names
 
-    def any(self, name: str) -> Any:
+    def value(self, name: str) -> Any:
         self._names[name] = None
 
 

@@ -279,7 +279,7 @@ def _check_access(access: AccessRules, host: str, cache_disk: int | None) -> Non
             f"{host} can be reached from other machines, and no API key is set",
             "Give --api-key-file FILE, or leave --host out.",
         )
-    if not access.is_of_one and cache_disk:
+    if not access.has_one_user and cache_disk:
         raise OptionError(
             "clients with several API keys share no caches on disk",
             "Leave --cache-disk out, or give one key.",
@@ -309,12 +309,12 @@ def _prepare(
     from localspec.engine.open_models import CacheDisk
 
     if cache_disk is None:
-        cache_disk = CACHE_DISK if access.is_of_one else 0
+        cache_disk = CACHE_DISK if access.has_one_user else 0
     disk = CacheDisk(cache_disk, "".join(access.keys[:1]))
     for model in served.all:
         model.cache_disk = disk
         model.parallel = parallel
-        model.remembers = access.is_of_one
+        model.remembers = access.has_one_user
     for name, number in Counter(model.name for model in served.all).items():
         if number > 1:
             raise OptionError(
