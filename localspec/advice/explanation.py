@@ -19,9 +19,9 @@ from localspec.exactness import Exactness
 from localspec.gguf_file.adapter import (
     USUAL_SCALE,
     AdapterFile,
-    adapted,
+    adapters_identity,
     changed_weights,
-    is_adapted,
+    has_adapters,
 )
 from localspec.gguf_file.file_content import FileContent
 from localspec.gguf_file.head_facts import check_target, head_facts, head_misfit
@@ -788,7 +788,7 @@ def _adapted(adapters: Sequence[AdapterFile], scales: Sequence[float]) -> str | 
     contents = [digest for digest in digests if digest is not None]
     if len(contents) < len(digests):
         return None
-    return adapted(contents, scales)
+    return adapters_identity(contents, scales)
 
 
 def _found_exactness(header: Header, adapters: Sequence[AdapterFile]) -> Exactness | None:
@@ -808,6 +808,6 @@ def _found_exactness(header: Header, adapters: Sequence[AdapterFile]) -> Exactne
     for identity, learned in profiles:
         model = identity[0]
         is_here = model.startswith(f"{content} ·") and model.endswith(f" · {kernels()}")
-        if is_here and is_adapted(model, words):
+        if is_here and has_adapters(model, words):
             return Exactness.saved(learned)
     return None

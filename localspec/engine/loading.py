@@ -540,7 +540,7 @@ def _open_head(
     options = suited(options, header, target.context_length)
     content = FileContent(header)
     head: LlamaHead | MedusaHeads
-    if facts.graph is HeadGraph.OUTPUT:
+    if facts.graph is HeadGraph.MEDUSA:
         head = MedusaHeads(header, target)
     else:
         head = open_head(target, own_path, options, facts, source.report)

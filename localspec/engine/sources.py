@@ -264,7 +264,7 @@ def _can_compute_head(source: Source) -> bool:
     if source.header is None:
         return True
     facts = head_facts(source.header)
-    if facts is None or facts.graph is HeadGraph.OUTPUT:
+    if facts is None or facts.graph is HeadGraph.MEDUSA:
         return True
     missing = missing_functions(reads_layers=bool(facts.layers_read))
     if not missing:

@@ -1,14 +1,15 @@
-"""Trained heads in GGUF files, checked by their header before libllama sees the file.
+"""Trained heads in GGUF files, checked by their header before libllama opens the file.
 
-An MTP head is in its target's file, or in a file of its own. The other heads have an
-architecture and a file of their own. EAGLE-3 (arXiv 2503.01840) is one layer that reads, at
-each token, the inputs of some layers of its target. The layers of DFlash (arXiv 2602.06036)
-read the same inputs, and draft a whole block in one decode of the last token and masks.
-libllama recognises two other kinds of DFlash by their tensors: DSpark (a Markov head corrects
-each row by the likeliest token of the row before, and a confidence head says how likely each
-token is right) and DFlash2 (a selector scores pairs of the best tokens of neighbouring rows).
-EAGLE-3 and DFlash heads may lack what they share with their target: the token embeddings and
-the output layer. An output layer of their own may have only some of the target's tokens.
+A head is a few layers that draft for one target. An MTP head is in its target's file, or in a
+file of its own. The other heads have an architecture and a file of their own. EAGLE-3 (arXiv
+2503.01840) is one layer that reads, at each token, the inputs of some layers of its target. The
+layers of DFlash (arXiv 2602.06036) read the same inputs, and draft a whole block in one decode
+of the last token and masks. libllama recognises two other kinds of DFlash by their tensors:
+DSpark (a Markov head corrects each row by the likeliest token of the row before, and a
+confidence head says how likely each token is right) and DFlash2 (a selector scores pairs of the
+best tokens of neighbouring rows). EAGLE-3 and DFlash heads may lack what they share with their
+target: the token embeddings and the output layer. An output layer of their own may have only
+some of the target's tokens.
 
 Head k of Medusa (arXiv 2401.10774, section 2.1) reads what its target's output layer reads, h.
 It predicts the token k + 1 positions after the one that this layer predicts: output_k(r(h)),
@@ -38,21 +39,24 @@ from localspec.gguf_file.shape import ModelShape, block_of
 from localspec.gguf_file.tensor_types import BF16, F16, F32
 
 OWN_TOKENS = "d2t"
-_TABLE = "token_embd.weight"
+_EMBEDDINGS = "token_embd.weight"
 _OUTPUT = "output.weight"
 _MARKOV = "markov_w1.weight"
 _SELECTOR = "selector_hidden.weight"
-_CONFIDENCE = "conf_proj"
-# Tensors of which a draft reads a few rows.
+_CONFIDENCE = "conf_proj.weight"
+_FIRST_LAYER_NORM = "blk.0.attn_norm.weight"
+# Tensors of which a draft reads only a few rows.
 _READ_BY_ROWS = {
-    _TABLE, OWN_TOKENS, _MARKOV, "selector_predecessor.weight", "selector_successor.weight",
+    _EMBEDDINGS, OWN_TOKENS, _MARKOV,
+    "selector_predecessor.weight", "selector_successor.weight",
 }  # fmt: skip
-_USUAL_BLOCK = 16  # tokens, if a header says nothing
+_DEFAULT_BLOCK_SIZE = 16  # tokens, if the header states no size
 _NO_TOKEN = -1
+_FLOAT32_BYTES = 4
 # Tensors of each MTP layer that libllama's graphs use without checking that they are there.
-_NEEDED = ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm")
-# Share of tokens that two copies of one tokenizer may spell differently.
-_MAX_DIFFERENT = 0.01
+_REQUIRED_TENSORS = ("nextn.eh_proj", "nextn.enorm", "nextn.hnorm")
+# The share of tokens that two copies of one tokenizer may spell differently.
+_MAX_DIFFERENT_SHARE = 0.01
 
 
 class BlockFacts(NamedTuple):
@@ -62,7 +66,7 @@ class BlockFacts(NamedTuple):
     """Its name in the literature: DFlash, DFlash2 or DSpark."""
 
     mask: int
-    """The token that stands in place of a token to draft."""
+    """The token that stands in place of each token to draft; -1 if the header names none."""
 
     size: int
     """Tokens that it was trained to decode at once, the last token of the text included."""
@@ -71,26 +75,26 @@ class BlockFacts(NamedTuple):
     """The first row of a decode that drafts a token."""
 
     num_candidates: int
-    """Tokens of each row that the selector of DFlash2 scores; 0 without one."""
+    """Tokens of each row that the selector of DFlash2 scores; 0 without a selector."""
 
     has_confidences: bool
-    """Whether it says how likely each token is right."""
+    """Whether the head says how likely each token is right."""
 
     is_causal: bool
     """Whether a token attends only to the tokens before it."""
 
     @property
     def most_tokens(self) -> int:
-        """The most tokens that it can draft at once."""
+        """The most tokens that the head can draft at once."""
         return self.size - self.first_row
 
 
 @dataclass(frozen=True, slots=True)
 class HeadFacts:
-    """The trained head in a file."""
+    """The facts of the trained head in a file."""
 
     graph: HeadGraph
-    """How it is computed."""
+    """How the head is computed."""
 
     num_layers: int
     """The layers of the head, or the number of Medusa heads."""
@@ -99,62 +103,63 @@ class HeadFacts:
     """Bytes of its own weights in memory."""
 
     num_read_bytes: int
-    """Bytes of weights that are read to draft one token."""
+    """Bytes of weights that are read to draft one token, or a whole block with DFlash."""
 
     why_not: str = ""
-    """Why it cannot be used, in words; empty if it can."""
+    """Why no target can use the head, in words; empty if one can."""
 
     is_apart: bool = True
-    """Whether the file holds nothing else."""
+    """Whether the file holds nothing but the head."""
 
     layers_read: tuple[int, ...] = ()
-    """Layers of the target that EAGLE-3 or DFlash reads."""
+    """Layers of the target whose inputs EAGLE-3 or DFlash reads; empty for other heads."""
 
     num_chained: int = 1
     """Layers in a chain, each of which drafts one token and reads the whole text; else 1."""
 
-    is_cropped: bool = False
-    """Whether it is cropped, as in `Architecture`."""
+    has_output_rows_only: bool = False
+    """Whether a decode gives only rows of outputs, as in `Architecture`."""
 
     block: BlockFacts | None = None
-    """How DFlash drafts; num_read_bytes are then those for a whole block."""
+    """How DFlash drafts a block; None for other heads."""
 
     @property
     def description(self) -> str:
-        """The head in the field's words."""
-        if self.graph in (HeadGraph.LAYERS, HeadGraph.BLOCK):
+        """The head in the field's words, such as "2 MTP layers" or "4 Medusa heads"."""
+        if self.graph in (HeadGraph.EAGLE3, HeadGraph.DFLASH):
             layers = ", ".join(map(str, self.layers_read))
             reads = f"head that reads layers {layers}"
             if self.block is None:
                 return f"an EAGLE-3 {reads}"
-            most = self.block.most_tokens
-            return f"a {self.block.kind} {reads} and drafts up to {most} tokens at once"
-        what = "MTP layer"
-        if self.graph is HeadGraph.OUTPUT:
-            what = "Medusa head"
+            max_tokens = self.block.most_tokens
+            return f"a {self.block.kind} {reads} and drafts up to {max_tokens} tokens at once"
+        unit = "MTP layer"
+        if self.graph is HeadGraph.MEDUSA:
+            unit = "Medusa head"
         if self.num_layers > 1:
-            what += "s"
-        return f"{self.num_layers} {what}"
+            unit += "s"
+        return f"{self.num_layers} {unit}"
 
 
 def head_facts(header: Header) -> HeadFacts | None:
-    """The facts of the head in a model's file or in its own file; None if there is none."""
+    """The facts of the head in a file, which may hold its target, too; None without a head."""
     shape = ModelShape(header)
     if shape.num_head_layers == 0 and not shape.architecture.is_head:
         return None
     kind = _KINDS.get(shape.architecture.head_graph, _MTP)
-    why_not = next(kind.refusals(header), "")
-    return replace(kind.facts(header, shape), why_not=why_not)
+    facts = kind.facts(header, shape)
+    refusals = kind.refusals(header)
+    return replace(facts, why_not=next(refusals, ""))
 
 
 def has_only_head(header: Header) -> bool:
-    """Whether a file has nothing but a head."""
+    """Whether a file holds a head and nothing else."""
     facts = head_facts(header)
     return facts is not None and facts.is_apart
 
 
 def check_target(header: Header) -> None:
-    """Raise ModelFileError if a file has nothing but a head: libllama would end the process."""
+    """Raise ModelFileError if a file holds only a head: libllama would end the process."""
     if has_only_head(header):
         raise ModelFileError(
             f"{header.path} holds only a head, without its model's layers",
@@ -163,35 +168,46 @@ def check_target(header: Header) -> None:
 
 
 def head_misfit(target: Header, head: Header) -> str:
-    """Why the head in a file cannot draft for a target, in words; empty if it can."""
+    """Why the head in a file cannot draft for a target, in words; empty if it can.
+
+    Args:
+        target: The header of the target's file.
+        head: The header of the head's file.
+    """
     facts = head_facts(head)
     if facts is None:
         return f"{head.path.name} has no head"
-    misfits = _KINDS.get(facts.graph, _MTP).misfits(target, head)
-    reasons = (facts.why_not, *misfits, _vocabulary_misfit(target, head))
-    return next(filter(None, reasons), "")
+    if facts.why_not:
+        return facts.why_not
+    kind = _KINDS.get(facts.graph, _MTP)
+    first_misfit = next(kind.misfits(target, head), "")
+    return first_misfit or _vocabulary_misfit(target, head)
 
 
 def _vocabulary_misfit(target: Header, head: Header) -> str:
-    """How a head's vocabulary differs from its target's, in words; empty if they agree.
+    """How a head's vocabulary differs from its target's, in words; empty if it does not.
 
-    They agree even if a few tokens are spelled differently: see `_MAX_DIFFERENT`.
+    A few tokens may be spelled differently: up to `_MAX_DIFFERENT_SHARE`.
     """
-    ours = HeaderVocabulary(target)
-    theirs = HeaderVocabulary(head)
-    if ours.size != theirs.size:
-        return f"it has {theirs.size} tokens, the target has {ours.size}"
-    if ours.kind != theirs.kind:
-        return f"its tokenizer is of type {theirs.kind}, the target's of type {ours.kind}"
-    our_texts = ours.entries()
-    their_texts = theirs.entries()
-    different = [token for token in range(ours.size) if our_texts[token] != their_texts[token]]
-    if len(different) <= _MAX_DIFFERENT * ours.size:
+    target_vocabulary = HeaderVocabulary(target)
+    head_vocabulary = HeaderVocabulary(head)
+    size = target_vocabulary.size
+    if size != head_vocabulary.size:
+        return f"it has {head_vocabulary.size} tokens, the target has {size}"
+    if target_vocabulary.kind != head_vocabulary.kind:
+        return (
+            f"its tokenizer is of type {head_vocabulary.kind}, "
+            f"the target's of type {target_vocabulary.kind}"
+        )
+    target_texts = target_vocabulary.entries()
+    head_texts = head_vocabulary.entries()
+    different = [token for token in range(size) if target_texts[token] != head_texts[token]]
+    if len(different) <= _MAX_DIFFERENT_SHARE * size:
         return ""
     first = different[0]
     return (
-        f"{len(different)} of its {ours.size} tokens differ from the target's: "
-        f"{first} is {their_texts[first]!r}, and {our_texts[first]!r} there"
+        f"{len(different)} of its {size} tokens differ from the target's: "
+        f"{first} is {head_texts[first]!r}, and {target_texts[first]!r} there"
     )
 
 
@@ -200,103 +216,106 @@ def _vocabulary_misfit(target: Header, head: Header) -> str:
 
 def _mtp_facts(header: Header, shape: ModelShape) -> HeadFacts:
     """The facts of MTP layers."""
-    known = shape.architecture
+    architecture = shape.architecture
     num_chained = 1
-    if known.head_graph is HeadGraph.CHAIN:
+    if architecture.head_graph is HeadGraph.MTP_CHAIN:
         num_chained = shape.num_head_layers
     num_bytes = 0
     num_read_bytes = 0
-    has_output = False
+    has_own_output = architecture.is_head
     for tensor in header.tensors:
         layer = _mtp_layer(shape, tensor.name)
-        if not known.is_head and layer < 0:
+        if layer is None and not architecture.is_head:
             continue
         num_bytes += tensor.size_bytes
-        if num_chained > 1 and layer > 0:  # another token's layer
+        drafts_later_token = num_chained > 1 and layer not in (None, 0)
+        if drafts_later_token:
             continue
         if "nextn.shared_head_head" in tensor.name:
-            has_output = True
+            has_own_output = True
         if "nextn.embed_tokens" not in tensor.name:  # only a row of it is read
             num_read_bytes += tensor.size_bytes
     by_name = header.by_name()
-    if not has_output and not known.is_head:  # the target's output; else it is counted already
-        output = by_name.get(_OUTPUT) or by_name.get(_TABLE)
+    if not has_own_output:  # it reads the target's output layer, or the embeddings in its place
+        output = by_name.get(_OUTPUT) or by_name.get(_EMBEDDINGS)
         if output is not None:
             num_read_bytes += output.size_bytes
-    # As libllama tests it; and architectures that are heads.
-    is_apart = known.is_head or not shape.num_layers or "blk.0.attn_norm.weight" not in by_name
+    # As libllama does, tell a file with a model by its first layer.
+    has_model = shape.num_layers > 0 and _FIRST_LAYER_NORM in by_name
     return HeadFacts(
-        graph=known.head_graph,
+        graph=architecture.head_graph,
         num_layers=shape.num_head_layers,
         num_bytes=num_bytes,
         num_read_bytes=num_read_bytes,
-        is_apart=is_apart,
+        is_apart=architecture.is_head or not has_model,
         num_chained=num_chained,
-        is_cropped=known.is_cropped,
+        has_output_rows_only=architecture.has_output_rows_only,
     )
 
 
-def _mtp_layer(shape: ModelShape, name: str) -> int:
-    """Number of the MTP layer that a tensor belongs to; negative if to none."""
+def _mtp_layer(shape: ModelShape, name: str) -> int | None:
+    """The number of the MTP layer that a tensor belongs to, from 0; None if to none."""
     block = block_of(name)
-    if block is None:
-        return -1
+    if block is None or block < shape.num_layers:
+        return None
     return block - shape.num_layers
 
 
 def _mtp_refusals(header: Header) -> Iterator[str]:
-    """Why libllama would refuse MTP layers, or end the process over them."""
+    """Why libllama would refuse MTP layers or end the process over them, for any target."""
     shape = ModelShape(header)
-    names = header.by_name()
-    known = shape.architecture
-    count = shape.num_head_layers
-    if known.head_graph is HeadGraph.NONE:
-        what = "MTP layers"
-        if known.is_head:
-            what = "heads"
-        yield f"{what} of {header.architecture!r} cannot be used"
-    if known.head_graph is HeadGraph.SHARED:
+    tensors = header.by_name()
+    architecture = shape.architecture
+    num_layers = shape.num_head_layers
+    if architecture.head_graph is HeadGraph.NONE:
+        unit = "MTP layers"
+        if architecture.is_head:
+            unit = "heads"
+        yield f"{unit} of {header.architecture!r} cannot be used"
+    if architecture.head_graph is HeadGraph.ASSISTANT:  # it needs none of these tensors
         return
     for block in range(shape.num_layers, shape.num_blocks):
-        for part in _NEEDED:
-            name = f"blk.{block}.{part}.weight"
-            if name not in names:
+        for name_in_block in _REQUIRED_TENSORS:
+            name = f"blk.{block}.{name_in_block}.weight"
+            if name not in tensors:
                 yield f"its header states MTP layers, and the file lacks {name}"
-    if known.head_graph is HeadGraph.ONE and count > 1:
-        yield f"{count} MTP layers of {header.architecture!r} cannot be used, only one"
+    if architecture.head_graph is HeadGraph.ONE_MTP and num_layers > 1:
+        yield f"{num_layers} MTP layers of {header.architecture!r} cannot be used, only one"
 
 
 def _mtp_misfits(target: Header, head: Header) -> Iterator[str]:
     """Why MTP layers in a file of their own cannot draft for a target."""
-    ours = ModelShape(target)
-    theirs = ModelShape(head)
-    if target.architecture != (theirs.architecture.head_of or head.architecture):
+    target_shape = ModelShape(target)
+    head_shape = ModelShape(head)
+    needed_architecture = head_shape.architecture.head_of or head.architecture
+    if target.architecture != needed_architecture:
         yield f"it is of {head.architecture!r}, the target of {target.architecture!r}"
-    if ours.row_width != theirs.row_width:
+    if target_shape.row_width != head_shape.row_width:
         yield (
-            f"it was made for a model with rows of width {theirs.row_width}, "
-            f"the target has {ours.row_width}"
+            f"it was made for a model with rows of width {head_shape.row_width}, "
+            f"the target has {target_shape.row_width}"
         )
 
 
 # --- EAGLE-3 and DFlash ---
 
 
-def block_facts(header: Header) -> BlockFacts:
-    """How the head in a file drafts a block, by the same facts as libllama."""
+def _block_facts(header: Header) -> BlockFacts:
+    """How the DFlash head in a file drafts a block, decided as libllama does."""
     shape = ModelShape(header)
-    names = header.by_name()
+    tensors = header.by_name()
     kind = "DFlash"
     first_row = 1
     num_candidates = 0
     has_confidences = False
-    if _SELECTOR in names:
+    if _SELECTOR in tensors:
         kind = "DFlash2"
-        num_candidates = shape.most("selector_top_k")
-    elif _MARKOV in names:
+        num_candidates = shape.number("selector_top_k")
+    elif _MARKOV in tensors:
         kind = "DSpark"
-        has_confidences = f"{_CONFIDENCE}.weight" in names
-        if shape.stated("sample_from_anchor") in (None, True):
+        has_confidences = _CONFIDENCE in tensors
+        # The anchor is the last token of the text, in the first row.
+        if shape.value("sample_from_anchor") in (None, True):
             first_row = 0
     mask = header.metadata.get("tokenizer.ggml.mask_token_id")
     if not isinstance(mask, int):
@@ -304,28 +323,28 @@ def block_facts(header: Header) -> BlockFacts:
     return BlockFacts(
         kind=kind,
         mask=mask,
-        size=shape.most("block_size") or _USUAL_BLOCK,
+        size=shape.number("block_size") or _DEFAULT_BLOCK_SIZE,
         first_row=first_row,
         num_candidates=num_candidates,
         has_confidences=has_confidences,
-        is_causal=shape.stated("attention.causal") is True,
+        is_causal=shape.value("attention.causal") is True,
     )
 
 
-def _layers_facts(header: Header, shape: ModelShape) -> HeadFacts:
+def _feature_head_facts(header: Header, shape: ModelShape) -> HeadFacts:
     """The facts of an EAGLE-3 or DFlash head."""
-    unread = set(_READ_BY_ROWS)
+    not_read_whole = set(_READ_BY_ROWS)
     block = None
-    is_cropped = False
-    if shape.architecture.head_graph is HeadGraph.BLOCK:
-        block = block_facts(header)
-        is_cropped = not block.num_candidates
+    has_output_rows_only = False
+    if shape.architecture.head_graph is HeadGraph.DFLASH:
+        block = _block_facts(header)
+        has_output_rows_only = block.num_candidates == 0
     else:
-        # EAGLE-3 combines the rows of layers once for each token of the text.
-        unread.add("fc.weight")
+        # EAGLE-3 combines the target's rows once for each token of the text, not of a draft.
+        not_read_whole.add("fc.weight")
     num_read_bytes = 0
     for tensor in header.tensors:
-        if tensor.name not in unread:
+        if tensor.name not in not_read_whole:
             num_read_bytes += tensor.size_bytes
     return HeadFacts(
         graph=shape.architecture.head_graph,
@@ -333,54 +352,62 @@ def _layers_facts(header: Header, shape: ModelShape) -> HeadFacts:
         layers_read=shape.layers_read,
         num_bytes=header.weights_bytes,
         num_read_bytes=num_read_bytes,
-        is_cropped=is_cropped,
+        has_output_rows_only=has_output_rows_only,
         block=block,
     )
 
 
-def _block_refusals(header: Header) -> Iterator[str]:
-    """Why a DFlash head cannot be used."""
+def _eagle_refusals(_header: Header) -> Iterator[str]:
+    """Why no target can use an EAGLE-3 head: no reason is known."""
+    return iter(())
+
+
+def _dflash_refusals(header: Header) -> Iterator[str]:
+    """Why no target can use a DFlash head."""
     shape = ModelShape(header)
-    if shape.most("hyper_connection.count"):
+    if shape.number("hyper_connection.count"):
         yield "DSpark heads of DeepSeek V4's layers cannot be used"
     if not shape.layers_read:
         yield "its header does not state which layers of its target it reads"
-    if not 0 <= block_facts(header).mask < len(header.tokens):
+    mask = _block_facts(header).mask
+    if not 0 <= mask < len(header.tokens):
         yield "its header names no token as the mask"
 
 
-def _layers_misfits(target: Header, head: Header) -> Iterator[str]:
-    """Why a head that reads inputs of layers cannot draft for a target."""
-    ours = ModelShape(target)
-    theirs = ModelShape(head)
-    known = ours.architecture
-    if not known.gives_layers or ours.row_width != ours.width:
+def _feature_head_misfits(target: Header, head: Header) -> Iterator[str]:
+    """Why an EAGLE-3 or DFlash head cannot draft for a target."""
+    target_shape = ModelShape(target)
+    head_shape = ModelShape(head)
+    architecture = target_shape.architecture
+    width = target_shape.width
+    if not architecture.exposes_layer_inputs or target_shape.row_width != width:
         yield f"libllama gives no access to the layers of {target.architecture!r}"
-    made_for: Value = theirs.width
-    if theirs.architecture.head_graph is HeadGraph.LAYERS:
-        made_for = theirs.stated("target_hidden_size")
-    if made_for != ours.width:
-        yield f"it was made for a model of width {made_for}, the target's is {ours.width}"
-    layers = theirs.layers_read
-    if min(layers, default=0) < 0 or max(layers, default=0) > ours.num_layers:
-        yield f"it reads layers {layers}, the target has {ours.num_layers}"
-    if ours.num_layers in layers and not known.gives_last:
+    needed_width: Value = head_shape.width
+    if head_shape.architecture.head_graph is HeadGraph.EAGLE3:
+        needed_width = head_shape.value("target_hidden_size")
+    if needed_width != width:
+        yield f"it was made for a model of width {needed_width}, the target's is {width}"
+    layers = head_shape.layers_read
+    num_layers = target_shape.num_layers  # as the number of a layer: the last layer's output
+    if min(layers, default=0) < 0 or max(layers, default=0) > num_layers:
+        yield f"it reads layers {layers}, the target has {num_layers}"
+    if num_layers in layers and not architecture.exposes_last_output:
         yield f"libllama gives no access to the last layer of {target.architecture!r}"
-    yield from _table_misfits(target, head)
+    yield from _shared_tensor_misfits(target, head)
 
 
-def _table_misfits(target: Header, head: Header) -> Iterator[str]:
-    """Why a head's embeddings or output layer, or the lack of one, do not suit a target."""
+def _shared_tensor_misfits(target: Header, head: Header) -> Iterator[str]:
+    """Why a head cannot share its target's embeddings or output layer, or lacks tokens."""
     width = ModelShape(head).width
     tensors = head.by_name()
     if width != ModelShape(target).width:
-        for name in (_TABLE, _OUTPUT):
+        for name in (_EMBEDDINGS, _OUTPUT):
             if name not in tensors:
                 yield f"it lacks {name}, and the target's is not {width} wide"
-    table = tensors.get(_TABLE)
-    if table is None:
+    embeddings = tensors.get(_EMBEDDINGS)
+    if embeddings is None:
         return
-    num_tokens = table.shape[-1]
+    num_tokens = embeddings.shape[-1]
     if num_tokens < len(target.tokens):
         yield f"its table has {num_tokens} tokens, the target {len(target.tokens)}"
 
@@ -389,20 +416,23 @@ def _table_misfits(target: Header, head: Header) -> Iterator[str]:
 
 
 def medusa_names(header: Header) -> list[list[str]]:
-    """The tensors of each Medusa head: weight and bias of each residual block, the output."""
+    """The names of the tensors of each Medusa head, in a list for each head.
+
+    In a list: the weight and the bias of each residual block, and last the output's weight.
+    """
     shape = ModelShape(header)
-    num_residual = shape.stated("residual_count")
+    num_residual = shape.value("residual_count")
     if not isinstance(num_residual, int):
         num_residual = 1
-    names = []
+    names_by_head = []
     for head in range(shape.num_blocks):
-        of_head = []
+        names = []
         for block in range(num_residual):
-            of_head.append(f"blk.{head}.residual.{block}.weight")
-            of_head.append(f"blk.{head}.residual.{block}.bias")
-        of_head.append(f"blk.{head}.output.weight")
-        names.append(of_head)
-    return names
+            names.append(f"blk.{head}.residual.{block}.weight")
+            names.append(f"blk.{head}.residual.{block}.bias")
+        names.append(f"blk.{head}.output.weight")
+        names_by_head.append(names)
+    return names_by_head
 
 
 def _medusa_facts(header: Header, shape: ModelShape) -> HeadFacts:
@@ -411,9 +441,9 @@ def _medusa_facts(header: Header, shape: ModelShape) -> HeadFacts:
     for tensor in header.tensors:
         if tensor.name != OWN_TOKENS:
             num_values += prod(tensor.shape)
-    num_bytes = 4 * num_values  # as float32
+    num_bytes = _FLOAT32_BYTES * num_values  # in memory they are float32
     return HeadFacts(
-        graph=HeadGraph.OUTPUT,
+        graph=HeadGraph.MEDUSA,
         num_layers=shape.num_blocks,
         num_bytes=num_bytes,
         num_read_bytes=num_bytes // max(shape.num_blocks, 1),
@@ -421,19 +451,19 @@ def _medusa_facts(header: Header, shape: ModelShape) -> HeadFacts:
 
 
 def _medusa_refusals(header: Header) -> Iterator[str]:
-    """Why Medusa heads cannot be computed."""
+    """Why no target can use the Medusa heads of a file."""
     width = ModelShape(header).width
     tensors = header.by_name()
     num_tokens = len(header.tokens)
-    known = tensors.get(OWN_TOKENS)
-    if known is not None:
-        num_tokens = prod(known.shape)
+    own_tokens = tensors.get(OWN_TOKENS)
+    if own_tokens is not None:
+        num_tokens = prod(own_tokens.shape)
     if len(header.parts) > 1:
         yield f"it is split into {len(header.parts)} files"
-    heads = medusa_names(header)
-    if not heads:
+    names_by_head = medusa_names(header)
+    if not names_by_head:
         yield "its header states no heads"
-    for name in chain.from_iterable(heads):
+    for name in chain.from_iterable(names_by_head):
         shape: tuple[int, ...] = (width, width)
         if name.endswith("bias"):
             shape = (width,)
@@ -445,29 +475,29 @@ def _medusa_refusals(header: Header) -> Iterator[str]:
 
 
 def _medusa_misfits(target: Header, head: Header) -> Iterator[str]:
-    """Why Medusa heads cannot draft for a target."""
-    ours = ModelShape(target).row_width
-    theirs = ModelShape(head).width
-    if ours != theirs:
-        yield f"it was made for a model of width {theirs}, the target's is {ours}"
+    """Why the Medusa heads of a file cannot draft for a target."""
+    target_width = ModelShape(target).row_width
+    head_width = ModelShape(head).width
+    if target_width != head_width:
+        yield f"it was made for a model of width {head_width}, the target's is {target_width}"
 
 
 class _HeadKind(NamedTuple):
-    """Behaviour that differs between kinds of heads."""
+    """The functions that differ between kinds of heads."""
 
     facts: Callable[[Header, ModelShape], HeadFacts]
-    """The facts of a file."""
+    """The facts of the head in a file, whether it can be used or not."""
 
     refusals: Callable[[Header], Iterator[str]]
-    """Why it cannot be used."""
+    """The reasons why no target can use the head, in words."""
 
     misfits: Callable[[Header, Header], Iterator[str]]
-    """Why it cannot draft for a target, whose header comes first."""
+    """The reasons why a target, whose header comes first, cannot use the head, in words."""
 
 
 _MTP = _HeadKind(_mtp_facts, _mtp_refusals, _mtp_misfits)
 _KINDS = {
-    HeadGraph.LAYERS: _HeadKind(_layers_facts, lambda _header: iter(()), _layers_misfits),
-    HeadGraph.BLOCK: _HeadKind(_layers_facts, _block_refusals, _layers_misfits),
-    HeadGraph.OUTPUT: _HeadKind(_medusa_facts, _medusa_refusals, _medusa_misfits),
+    HeadGraph.EAGLE3: _HeadKind(_feature_head_facts, _eagle_refusals, _feature_head_misfits),
+    HeadGraph.DFLASH: _HeadKind(_feature_head_facts, _dflash_refusals, _feature_head_misfits),
+    HeadGraph.MEDUSA: _HeadKind(_medusa_facts, _medusa_refusals, _medusa_misfits),
 }

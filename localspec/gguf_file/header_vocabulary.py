@@ -1,4 +1,4 @@
-"""A vocabulary as the header of a model file states it, before the model is loaded."""
+"""The vocabulary that the header of a model file states, read before the model is loaded."""
 
 from __future__ import annotations
 
@@ -6,49 +6,51 @@ from typing import NamedTuple
 
 from localspec.gguf_file.header import Header
 
-# libllama's numbers of tokenizers (enum llama_vocab_type), by the name in the file.
+# libllama's numbers for the types of tokenizers (enum llama_vocab_type).
+_UNKNOWN = 0
 _SPM = 1
 _BPE = 2
 _WPM = 3
-_KINDS = {
+_TOKENIZER_TYPES = {  # by the name in the file
     "llama": _SPM, "gpt2": _BPE, "gemma4": _BPE, "hybriddna": _BPE, "whitespace": _BPE,
     "bert": _WPM, "t5": 4, "rwkv": 5, "plamo2": 6,
 }  # fmt: skip
-# Tokenizers that start a text with a token of its own unless the file says otherwise.
-_ADD_BOS = {
+# BPE tokenizers that start a text with the BOS token unless the file says otherwise.
+_BPE_WITH_BOS = {
     "chameleon", "falcon-h1", "falcon3", "jina-v5-nano", "lfm2", "llama-bpe", "llama-v3",
     "llama3", "midm-2.0", "pixtral", "tekken",
 }  # fmt: skip
 
 
 class HeaderVocabulary:
-    """A `TokenTable`: the facts by which two models are compared."""
+    """A `TokenTable` of a header: the facts by which two models' vocabularies are compared."""
 
     def __init__(self, header: Header) -> None:
         self._tokens = list(header.tokens)
         metadata = header.metadata
-        model = str(metadata.get("tokenizer.ggml.model"))
-        self.kind = _KINDS.get(model, 0)
+        tokenizer = str(metadata.get("tokenizer.ggml.model"))
+        self.kind = _TOKENIZER_TYPES.get(tokenizer, _UNKNOWN)
         self.size = len(self._tokens)
         self.bos = -1
-        bos = metadata.get("tokenizer.ggml.bos_token_id")
-        if isinstance(bos, int):
-            self.bos = bos
-        add_bos = metadata.get("tokenizer.ggml.add_bos_token")
-        if isinstance(add_bos, bool):
-            self.add_bos = add_bos
+        stated_bos = metadata.get("tokenizer.ggml.bos_token_id")
+        if isinstance(stated_bos, int):
+            self.bos = stated_bos
+        stated_add_bos = metadata.get("tokenizer.ggml.add_bos_token")
+        if isinstance(stated_add_bos, bool):
+            self.add_bos = stated_add_bos
         elif self.kind == _BPE:
-            self.add_bos = metadata.get("tokenizer.ggml.pre") in _ADD_BOS
+            pre_tokenizer = metadata.get("tokenizer.ggml.pre")
+            self.add_bos = pre_tokenizer in _BPE_WITH_BOS
         else:
             self.add_bos = self.kind in (_SPM, _WPM)
 
     def entries(self) -> list[bytes]:
-        """The text of every id, in order: (size,)."""
+        """The text of every token in the order of their ids: (size,)."""
         return self._tokens
 
 
-# libllama's keys of the tokens that fill in a text between two others (FIM), and their texts,
-# where a file states none.
+# Tokens for filling in the middle of a text (FIM): libllama's keys for their ids, and the
+# texts by which libllama finds them if a file states no ids.
 _FIM_KEYS = {
     "prefix": ("fim_pre", "prefix"),
     "suffix": ("fim_suf", "suffix"),
@@ -69,20 +71,20 @@ _FIM_TEXTS = {
 
 
 class FimTokens(NamedTuple):
-    """Ids of the fill-in tokens."""
+    """Ids of the tokens for filling in the middle of a text."""
 
     prefix: int
     suffix: int
     middle: int
     repo: int | None
-    """The token before the name of a project, if any."""
+    """The token before the name of a repository; None if the model has none."""
 
     file: int | None
-    """The token before the name of a file, if any."""
+    """The token before the name of a file; None if the model has none."""
 
 
 def fim_tokens(header: Header) -> FimTokens | None:
-    """The fill-in tokens of a model; None if it has none for prefix, suffix and middle."""
+    """The fill-in tokens of a model; None if it lacks that for prefix, suffix or middle."""
     prefix = _fim_token(header, "prefix")
     suffix = _fim_token(header, "suffix")
     middle = _fim_token(header, "middle")
@@ -94,13 +96,22 @@ def fim_tokens(header: Header) -> FimTokens | None:
 
 
 def _fim_token(header: Header, role: str) -> int | None:
-    """The first token that the header states, or else that has a known text."""
+    """The id of a model's fill-in token; None if there is none.
+
+    It is the first id that the header states and that is valid, else the first token with one
+    of the known texts.
+
+    Args:
+        header: The model's header.
+        role: A key of `_FIM_KEYS`.
+    """
+    vocabulary = header.tokens
     for key in _FIM_KEYS[role]:
-        token = header.metadata.get(f"tokenizer.ggml.{key}_token_id")
-        if isinstance(token, int) and 0 <= token < len(header.tokens):
-            return token
-    texts = set(_FIM_TEXTS[role].encode().split())
-    for token, text in enumerate(header.tokens):
-        if text in texts:
+        stated = header.metadata.get(f"tokenizer.ggml.{key}_token_id")
+        if isinstance(stated, int) and 0 <= stated < len(vocabulary):
+            return stated
+    known_texts = set(_FIM_TEXTS[role].encode().split())
+    for token, text in enumerate(vocabulary):
+        if text in known_texts:
             return token
     return None

@@ -1,4 +1,7 @@
-"""Files that let a model see: an encoder of pictures, and a projector to the model's width."""
+"""Projector files (mmproj), which let a model see: checked, and found beside the model.
+
+Such a file holds an encoder of pictures, and a projector from its rows to the model's width.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +13,28 @@ from pathlib import Path
 from localspec.errors import ModelFileError, PairError
 from localspec.gguf_file.header import Header, read_header
 
-# Prefixes of the projector's own tensors, as opposed to the vision encoder's.
-_BRIDGES = ("mm.", "resampler.", "adapter.", "v.qf", "qf")
+# Prefixes of the projector's own tensors, as opposed to the encoder's.
+_PROJECTOR_PREFIXES = ("mm.", "resampler.", "adapter.", "v.qf", "qf")
 NO_PROJECTOR = "none"  # as mmproj: do not even look into the target's folder
-_SIGN = re.compile(r"mmproj", re.IGNORECASE)
-# Parts of a file's name that do not name a model.
-_WORDS = re.compile(
+_PROJECTOR_NAME = re.compile(r"mmproj", re.IGNORECASE)
+# Parts of a file's name that do not name a model: its part number, kind and type.
+_NOT_MODEL_NAME = re.compile(
     r"-\d{5}-of-\d{5}|mmproj|[0-9]*bf16|f16|f32|(ud-)?i?q\d\w*|model|gguf",
     re.IGNORECASE,
 )
-_HELPERS = re.compile(r"mmproj|draft|mtp|eagle|dflash|medusa", re.IGNORECASE)
-_BEST = ("f16", "bf16", "q8_0", "f32")  # types in file names, in order of preference
+_HELPER_NAME = re.compile(r"mmproj|draft|mtp|eagle|dflash|medusa", re.IGNORECASE)
+_PREFERRED_TYPES = ("f16", "bf16", "q8_0", "f32")  # in file names, the best first
 
 
 @dataclass(frozen=True, slots=True)
 class ProjectorFacts:
-    """The facts of a projector that its header states."""
+    """What a projector's header says of it."""
 
     kind: str
-    """Its type, as llama.cpp names it; empty if none is stated."""
+    """Its type, as llama.cpp names it; empty if the header states none."""
 
     widths: frozenset[int]
-    """The possible widths of its output rows."""
+    """The widths that its output rows may have: the header does not say which is right."""
 
 
 def checked_projector(path: Path) -> Header:
@@ -50,12 +53,11 @@ def check_projector(header: Header) -> None:
             f"{path} is not a projector (its architecture is {stated!r}, not 'clip')",
             "Choose the model's projector; its file name usually begins with mmproj.",
         )
-    has_vision = header.metadata.get("clip.has_vision_encoder") is not False
-    audio_kind = header.metadata.get("clip.audio.projector_type")
     picture_kind = projector_facts(header).kind
-    if not picture_kind and audio_kind:  # whatever has_vision_encoder says
-        has_vision = False
-    if not has_vision:
+    audio_kind = header.metadata.get("clip.audio.projector_type")
+    states_no_vision = header.metadata.get("clip.has_vision_encoder") is False
+    states_only_audio = not picture_kind and audio_kind
+    if states_no_vision or states_only_audio:
         raise ModelFileError(
             f"{path} is a projector for audio only",
             "Choose a projector for images.",
@@ -63,7 +65,7 @@ def check_projector(header: Header) -> None:
 
 
 def projector_facts(header: Header) -> ProjectorFacts:
-    """The kind and the widths that a projector's header states."""
+    """The facts of a projector, from its header."""
     kind = ""
     for key in ("clip.vision.projector_type", "clip.projector_type"):
         stated = header.metadata.get(key)
@@ -72,15 +74,15 @@ def projector_facts(header: Header) -> ProjectorFacts:
             break
     widths = {header.number("clip.vision.projection_dim")}
     for tensor in header.tensors:
-        if tensor.name.startswith(_BRIDGES):
+        if tensor.name.startswith(_PROJECTOR_PREFIXES):
             widths.update(tensor.shape)
     return ProjectorFacts(kind, frozenset(widths))
 
 
 def require_projector_of(target: Header, projector: Header) -> None:
-    """Raise PairError if a projector's output cannot be as wide as the target's embeddings."""
+    """Raise PairError if a projector's rows cannot be as wide as the target's embeddings."""
     width = target.number(f"{target.architecture}.embedding_length")
-    if width not in projector_facts(projector).widths:  # the header states one of them
+    if width not in projector_facts(projector).widths:
         stated = projector.number("clip.vision.projection_dim")
         raise PairError(
             f"{projector.path} is made for models of width {stated}, not {width}",
@@ -89,76 +91,87 @@ def require_projector_of(target: Header, projector: Header) -> None:
 
 
 def projector_beside(target: Header) -> Path | None:
-    """The projector in the target's folder, recognized by its name; None without a match.
+    """The path of the target's projector in the target's folder; None if there is none.
 
-    The name contains "mmproj". The rest of it, without a type such as F16, is a prefix of the
-    target's name. An empty prefix counts only if the folder has no other model. Of several
-    projectors, F16 is preferred.
+    Takes the first of `named_projectors` that is a projector for the target's width. A
+    projector whose name names no model counts if the folder has no other model.
     """
     folder = target.path.parent
     try:
         files = [path.name for path in folder.glob("*.gguf")]
     except OSError:
         return None
-    models = {_own_letters(name) for name in files if not _HELPERS.search(name)}
-    is_alone = models <= {_own_letters(target.path.name)}
+    model_names = {_model_letters(name) for name in files if not _HELPER_NAME.search(name)}
+    is_alone = model_names <= {_model_letters(target.path.name)}
     for name in named_projectors(target.path.name, files, is_alone=is_alone):
+        path = folder / name
         try:
-            require_projector_of(target, checked_projector(folder / name))
+            require_projector_of(target, checked_projector(path))
         except (ModelFileError, PairError):
             continue
-        return folder / name
+        return path
     return None
 
 
 def named_projectors(model: str, files: Iterable[str], *, is_alone: bool) -> list[str]:
     """The files that are a model's projectors by their names, the preferred type first.
 
+    The name of a projector contains "mmproj". What remains of it without its type, such as F16,
+    is the beginning of the model's name.
+
     Args:
         model: The model's file name.
-        files: The names of files in its folder.
-        is_alone: Whether a projector that names no model counts, too.
+        files: The names of files in the model's folder.
+        is_alone: Whether a projector counts, too, if nothing remains of its name.
     """
-    letters = _letters(Path(model).stem)
-    found = []
+    model_letters = _letters(Path(model).stem)
+    projectors = []
     for name in files:
-        if not _SIGN.search(name):
+        if not _PROJECTOR_NAME.search(name):
             continue
-        prefix = _own_letters(name)
-        if letters.startswith(prefix) and (prefix or is_alone):
-            found.append(name)
-    return sorted(found, key=_rank)
+        prefix = _model_letters(name)
+        if model_letters.startswith(prefix) and (prefix or is_alone):
+            projectors.append(name)
+    return sorted(projectors, key=_preference)
 
 
-def _own_letters(name: str) -> str:
-    """The letters and digits of a file's name, without its kind, type and part number."""
-    return _letters(_WORDS.sub(" ", Path(name).stem))
+def _model_letters(name: str) -> str:
+    """The letters and digits in a file's name that name its model.
+
+    Without "mmproj", the type of the weights, the number of a part, "model" and "gguf".
+    """
+    model_name = _NOT_MODEL_NAME.sub(" ", Path(name).stem)
+    return _letters(model_name)
 
 
 def _letters(text: str) -> str:
+    """The ASCII letters, in lower case, and the digits of a text."""
     return re.sub("[^a-z0-9]", "", text.lower())
 
 
-def _rank(name: str) -> tuple[int, str]:
-    """The place of a projector in order of preference: by its type, then by its name."""
+def _preference(name: str) -> tuple[int, str]:
+    """A sort key for projectors: the place of the type in `_PREFERRED_TYPES`, then the name."""
     lowered = name.lower()
-    places = [place for place, kind in enumerate(_BEST) if kind in lowered]
-    if "bf16" in lowered:  # f16 is in it, too
-        return max(places), name
-    return min(places, default=len(_BEST)), name
+    if "bf16" in lowered:  # f16 is a part of it
+        return _PREFERRED_TYPES.index("bf16"), name
+    for place, kind in enumerate(_PREFERRED_TYPES):
+        if kind in lowered:
+            return place, name
+    return len(_PREFERRED_TYPES), name
 
 
 # Types whose output for a picture also depends on the number of pictures or tokens that come
 # before it in the prompt.
-_BY_POSITION = ("hunyuanvl", "deepseek4v")
+_POSITION_DEPENDENT = ("hunyuanvl", "deepseek4v")
 _GEMMA_4 = ("gemma4v", "gemma4uv")
-_GEMMA_4_CELLS = 1120  # libmtmd's maximum per picture
+_GEMMA_4_CELLS = 1120  # libmtmd's maximum for a picture
+_GEMMA_3_MERGED = 4  # libmtmd's default
 
 
 def require_free_of_position(header: Header) -> None:
     """Raise ModelFileError for a projector whose output depends on a picture's position."""
     kind = projector_facts(header).kind
-    if kind in _BY_POSITION:
+    if kind in _POSITION_DEPENDENT:
         raise ModelFileError(
             f"{header.path} is a projector of type {kind!r}, whose pictures depend on the "
             "prompt before them, which localspec does not support",
@@ -167,15 +180,19 @@ def require_free_of_position(header: Header) -> None:
 
 
 def cells_at_once(header: Header) -> int:
-    """The number of a picture's cells that have to be in one decode; 0 if it may be split.
+    """The number of a picture's cells that have to be in one decode; 0 if any split is right.
 
-    Some models attend without a causal mask within a picture: it must not be split.
+    Some models attend without a causal mask within a picture, so all of its cells, its entries
+    in the KV cache, have to be decoded at once.
     """
     kind = projector_facts(header).kind
     if kind in _GEMMA_4:
         return _GEMMA_4_CELLS
     if kind != "gemma3":
         return 0
-    merged = header.number("clip.vision.projector.scale_factor") or 4
-    patch = max(header.number("clip.vision.patch_size"), 1)
-    return (header.number("clip.vision.image_size") // patch // merged) ** 2
+    # A picture is a square; one cell holds a square of patches, which are squares of pixels.
+    num_merged = header.number("clip.vision.projector.scale_factor") or _GEMMA_3_MERGED
+    patch_size = max(header.number("clip.vision.patch_size"), 1)
+    num_patches = header.number("clip.vision.image_size") // patch_size
+    num_cells = num_patches // num_merged
+    return num_cells * num_cells

@@ -75,7 +75,7 @@ class LlamaHead(LlamaContext):
         self._setting = options.summary
         num_layers = facts.num_chained
         self.num_layers = num_layers
-        self._is_cropped = facts.is_cropped
+        self._has_output_rows_only = facts.has_output_rows_only
         self.vocab_size = target.vocab_size
         self.context_length = target.context_length
         self.max_outputs = options.max_outputs
@@ -101,8 +101,8 @@ class LlamaHead(LlamaContext):
         self._batch = TokenBatch(size, width)
         if facts.layers_read:
             self._features = TokenBatch(size, self._target_rows.width, rows_alone=True)
-        # A graph that is not cropped gives wrong rows if only rows with logits are asked for.
-        self._nextn.set_embeddings_nextn(handle.context, True, facts.is_cropped)
+        # Other graphs give wrong rows if only rows with logits are asked for.
+        self._nextn.set_embeddings_nextn(handle.context, True, facts.has_output_rows_only)
 
     @property
     def readable(self) -> range:
@@ -292,7 +292,7 @@ class LlamaHead(LlamaContext):
     def _row_of_last(self, count: int, num_logits: int) -> Rows:
         """The head's own row at the last of count tokens: a view until the next decode."""
         num_rows = count
-        if self._is_cropped:
+        if self._has_output_rows_only:
             num_rows = num_logits
         last: Rows = self._given_rows(num_rows)[-1]
         return last
@@ -515,9 +515,9 @@ class DflashHead(LlamaHead):
 
 
 _KINDS = {
-    HeadGraph.SHARED: AssistantHead,
-    HeadGraph.LAYERS: EagleHead,
-    HeadGraph.BLOCK: DflashHead,
+    HeadGraph.ASSISTANT: AssistantHead,
+    HeadGraph.EAGLE3: EagleHead,
+    HeadGraph.DFLASH: DflashHead,
 }
 
 

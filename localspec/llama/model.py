@@ -19,7 +19,7 @@ import numpy as np
 
 from localspec.errors import ContextError, DecodeError, EngineError, Interrupted, ModelFileError
 from localspec.exactness import Exactness
-from localspec.gguf_file.adapter import AdapterFile, adapted
+from localspec.gguf_file.adapter import AdapterFile, adapters_identity
 from localspec.gguf_file.file_content import FileContent
 from localspec.gguf_file.shape import context_to_open
 from localspec.llama.batch import TokenBatch
@@ -138,7 +138,7 @@ class LlamaModel(LlamaContext):
         """
         if self.content is None:
             return None
-        setting = self._setting + adapted(self._adapter_contents, scales)
+        setting = self._setting + adapters_identity(self._adapter_contents, scales)
         return " · ".join((self.content, setting, kernels()))
 
     def know_adapters(self, contents: Sequence[FileContent]) -> None:

@@ -128,7 +128,7 @@ def estimate_memory(
             weight that it changes.
     """
     facts = head_facts(header)
-    if facts is not None and facts.graph is HeadGraph.OUTPUT:
+    if facts is not None and facts.graph is HeadGraph.MEDUSA:
         # Medusa heads, which libllama does not know, are in main memory.
         rows_bytes = _rows_bytes(header, facts, options.num_sequences)
         return MemoryEstimate(
@@ -312,7 +312,8 @@ def _layer_cache_bytes(header: Header, options: LlamaOptions) -> list[int]:
         else:
             sizes.append(state_bytes)
     facts = head_facts(header)
-    if head_context is not None and facts is not None and facts.graph is not HeadGraph.SHARED:
+    has_cache = facts is not None and facts.graph is not HeadGraph.ASSISTANT
+    if head_context is not None and has_cache:
         for num_heads in shape.head_kv_heads():
             sizes.append(int(num_heads * width * cells))
     return sizes

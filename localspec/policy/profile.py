@@ -17,7 +17,7 @@ from typing import Any
 from platformdirs import user_cache_path
 
 from localspec.errors import DAMAGES
-from localspec.gguf_file.adapter import is_adapted
+from localspec.gguf_file.adapter import has_adapters
 from localspec.system.atomic_write import make_private_folder, read_regular_text, write_whole
 
 logger = logging.getLogger(__name__)
@@ -90,11 +90,11 @@ def latest_learned(contents: Sequence[str], adapters: str = "") -> dict[str, Any
 
     Args:
         contents: The hashes of the pair's files.
-        adapters: The adapters of its target in words, as from `adapter.adapted`.
+        adapters: The adapters of its target in words, as from `adapter.adapters_identity`.
     """
     for _, identity, learned in kept_profiles():
         is_of_pair = contents_of(identity) == list(contents)
-        if is_of_pair and is_adapted(identity[0], adapters):
+        if is_of_pair and has_adapters(identity[0], adapters):
             return learned
     return None
 

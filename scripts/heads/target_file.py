@@ -45,7 +45,7 @@ def layers_of(target: Path) -> tuple[int, ...]:
     Empty if libllama does not give them for the target's architecture.
     """
     shape = ModelShape(read_header(target))
-    if not shape.architecture.gives_layers or shape.row_width != shape.width:
+    if not shape.architecture.exposes_layer_inputs or shape.row_width != shape.width:
         return ()
     count = shape.num_layers
     return min(2, count - 1), count // 2, max(count - 3, 1)

@@ -104,7 +104,7 @@ def test_a_head_inside_and_a_head_alone_are_told_apart(pair, name):
     assert inside is not None
     assert alone == replace(inside, is_apart=True)
     assert not inside.is_apart
-    assert inside.graph is not HeadGraph.SHARED
+    assert inside.graph is not HeadGraph.ASSISTANT
     assert inside.why_not == ""
     assert inside.num_layers == inside.num_chained == NUM_HEADS[name]
 
@@ -115,14 +115,14 @@ READS = "reads layers 1, 2, 3"
 @pytest.mark.parametrize(
     ("name", "graph", "words"),
     [
-        ("gemma4", HeadGraph.SHARED, "2 MTP layers"),
-        ("qwen3", HeadGraph.LAYERS, f"an EAGLE-3 head that {READS}"),
-        ("llama", HeadGraph.LAYERS, f"an EAGLE-3 head that {READS}"),
-        ("dflash", HeadGraph.BLOCK, f"a DFlash head that {READS} and drafts up to 7 tokens"),
-        ("dspark", HeadGraph.BLOCK, f"a DSpark head that {READS} and drafts up to 8 tokens"),
-        ("bonus", HeadGraph.BLOCK, f"a DSpark head that {READS} and drafts up to 7 tokens"),
-        ("dflash2", HeadGraph.BLOCK, f"a DFlash2 head that {READS} and drafts up to 7 tokens"),
-        ("medusa", HeadGraph.OUTPUT, "4 Medusa heads"),
+        ("gemma4", HeadGraph.ASSISTANT, "2 MTP layers"),
+        ("qwen3", HeadGraph.EAGLE3, f"an EAGLE-3 head that {READS}"),
+        ("llama", HeadGraph.EAGLE3, f"an EAGLE-3 head that {READS}"),
+        ("dflash", HeadGraph.DFLASH, f"a DFlash head that {READS} and drafts up to 7 tokens"),
+        ("dspark", HeadGraph.DFLASH, f"a DSpark head that {READS} and drafts up to 8 tokens"),
+        ("bonus", HeadGraph.DFLASH, f"a DSpark head that {READS} and drafts up to 7 tokens"),
+        ("dflash2", HeadGraph.DFLASH, f"a DFlash2 head that {READS} and drafts up to 7 tokens"),
+        ("medusa", HeadGraph.MEDUSA, "4 Medusa heads"),
     ],
 )
 def test_what_a_head_apart_is(pair, name, graph, words):
@@ -132,7 +132,7 @@ def test_what_a_head_apart_is(pair, name, graph, words):
     assert facts.graph is graph
     assert facts.description.startswith(words)
     assert (facts.is_apart, facts.num_chained, facts.why_not) == (True, 1, "")
-    assert (facts.graph is HeadGraph.SHARED) is (name == "gemma4")
+    assert (facts.graph is HeadGraph.ASSISTANT) is (name == "gemma4")
     assert facts.layers_read == (tuple(LAYERS_READ) if READS in words else ())
     assert facts.num_bytes == head.weights_bytes  # F32
     sizes = {tensor.name: tensor.size_bytes for tensor in head.tensors}
