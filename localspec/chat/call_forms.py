@@ -20,7 +20,7 @@ from localspec.errors import Interrupted, TemplateError
 from localspec.streaming.calls import CallStream
 from localspec.streaming.cancellation import CancelCheck
 from localspec.streaming.thinking import Part, Thoughts
-from localspec.streaming.thought_families import Following, families_of
+from localspec.streaming.thought_families import TextKind, families_of
 from localspec.tools.arguments import (
     CDATA,
     KEY,
@@ -227,7 +227,7 @@ class _FormReader:
         except (TemplateError, _UnreadError):
             form = self._of_single(prefix, first)
         else:
-            if any(mark in link for mark in self._thoughts.marks(Following.HEAD)):
+            if any(mark in link for mark in self._thoughts.marks(TextKind.HEAD)):
                 form = self._of_single(prefix, first)  # each is a message
             else:
                 form = self._of_several(prefix, first, link, second)
@@ -304,7 +304,7 @@ class _FormReader:
             prefix = prefix.rpartition(self._said)[2]
         else:
             prefix = prefix[len(_common_prefix(prefix, head)) :]
-        for mark in self._thoughts.marks(Following.SPEECH, Following.BODY, Following.NOTHING):
+        for mark in self._thoughts.marks(TextKind.SPEECH, TextKind.BODY, TextKind.NOTHING):
             prefix = prefix.rpartition(mark)[2]
         return prefix.lstrip()
 

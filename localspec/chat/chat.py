@@ -27,7 +27,7 @@ from localspec.errors import EngineError, OptionError
 from localspec.keywords import ForeignNames, explained
 from localspec.streaming.answer import Answer
 from localspec.streaming.answer_options import AnswerKeywords, AnswerOptions, spec_of
-from localspec.streaming.answer_text import Said
+from localspec.streaming.answer_text import WholeMessage
 from localspec.streaming.record import AnswerRecord, MadePrompt, PromptSource
 from localspec.streaming.reply import Reply
 from localspec.tools.tool import Tool
@@ -433,18 +433,18 @@ class ChatRecord(AnswerRecord):
         chat._num_asked = max(chat._num_asked, self.turn + 1)
         chat._tools = self._chat_source.use.tools
         # In one call: a signal handler may raise between two statements.
-        forgotten = chat._forgotten + self._turns[: made.num_leaving]
+        forgotten = chat._forgotten + self._turns[: made.num_dropped_turns]
         vars(chat).update(_forgotten=forgotten, _turns=self._kept_turns(made) + self._replaced)
 
-    def on_end(self, reply: Reply, said: Said | None) -> None:
+    def on_end(self, reply: Reply, message: WholeMessage | None) -> None:
         """Add the answer to the conversation."""
         chat = self.owner
         made = self._made
         if made is None or chat._revision != self._revision + 1:
             return  # the conversation has changed, for example was cleared
         prompt = made.prompt
-        if said is not None:
-            answer = answer_message(said.text, said.tool_calls, said.thoughts)
+        if message is not None:
+            answer = answer_message(message.text, message.tool_calls, message.thoughts)
         else:
             before = self._replaced[0][-1]
             thoughts = before.get("reasoning_content", "") + reply.thoughts
@@ -467,4 +467,4 @@ class ChatRecord(AnswerRecord):
 
     def _kept_turns(self, made: MadePrompt) -> list[Turn]:
         """The earlier turns that are not forgotten."""
-        return self._turns[made.num_leaving :]
+        return self._turns[made.num_dropped_turns :]

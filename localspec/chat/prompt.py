@@ -464,7 +464,7 @@ def _thoughts(vocabulary: Vocabulary, source: str, texts: Sequence[str]) -> Thou
         if is_in_mark:
             mark_tokens.update(vocabulary.tokenize(text, parse_special=True))
     # An answer's text shows these, so that the marks are found in it.
-    return Thoughts(families, shown=frozenset(mark_tokens))
+    return Thoughts(families, mark_tokens=frozenset(mark_tokens))
 
 
 def kept_calls(form: CallForm, use: ToolUse, tokens: Mapping[str, int]) -> CallGrammar | None:

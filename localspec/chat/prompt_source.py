@@ -162,7 +162,7 @@ class BeginningSource:
     def make(self, workshop: PromptWorkshop, is_cancelled: CancelCheck) -> MadePrompt:
         """See `PromptSource`."""
         first = self._with(_PROBES[0]).make(workshop, is_cancelled)
-        kept = self.chat.turns[first.num_leaving :]
+        kept = self.chat.turns[first.num_dropped_turns :]
         second = self._with(_PROBES[1]).prompt_after(kept, workshop, is_cancelled)
         common = []
         for token, other in zip(first.prompt.tokens, second.tokens, strict=False):

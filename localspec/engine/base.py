@@ -257,7 +257,7 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
                 if record.owner is not None and is_same:
                     what = "the last question of this conversation is still being answered"
                 raise BusyError(what, _WAIT)
-            if place.is_of_main and all(other.is_of_main for other in before):
+            if place.is_read_by_main and all(other.is_read_by_main for other in before):
                 raise EngineError(
                     "this thread would wait for an answer that only it can read to the end",
                     "Finish or close that answer first, or read it in a thread of its own.",
@@ -277,7 +277,7 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
         record.outbox.put(record.ending)
 
     def _on_admitted(self, record: AnswerRecord) -> None:
-        if record.leaves(State.ASKED, State.ADMITTED):
+        if record.try_advance(State.ASKED, State.ADMITTED):
             self._admitted(record)
 
     @abc.abstractmethod

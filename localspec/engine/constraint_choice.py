@@ -14,7 +14,7 @@ from localspec.errors import ConstraintError, OptionError
 from localspec.streaming.answer_options import AnswerOptions, spec_of
 from localspec.streaming.cancellation import CancelCheck, never
 from localspec.streaming.thinking import HeadTrigger, Thoughts, ThoughtsEnd
-from localspec.streaming.thought_families import Following
+from localspec.streaming.thought_families import TextKind
 from localspec.tools.arguments import JsonArguments
 
 if TYPE_CHECKING:
@@ -99,10 +99,10 @@ class Constrainer:
     ) -> Constraint:
         # Where the prompt opens no thoughts, they begin with a token of their own.
         openings = self._spelling.single(thoughts.openings)
-        if thoughts.opened is None and not openings:
+        if thoughts.open_kind is None and not openings:
             return inner
         # Some models end their thoughts with one mark, and begin to speak with another.
-        speech = self._spelling.single(thoughts.marks(Following.SPEECH))
+        speech = self._spelling.single(thoughts.marks(TextKind.SPEECH))
         between = self._spelling.blanks | speech
         start = Start(openings or None, between, may_end)
         boundary = ThoughtsEnd(thoughts)

@@ -330,8 +330,9 @@ class Engine(BaseEngine):
             self._save_profile(lane)
             work.parts.clear()  # frees the pictures
 
-    def _read_on(self, record: AnswerRecord) -> None:
-        if record.num_put - record.num_taken == MOST_AHEAD - 1:  # the answer may be paused
+    def _note_piece_read(self, record: AnswerRecord) -> None:
+        num_unread = record.num_put_pieces - record.num_read_pieces
+        if num_unread == MOST_AHEAD - 1:  # the answer may be paused
             self._look_again()
 
     def _look_again(self) -> None:
@@ -356,11 +357,11 @@ class Engine(BaseEngine):
         ending = None
         try:
             if running is not None:
-                ending = running.run.ending(record.num_read, record.num_taken)
+                ending = running.run.ending(record.num_read_tokens, record.num_read_pieces)
             record.conclude(ending)
         finally:
             if running is not None and running.text is not None:
-                running.text.end(record.read)
+                running.text.end(record.read_pieces)
             self._line.leave(record.place)
             record.advance(State.OVER)
             self._give_ending(record)
@@ -501,7 +502,7 @@ class Engine(BaseEngine):
 
     def _prepare(self, source: PromptSource, *, owner: object) -> None:
         before = self._worker.num_asked
-        if self._line.num_there:
+        if self._line.num_places:
             return
 
         def is_cancelled() -> bool:

@@ -49,7 +49,7 @@ class Worker(InboxThread):
         """Call a function while no answer runs; returns its result. BusyError if one runs."""
 
         def work() -> Found:
-            if self._line.num_there:
+            if self._line.num_places:
                 what = "the engine is producing another answer"
                 raise BusyError(what, "Finish or close that answer first.")
             return function()
@@ -73,7 +73,7 @@ class Worker(InboxThread):
         def work() -> None:
             self._make_way = make_way
             try:
-                if not self._line.num_there and is_wanted() and self._inbox.empty():
+                if not self._line.num_places and is_wanted() and self._inbox.empty():
                     function()
             finally:
                 with self._starting:  # no later request ends the work

@@ -59,12 +59,12 @@ from localspec.streaming.answer_text import Prompt
 from localspec.streaming.cancellation import Cancellation, Watch
 from localspec.streaming.outbox import Outbox
 from localspec.streaming.record import (
-    READ_ON,
+    PIECES_PER_REPORT,
     AnswerRecord,
-    ForReader,
     MadePrompt,
     PromptFacts,
     PromptSource,
+    ReaderItem,
     Reading,
     State,
 )
@@ -118,11 +118,11 @@ class ServedRecord(AnswerRecord):
         self.outbox = PipeOutbox(self)
 
     @property
-    def num_read(self) -> int:
+    def num_read_tokens(self) -> int:
         return self._heard_read
 
     @property
-    def num_taken(self) -> int:
+    def num_read_pieces(self) -> int:
         return self._heard_taken
 
     def note_taken(self, num_taken: int, num_read: int = 0) -> None:
@@ -156,7 +156,7 @@ class ServedRecord(AnswerRecord):
         return ending
 
 
-class PipeOutbox(Outbox[ForReader]):
+class PipeOutbox(Outbox[ReaderItem]):
     """An outbox that ends in the other process; the pieces of a step are sent together.
 
     If steps are short, the pieces of several steps are sent together: a message costs as much
@@ -170,7 +170,7 @@ class PipeOutbox(Outbox[ForReader]):
         self._step_s = 0.0  # when the last step ended
         self._sent_s = 0.0  # when text was last sent
 
-    def put(self, item: ForReader) -> None:
+    def put(self, item: ReaderItem) -> None:
         record = self._record
         if isinstance(item, Piece):
             self._add(item)
@@ -195,7 +195,7 @@ class PipeOutbox(Outbox[ForReader]):
             step_s = now_s - self._step_s
             self._step_s = now_s
             is_due = now_s + step_s - self._sent_s >= TOGETHER_S
-            if is_due or len(self._pieces) >= READ_ON:
+            if is_due or len(self._pieces) >= PIECES_PER_REPORT:
                 self._send()
 
     def _send(self) -> None:

@@ -57,7 +57,7 @@ from localspec.presets.presets import Adapter, Preset
 from localspec.streaming.answer_options import AnswerOptions
 from localspec.streaming.cancellation import Watch
 from localspec.streaming.record import (
-    READ_ON,
+    PIECES_PER_REPORT,
     AnswerPlan,
     AnswerRecord,
     MadePrompt,
@@ -299,10 +299,10 @@ class IsolatedEngine(BaseEngine):
                 attempt.end()  # a signal handler has ended it before the message was sent
         self._gone_owners.difference_update(gone)
 
-    def _read_on(self, record: AnswerRecord) -> None:
+    def _note_piece_read(self, record: AnswerRecord) -> None:
         attempt = self._attempts.get(record)
-        if attempt is not None and record.num_taken % READ_ON == 0:
-            attempt.process.tell(ReadOn(attempt.number, record.num_taken))
+        if attempt is not None and record.num_read_pieces % PIECES_PER_REPORT == 0:
+            attempt.process.tell(ReadOn(attempt.number, record.num_read_pieces))
 
     def _end(self, record: AnswerRecord) -> None:
         with self._changing:
@@ -338,7 +338,7 @@ class IsolatedEngine(BaseEngine):
         return str(self._running().call(PromptText(source, opens_answer)))
 
     def _prepare(self, source: PromptSource, *, owner: object) -> None:
-        if self._line.num_there:
+        if self._line.num_places:
             return
         conversation = self._conversation_number(owner)
         try:
@@ -351,7 +351,7 @@ class IsolatedEngine(BaseEngine):
 
     def _keep_on_disk(self) -> None:
         """Have the child write the caches that the disk lacks, until an answer begins."""
-        if not self._line.num_there and self._process.is_running():  # a lost child has none
+        if not self._line.num_places and self._process.is_running():  # a lost child has none
             self._process.tell(KeepOnDisk())
 
     def _conversation_number(self, owner: object) -> int:
@@ -407,7 +407,7 @@ class _Attempt:
     def is_awaited(self) -> bool:
         """Whether the reader has taken all pieces so far, and waits for more."""
         record = self._record
-        return record.num_put == record.num_taken or record.state >= State.ENDING
+        return record.num_put_pieces == record.num_read_pieces or record.state >= State.ENDING
 
     def receive(self, message: Heard) -> None:
         """Take a message about the answer, in the thread of the pipe."""
@@ -436,7 +436,9 @@ class _Attempt:
         if record.state < State.ENDING:
             record.advance(State.ENDING)
         # Even if it may have been sent before: Ctrl-C may have come just before that.
-        self.process.ask(self, EndAnswer(self.number, record.num_read, record.num_taken))
+        self.process.ask(
+            self, EndAnswer(self.number, record.num_read_tokens, record.num_read_pieces)
+        )
 
     def _start_producing(self, message: Begun) -> None:
         try:

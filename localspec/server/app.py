@@ -252,7 +252,7 @@ class Server:
         while True:
             await asyncio.sleep(min(_IDLE_CHECKS_S, limits.unload_s, limits.keep_s))
             await self._service.models.keep_unused(limits.keep_s)
-            if self._service.line.num_working == 0:
+            if self._service.line.num_admitted == 0:
                 turn = self._service.join(None)
                 try:
                     await self._service.models.close_unused(limits.unload_s)

@@ -12,17 +12,17 @@ from typing import Any, NoReturn, Protocol
 
 from localspec.errors import EngineError
 from localspec.keywords import ForeignNames
-from localspec.streaming.record import AnswerRecord, ForReader, Reading, State
+from localspec.streaming.record import AnswerRecord, ReaderItem, Reading, State
 from localspec.streaming.reply import Ending, Piece, Reply
 from localspec.system.fork_guard import OwnProcess
 
-# What to write instead of names that others have, or that the reply has.
+# What to write instead of names that answers of other libraries have, or that the reply has.
 _INSTEAD = {
     **dict.fromkeys(
         ("choices", "content", "message", "output_text", "response"),
         "answer.reply().text",
     ),
-    **{each.name: f"answer.reply().{each.name}" for each in fields(Reply)},
+    **{value.name: f"answer.reply().{value.name}" for value in fields(Reply)},
 }
 
 
@@ -31,17 +31,17 @@ class Producer(Protocol):
 
     @abc.abstractmethod
     def _start(self, record: AnswerRecord) -> None:
-        """Put an answer in line; it is produced when its turn comes. Raises EngineError."""
+        """Put an answer in line. It is produced when its turn comes. Raises EngineError."""
 
     @abc.abstractmethod
-    def _read_on(self, record: AnswerRecord) -> None:
-        """Note that one more piece of the answer was read."""
+    def _note_piece_read(self, record: AnswerRecord) -> None:
+        """Note that the reader has read one more piece of the answer."""
 
     @abc.abstractmethod
     def _end(self, record: AnswerRecord) -> None:
-        """End an answer after the pieces that were read. Idempotent.
+        """End an answer after the last piece that was read. Idempotent.
 
-        The record's outbox gets the `Ending`.
+        The record's outbox gets the `Ending`, perhaps only later.
         """
 
     @abc.abstractmethod
@@ -49,10 +49,11 @@ class Producer(Protocol):
         """Whether this thread may wait for an ending: False in threads that make endings."""
 
 
-class _LastEnd:
-    """The backup finalizer of an answer: it ends the answer if Ctrl-C struck the first one.
+class _BackupFinalizer:
+    """Ends a dropped answer if Ctrl-C interrupted the answer's own finalizer.
 
-    Python swallows an exception in a finalizer. This object is freed next, after the signal.
+    Python swallows an exception in a finalizer. An answer has the only reference to this
+    object, so Python calls this finalizer right after the answer's own.
     """
 
     def __init__(
@@ -103,10 +104,11 @@ class Answer(ForeignNames):
         self._record = record
         self._producer = producer
         self._own_process = OwnProcess()
-        self._last_end = _LastEnd(record, producer, self._own_process)
-        self._is_read = False  # whether a thread or a task waits for a piece
+        self._backup_finalizer = _BackupFinalizer(record, producer, self._own_process)
+        self._has_reader = False  # whether a thread or a task waits for a piece
         self._error: BaseException | None = None  # the error that ended it, until it is raised
-        self._unread: deque[Piece] | None = None  # the last pieces, once the answer is over
+        # The pieces that are still unread when the answer is over; None before that.
+        self._last_pieces: deque[Piece] | None = None
 
     def __str__(self) -> str:
         reply = self.reply()
@@ -129,14 +131,17 @@ class Answer(ForeignNames):
         return self
 
     def __next__(self) -> Piece:
-        """The next piece. Raises EngineError while another thread or a task waits for one."""
+        """The next piece. Raises EngineError while another thread or a task waits for one.
+
+        After the last piece it raises the error that ended the answer, once, or StopIteration.
+        """
         piece = self._read_piece(only_start=False)
         if piece is None:
-            return self._unread_piece(StopIteration())
+            return self._take_last_piece(StopIteration())
         return piece
 
     def start(self) -> None:
-        """Ask for the answer, and wait until it begins or is refused, without reading a piece.
+        """Ask for the answer, and wait until it begins or is refused. Reads no piece.
 
         When it returns, the answer's turn has come, and its prompt is made and fits the
         context. The engine produces a few pieces ahead: read the answer or close it. So an
@@ -179,8 +184,8 @@ class Answer(ForeignNames):
         Afterwards the answer has no more pieces.
         """
         self.cancel()
-        self._wait()
-        self._unread = deque()
+        self._wait_for_end()
+        self._last_pieces = deque()
         self._error = None
 
     def __reduce__(self) -> NoReturn:
@@ -199,15 +204,19 @@ class Answer(ForeignNames):
         return self
 
     async def __anext__(self) -> Piece:
-        """The next piece. Raises EngineError while another task or a thread waits for one."""
-        piece = await self._read_soon(only_start=False)
+        """The next piece. Raises EngineError while another task or a thread waits for one.
+
+        After the last piece it raises the error that ended the answer, once, or
+        StopAsyncIteration.
+        """
+        piece = await self._read_piece_async(only_start=False)
         if piece is None:
-            return self._unread_piece(StopAsyncIteration())
+            return self._take_last_piece(StopAsyncIteration())
         return piece
 
     async def started(self) -> None:
         """Wait, on an event loop, until the answer begins or is refused: see `start`."""
-        await self._read_soon(only_start=True)
+        await self._read_piece_async(only_start=True)
         self._require_begun()
 
     def __await__(self) -> Generator[Any, None, Reply]:
@@ -222,55 +231,57 @@ class Answer(ForeignNames):
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *_error: object) -> None:
-        if kind is GeneratorExit:  # the event loop is closed: see `_read_soon`
-            self._leave()
+        if kind is GeneratorExit:  # the event loop is closed: see `_read_piece_async`
+            self._abandon()
         else:
-            await self._close_soon()
+            await self._close_async()
 
     def __del__(self) -> None:
-        if not hasattr(self, "_unread"):  # Ctrl-C came during `__init__`, or it was copied
+        if not hasattr(self, "_last_pieces"):  # Ctrl-C came during `__init__`, or it was copied
             return
-        if self._is_asked and self._unread is None:
-            self._leave()  # if Ctrl-C strikes here, Python swallows it: see `_LastEnd`
+        if self._is_asked and self._last_pieces is None:
+            self._abandon()  # Python swallows Ctrl-C here: see `_BackupFinalizer`
 
-    def _leave(self) -> None:
+    def _abandon(self) -> None:
         """Cancel the answer, and wait until the engine is free, unless it needs this thread."""
         self.cancel()
         if self._producer._may_wait():
-            self._wait()
+            self._wait_for_end()
 
     @property
     def _is_asked(self) -> bool:
-        """Whether the first piece was asked for."""
+        """Whether the first piece or the start was asked for."""
         return self._record.state > State.NEW
 
     def _may_read(self) -> bool:
-        """Whether the caller may read more.
+        """Whether the outbox may have more pieces for the caller.
 
-        Raises EngineError if another thread or task reads, and ForkedError.
+        Raises EngineError if another thread or task reads, and ForkedError in a fork.
         """
-        if self._unread is not None:
+        if self._last_pieces is not None:
             return False
         self._own_process.require("the engine")
-        is_ended = self._record.cancellation.is_requested
-        if self._is_read and not is_ended:
-            raise EngineError(
-                "the answer is being read elsewhere, by another thread or another task",
-                "Read it in one place, and stop it with its cancel() or close().",
-            )
-        return not self._is_read and (self._is_asked or not is_ended)
+        is_cancelled = self._record.cancellation.is_requested
+        if not self._has_reader:
+            return self._is_asked or not is_cancelled
+        if is_cancelled:
+            return False
+        raise EngineError(
+            "the answer is being read elsewhere, by another thread or another task",
+            "Read it in one place, and stop it with its cancel() or close().",
+        )
 
     def _read_piece(self, *, only_start: bool) -> Piece | None:
-        """The next piece; None if the answer is over.
+        """Wait for the next piece from the engine. Returns None once the answer is over.
 
         Args:
             only_start: Whether to return None as soon as the answer has begun.
         """
         if self._may_read():
             try:
-                self._is_read = True
+                self._has_reader = True
                 self._ask(is_main=threading.current_thread() is threading.main_thread())
-                while self._unread is None:
+                while self._last_pieces is None:
                     if only_start and self._record.has_begun:
                         return None
                     piece = self._receive(self._record.outbox.take())
@@ -280,43 +291,43 @@ class Answer(ForeignNames):
                 self.close()
                 raise
             finally:
-                self._is_read = False
-        self._wait()
+                self._has_reader = False
+        self._wait_for_end()
         return None
 
-    async def _read_soon(self, *, only_start: bool) -> Piece | None:
+    async def _read_piece_async(self, *, only_start: bool) -> Piece | None:
         """`_read_piece` on an event loop."""
         if self._may_read():
             try:
-                self._is_read = True
+                self._has_reader = True
                 self._ask(is_main=False)
-                while self._unread is None:
+                while self._last_pieces is None:
                     if only_start and self._record.has_begun:
                         return None
                     piece = self._receive(await self._record.outbox.take_async())
                     if piece is not None:
                         return piece
-            except GeneratorExit:  # its event loop is closed, and nothing can be awaited
-                self._leave()
+            except GeneratorExit:  # the event loop is closed, and nothing can be awaited
+                self._abandon()
                 raise
             except BaseException:  # the task is cancelled
-                await self._close_soon()
+                await self._close_async()
                 raise
             finally:
-                self._is_read = False
-        await self._wait_soon()
+                self._has_reader = False
+        await self._wait_for_end_async()
         return None
 
     def _ask(self, *, is_main: bool) -> None:
-        """Have the engine start the answer, at the first call.
+        """Have the engine start the answer. Only the first call has an effect.
 
         Args:
-            is_main: Whether the main thread asks.
+            is_main: Whether the caller waits for the answer in the main thread.
         """
         record = self._record
-        if not record.leaves(State.NEW, State.ASKED):
+        if not record.try_advance(State.NEW, State.ASKED):
             return
-        record.place.is_of_main = is_main
+        record.place.is_read_by_main = is_main
         try:
             self._producer._start(record)
             if record.cancellation.is_requested:  # `cancel` came before the engine knew it
@@ -325,38 +336,43 @@ class Answer(ForeignNames):
             record.fail(error)
             record.conclude(None)
             record.advance(State.OVER)
-            self._unread = deque()
+            self._last_pieces = deque()
             raise
 
-    def _receive(self, item: ForReader) -> Piece | None:
-        """Handle an item that the engine has put into the outbox. Returns a piece to read."""
+    def _receive(self, item: ReaderItem) -> Piece | None:
+        """Handle an item that the engine has put into the outbox.
+
+        Returns:
+            The item if it is a piece and the answer is not cancelled, else None.
+        """
         record = self._record
         if isinstance(item, Piece):
-            if not record.takes(item):
+            if not record.try_read(item):
                 return None
-            self._producer._read_on(record)
+            self._producer._note_piece_read(record)
             return item
         if isinstance(item, Reading):
             self._report(item)
         elif isinstance(item, Ending):
             record.outbox.put(item)  # for another thread that waits for the end
-            if self._unread is None:
-                self._unread = deque(item.rest)
+            if self._last_pieces is None:
+                self._last_pieces = deque(item.last_pieces)
         else:
-            self._fail(item)
+            self._end_production(item)
         return None
 
     def _report(self, reading: Reading) -> None:
         try:
             self._record.on_reading(reading)
         except BaseException as error:
-            self._fail(error)
+            self._end_production(error)
 
-    def _fail(self, error: BaseException) -> None:
-        """End the answer: by an error, which is raised once it is over, or at its own end.
+    def _end_production(self, error: BaseException) -> None:
+        """Have the engine end the answer, because of an error or because it is complete.
 
         Args:
-            error: The error; StopIteration for the answer's own end.
+            error: The error, which is raised once the answer is over; StopIteration for an
+                answer that was produced to its end.
         """
         if not isinstance(error, StopIteration):
             self._error = error
@@ -365,39 +381,42 @@ class Answer(ForeignNames):
             self._record.cancellation.request()
         self._producer._end(self._record)
 
-    def _wait(self) -> None:
+    def _wait_for_end(self) -> None:
         """Wait until the answer is over."""
-        self._leave_unbegun()
-        while self._unread is None:
+        self._end_without_engine()
+        while self._last_pieces is None:
             self._receive(self._record.outbox.take())
 
-    async def _wait_soon(self) -> None:
-        self._leave_unbegun()
-        while self._unread is None:
+    async def _wait_for_end_async(self) -> None:
+        self._end_without_engine()
+        while self._last_pieces is None:
             self._receive(await self._record.outbox.take_async())
 
-    def _leave_unbegun(self) -> None:
+    def _end_without_engine(self) -> None:
         """End the answer here if no engine will: it was never asked for, or this is a fork."""
         record = self._record
-        if record.leaves(State.NEW, State.OVER):
+        if record.try_advance(State.NEW, State.OVER):
             record.conclude(None)
-            self._unread = deque()
+            self._last_pieces = deque()
         elif not self._own_process.is_this():  # the engine's thread is in the other process
-            self._unread = deque()
+            self._last_pieces = deque()
 
-    async def _close_soon(self) -> None:
-        """`close` on an event loop. Cancelling the task does not shorten the wait."""
+    async def _close_async(self) -> None:
+        """`close` on an event loop. Cancelling the task does not shorten the wait.
+
+        Raises CancelledError afterwards if the task was cancelled in the meantime.
+        """
         self.cancel()
-        cancelled = None
-        while self._unread is None:
+        cancelled_error = None
+        while self._last_pieces is None:
             try:
-                await self._wait_soon()
+                await self._wait_for_end_async()
             except asyncio.CancelledError as error:
-                cancelled = error
-        self._unread = deque()
+                cancelled_error = error
+        self._last_pieces = deque()
         self._error = None
-        if cancelled is not None:
-            raise cancelled
+        if cancelled_error is not None:
+            raise cancelled_error
 
     def _require_begun(self) -> None:
         """Raise the error that refused the answer, if it was refused."""
@@ -406,7 +425,7 @@ class Answer(ForeignNames):
             self._raise_error()
 
     def _raise_error(self) -> None:
-        """Raise the error that ended the answer, if it was not raised before."""
+        """Raise the error that ended the answer, if there is one and it was not raised yet."""
         error = self._error
         self._error = None
         try:
@@ -415,18 +434,19 @@ class Answer(ForeignNames):
         finally:
             del error  # its traceback has this frame
 
-    def _unread_piece(self, end: Exception) -> Piece:
-        """The next unread piece of an answer that is over.
+    def _take_last_piece(self, stop: Exception) -> Piece:
+        """Take the next of the pieces that are still unread when the answer is over.
 
-        After the last piece it raises the error that ended the answer, and then `end`.
+        After the last of them, the first call raises the error that ended the answer, if there
+        is one, and further calls raise `stop`.
 
         Args:
-            end: The end of the iteration.
+            stop: A StopIteration or a StopAsyncIteration.
         """
-        if self._unread:
-            return self._unread.popleft()
+        if self._last_pieces:
+            return self._last_pieces.popleft()
         self._raise_error()
         try:
-            raise end
+            raise stop
         finally:
-            del end  # its traceback has this frame
+            del stop  # its traceback has this frame

@@ -33,16 +33,16 @@ from localspec.tools.tool import (
 if TYPE_CHECKING:
     from typing_extensions import Self, Unpack  # in typing from Python 3.11 on
 
-# Every token of the vocabulary is searched for each trigger.
+# Every trigger is searched for in every token of the vocabulary.
 _MAX_TRIGGERS = 64
-_MOST_PREDICTED = 1 << 20  # tokens; no context holds that many
+_MAX_PREDICTION_TOKENS = 1 << 20  # more than any context holds
 
 
 class AnswerKeywords(SamplingKeywords, total=False):
     """The keywords of every method that asks for an answer.
 
-    The fields of `AnswerOptions`, and those of `SamplingParams` one by one. These change single
-    values of `sampling`: temperature=0.2 keeps all others.
+    They are the fields of `AnswerOptions` and the fields of `SamplingParams`. The latter change
+    single values of `sampling`: temperature=0.2 keeps all other values.
     """
 
     sampling: SamplingParams | None
@@ -180,13 +180,13 @@ class AnswerOptions:
         return Drafting(self.draft_tokens, self.proposer or "auto")
 
     def tool_use(self, known: tuple[Tool, ...]) -> ToolUse:
-        """The tools that may be called, and which of them must be.
+        """The tools that may be called, and which of them have to be called.
 
         Args:
-            known: The tools if the options name none.
+            known: The tools if the options have none.
 
         Raises:
-            OptionError: For a choice that is not among them.
+            OptionError: If `tool_choice` names a tool that is not among them.
         """
         tools: Sequence[AnyTool] = known
         if self.tools is not None:
@@ -195,12 +195,12 @@ class AnswerOptions:
 
     @property
     def triggers(self) -> tuple[str, ...]:
-        """The texts after which the constraint applies; none if it applies at once."""
+        """The texts after which the constraint applies; empty if it applies from the start."""
         return checked_texts(self.trigger, "a trigger", "triggers")
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
-        """The texts that end the answer; empty texts, which would end it at once, left out."""
+        """The texts that end the answer, without empty ones, which would end it at once."""
         texts = checked_texts(self.stop, "a stop string", "stop strings")
         return tuple(text for text in texts if text)
 
@@ -218,7 +218,7 @@ class AnswerOptions:
         known = answer_keywords()
         for name in keywords:
             if name not in known:
-                check_has_distribution(name)
+                check_has_distribution(name)  # a better error for known samplers
         check_keywords(keywords, known)
         if not isinstance(options, cls | None):
             raise OptionError(
@@ -227,34 +227,35 @@ class AnswerOptions:
             )
         if options is not None and not keywords:
             return options
-        of_answer: dict[str, Any] = {}
-        of_sampling: dict[str, object] = {}
+        own_fields: dict[str, Any] = {}
+        sampling_changes: dict[str, object] = {}
         for name, value in keywords.items():
             if name in SamplingKeywords.__annotations__:
-                of_sampling[name] = value
+                sampling_changes[name] = value
             else:
-                of_answer[name] = value
+                own_fields[name] = value
         if options is None:
-            return cls(**of_answer, changes=of_sampling)
-        if "sampling" not in of_answer:
-            of_sampling = {**options.changes, **of_sampling}
-        return replace(options, **of_answer, changes=of_sampling)
+            return cls(**own_fields, changes=sampling_changes)
+        if "sampling" not in own_fields:
+            sampling_changes = {**options.changes, **sampling_changes}
+        return replace(options, **own_fields, changes=sampling_changes)
 
     def sampling_from(self, default: SamplingParams) -> SamplingParams:
-        """The sampling settings of the answer. default: the engine's."""
+        """The sampling settings of the answer: `sampling` with the `changes`.
+
+        Args:
+            default: The engine's settings, for an answer without `sampling`.
+        """
         sampling = self.sampling or default
         return sampling.changed(self.changes)
 
     def __post_init__(self) -> None:
         if not isinstance(self.sampling, SamplingParams | None):
             raise OptionError(f"sampling is {self.sampling!r}", "Give a SamplingParams.")
+        # These two raise OptionError for wrong values.
         self.sampling_from(SamplingParams())
         _ = self.drafting
-        # Kept as a tuple, since an iterator can be read only once.
-        if isinstance(self.prediction, Iterator):
-            tokens = at_most(_MOST_PREDICTED, self.prediction, "tokens in the prediction")
-            object.__setattr__(self, "prediction", tuple(tokens))
-        self._keep_given()
+        self._freeze_values()
         self._check_constraint()
         if self.on_prompt is not None and not callable(self.on_prompt):
             raise OptionError(
@@ -268,8 +269,15 @@ class AnswerOptions:
             if value is not None and not is_whole(value, lowest):
                 raise OptionError(f"{name} is {value!r}", f"Choose {lowest} or more.")
 
-    def _keep_given(self) -> None:
-        """Replace values by forms that do not change and can be read repeatedly."""
+    def _freeze_values(self) -> None:
+        """Replace values by immutable ones that can be read repeatedly, and check them."""
+        if isinstance(self.prediction, Iterator):
+            tokens = at_most(
+                _MAX_PREDICTION_TOKENS,
+                self.prediction,
+                "tokens in the prediction",
+            )
+            object.__setattr__(self, "prediction", tuple(tokens))
         if not isinstance(self.stop, str):
             object.__setattr__(self, "stop", self.stop_strings)
         if not isinstance(self.trigger, str | None):
@@ -280,6 +288,7 @@ class AnswerOptions:
             object.__setattr__(self, "tools", checked_tools(self.tools))
 
     def _check_constraint(self) -> None:
+        """Check the constraint and its triggers, and replace the schema by its JSON text."""
         if self.json_schema is not None:
             object.__setattr__(self, "json_schema", schema_text(self.json_schema))
         if len(self.triggers) > _MAX_TRIGGERS:
@@ -302,11 +311,14 @@ class AnswerOptions:
 
 
 def scales_of(scales: object) -> dict[int, float]:
-    """Scales of adapters by their numbers. Raises OptionError for anything else."""
+    """The scales of adapters by the adapters' numbers, from a sequence or a mapping.
+
+    Raises OptionError for anything else.
+    """
     by_number = scales
     if isinstance(scales, Sequence) and not isinstance(scales, str | bytes):
         by_number = dict(enumerate(scales))
-    if not _has_numbers(by_number):
+    if not _has_whole_keys(by_number):
         raise OptionError(
             f"the scales of the adapters are {scales!r:.80}",
             "Give a number for each adapter, or numbers by those of the adapters: {0: 0.5}.",
@@ -314,13 +326,13 @@ def scales_of(scales: object) -> dict[int, float]:
     return {number: checked_scale(scale) for number, scale in by_number.items()}
 
 
-def _has_numbers(scales: object) -> TypeGuard[Mapping[int, object]]:
-    """Whether this is a mapping whose keys are whole numbers."""
+def _has_whole_keys(scales: object) -> TypeGuard[Mapping[int, object]]:
+    """Whether `scales` is a mapping whose keys are whole numbers."""
     return isinstance(scales, Mapping) and all(type(number) is int for number in scales)
 
 
 def spec_of(options: AnswerOptions) -> ConstraintSpec | None:
-    """The constraint of an answer, if it has one."""
+    """The constraint of an answer; None without one."""
     return constraint_spec(
         options.json_schema,
         options.regex,

@@ -1,4 +1,4 @@
-"""A prompt; and the tokens of its answer → thoughts and speech, up to a stop string."""
+"""A prompt, and the parser of its answer: tokens → thoughts, speech and calls of tools."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from localspec.tools.tool import ToolCall, whole_calls
 from localspec.vocabulary import WholeVocabulary
 
 _MOST_TEXTS = 1024  # stop strings, or triggers, of an answer
-_RECIPIENT = " to=functions."  # in the head of a message that is a call
-# In the head of a message to neither the user nor the model itself.
-_ADDRESSEE = re.compile(r" to=(?!(?:assistant|user|self)\b)(?:functions\.)?(\S+)")
+_TO_TOOL = " to=functions."  # in the head of a message that is a call
+# The recipient in the head of a message to neither the user nor the model itself.
+_RECIPIENT = re.compile(r" to=(?!(?:assistant|user|self)\b)(?:functions\.)?(\S+)")
 
 
-class Said(NamedTuple):
+class WholeMessage(NamedTuple):
     """The speech of an answer, its thoughts, and its complete calls of tools."""
 
     text: str
@@ -32,8 +32,8 @@ class Said(NamedTuple):
     tool_calls: tuple[ToolCall, ...]
 
     @classmethod
-    def of(cls, parts: Sequence[Part]) -> Said:
-        """The sum of the parts."""
+    def of(cls, parts: Sequence[Part]) -> WholeMessage:
+        """The message that consists of these parts."""
         speech = []
         thoughts = []
         for part in parts:
@@ -53,10 +53,10 @@ class Prompt(NamedTuple):
     """How to tell thoughts from speech in the answer; by default all of it is speech."""
 
     num_said: int = 0
-    """How many of the last tokens belong to the answer, which continues after them."""
+    """How many tokens at the end an earlier answer gave, which the new answer continues."""
 
     calls: Calls | None = None
-    """The calls of tools that the answer can have; None for none."""
+    """The calls of tools that the answer can have; None if it can have none."""
 
     pictures: tuple[Picture, ...] = ()
     """The pictures whose cells are among the tokens, in order."""
@@ -67,11 +67,12 @@ class Prompt(NamedTuple):
 
 
 class AnswerText:
-    """The text of one answer, token by token.
+    """Parses the tokens of one answer, one by one, into parts: thoughts, speech and calls.
 
-    `push` and `finish` return text that is final. An unfinished UTF-8 character, mark or stop
-    string waits inside. Bytes that are not UTF-8 come out as U+FFFD. Stop strings are looked
-    for in speech and in the text of calls, not in thoughts, nor across the marks between them.
+    `push` and `finish` return text that is certain: it never changes. An unfinished UTF-8
+    character, mark or stop string waits inside. Bytes that are not UTF-8 become U+FFFD. Stop
+    strings are searched for in speech and in the text of calls, but not in thoughts, and not
+    across the marks between thoughts and speech.
 
     A message to a tool that was not offered becomes text, after a line with the tool's name. In
     a constrained answer it stays a thought.
@@ -83,8 +84,8 @@ class AnswerText:
         vocabulary: The vocabulary of the tokens.
         thoughts: How to tell thoughts from speech.
         stop: Strings that end the answer.
-        calls: The calls of tools that it can have; None for none.
-        has_form: Whether the speech is constrained, as by a schema.
+        calls: The calls of tools that the answer can have; None if it can have none.
+        is_constrained: Whether the speech is constrained, for example by a schema.
     """
 
     def __init__(
@@ -94,247 +95,275 @@ class AnswerText:
         stop: Sequence[str],
         calls: Calls | None,
         *,
-        has_form: bool = False,
+        is_constrained: bool = False,
     ) -> None:
-        self._new = partial(
+        self._new_text = partial(
             AnswerText,
             vocabulary,
             thoughts,
             stop,
             calls,
-            has_form=has_form,
+            is_constrained=is_constrained,
         )
-        self._has_form = has_form
+        self._is_constrained = is_constrained
         self._vocabulary = vocabulary
-        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
-        self._split = ThoughtStream(thoughts)
-        self._search = StopSearch(stop)
-        self._shown = thoughts.shown  # control tokens that are rendered as text
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._thoughts = ThoughtStream(thoughts)
+        self._stops = StopSearch(stop)
+        self._mark_tokens = thoughts.mark_tokens  # control tokens that are rendered as text
         self._calls: CallStream | None = None
         if calls is not None:
-            self._shown |= calls.shown
+            self._mark_tokens |= calls.mark_tokens
             self._calls = CallStream(calls)
-        self._is_thought = (
-            False  # whether the text in the search is one: of a call as a message
-        )
-        self._is_stray = False  # whether the text is a message to a tool that was not offered
-        self._has_said = False  # whether there was any speech
-        # Characters, and whether each is a thought, that were shown at a cut but may change.
-        self._pending: deque[tuple[str, bool]] = deque()
+        # Whether the text that waits in `_stops` is a thought, as in a call that is a message.
+        self._is_waiting_thought = False
+        # Whether the present text is a message to a tool that was not offered.
+        self._is_to_unknown_tool = False
+        self._has_speech = False  # whether there was any speech
+        # Characters, and whether each is a thought, that the reader got at a cut, although
+        # they were not certain.
+        self._shown_at_cut: deque[tuple[str, bool]] = deque()
 
     @property
-    def stopped(self) -> bool:
-        """Whether there was a stop string, or the only call: nothing comes after it."""
+    def has_stopped(self) -> bool:
+        """Whether a stop string, or the only allowed call, has ended the answer."""
         has_ended = self._calls is not None and self._calls.has_ended
         return has_ended or self.stopped_by is not None
 
     @property
     def stopped_by(self) -> str | None:
-        """The stop string, if there was one."""
-        return self._search.stopped_by
+        """The stop string that has ended the answer; None if none has."""
+        return self._stops.stopped_by
 
     @property
     def is_thinking(self) -> bool:
-        """Whether the following text is hidden from the user, unless a mark ends that."""
+        """Whether the following text is hidden from the user, unless a mark changes that."""
         is_calling = self._calls is not None and self._calls.is_calling
-        return self._split.is_thinking and not is_calling and not self._is_stray
+        is_hidden = not is_calling and not self._is_to_unknown_tool
+        return self._thoughts.is_thinking and is_hidden
 
     def resume(self, tokens: Sequence[int]) -> list[Part]:
-        """Begin after these tokens of the answer. Returns the parts that are certain.
+        """Begin after tokens that an earlier answer gave. Returns their parts that are certain.
 
-        The text that is not certain was shown when the answer was cut. As it becomes certain,
-        it comes in parts of its own before all others: `Part.is_again`. Stop strings within
-        these tokens do not count, since the text after them was said already.
+        The reader of the earlier answer also got the text that was not certain when it was
+        cut. Once that text is certain, it comes in parts with `Part.is_again`, before all
+        others. Stop strings within these tokens do not count, since the text after them was
+        given already.
         """
-        as_cut = self._new()
-        as_cut._push_past_stops(tokens)
-        shown = as_cut.finish(is_cut=True)
+        earlier_text = self._new_text()
+        earlier_text._push_past_stops(tokens)
+        uncertain_parts = earlier_text.finish(is_cut=True)
         parts = self._push_past_stops(tokens)
-        for part in shown:
+        for part in uncertain_parts:
             for character in part.text:
-                self._pending.append((character, part.is_thought))
+                self._shown_at_cut.append((character, part.is_thought))
         return parts
 
     def _push_past_stops(self, tokens: Sequence[int]) -> list[Part]:
-        """The parts of these tokens, whose stop strings do not count."""
-        self._search.passes = True
+        """`push` for several tokens, in which no stop string counts."""
+        self._stops.are_ignored = True
         parts = []
         for token in tokens:
             parts += self.push(token)
-        self._search.passes = False
+        self._stops.are_ignored = False
         return parts
 
     def push(self, token: int) -> list[Part]:
-        """The parts that became certain with the token, in order."""
-        split = self._parted(self._text(token))
-        return self._told_apart(self._called(split))
+        """Add a token. Returns the parts that became certain with it, in order."""
+        parts = self._split_thoughts(self._decode(token))
+        return self._mark_shown(self._split_calls(parts))
 
-    def _parted(self, text: str) -> list[Part]:
-        """The thoughts and speech that a text adds. In constrained calls no mark counts."""
-        if self._calls is None or not self._calls.is_kept:
-            return self._split.push(text)
-        return [*self._split.finish(), Part(text, is_thought=False)]
+    def _split_thoughts(self, text: str) -> list[Part]:
+        """Add a text to the thoughts and speech. Returns the parts that became certain.
 
-    def _text(self, token: int) -> str:
+        While a grammar keeps calls to their form, no mark counts.
+        """
+        if self._calls is None or not self._calls.is_enforced:
+            return self._thoughts.push(text)
+        return [*self._thoughts.finish(), Part(text, is_thought=False)]
+
+    def _decode(self, token: int) -> str:
         """The characters that are complete with a token."""
-        if token in self._shown:
-            return self._decoder.decode(b"", final=True) + self._vocabulary.text(token)
-        return self._decoder.decode(self._vocabulary.piece(token))
+        if token in self._mark_tokens:
+            return self._utf8.decode(b"", final=True) + self._vocabulary.text(token)
+        return self._utf8.decode(self._vocabulary.piece(token))
 
     def finish(self, *, is_cut: bool) -> list[Part]:
-        """The text that waited; no more tokens follow.
+        """End the text: no more tokens follow. Returns the parts that waited inside.
 
         Args:
-            is_cut: The answer was cut off, so that an incomplete character is left out.
+            is_cut: Whether the answer was cut off. Then an incomplete character is left out.
         """
-        if is_cut:
-            parts = self._split.push("")
-        else:
-            parts = self._split.push(self._decoder.decode(b"", final=True))
-        head = self._split.head or ""  # of a message, or all that was said
-        may_be_call = _RECIPIENT in head or num_unfinished((_RECIPIENT,), head) > 0
+        text = ""
+        if not is_cut:
+            text = self._utf8.decode(b"", final=True)
+        parts = self._thoughts.push(text)
+        head = self._thoughts.head or ""  # of a message, or all text so far
+        may_be_call = _TO_TOOL in head or num_unfinished((_TO_TOOL,), head) > 0
         if not is_cut or not may_be_call:
-            parts += self._split.finish()
-        shown = self._called(parts)
-        shown += self._split_calls(self._waited())
+            parts += self._thoughts.finish()
+        parts = self._split_calls(parts)
+        parts += self._push_to_calls(self._release_waiting())
         if self._calls is not None:
-            shown += self._calls.finish(is_cut=is_cut)
-        return self._told_apart(shown)
+            parts += self._calls.finish(is_cut=is_cut)
+        return self._mark_shown(parts)
 
-    def _told_apart(self, parts: list[Part]) -> list[Part]:
-        """Split parts into text that was shown before the cut and new text."""
-        if not self._pending:
+    def _mark_shown(self, parts: list[Part]) -> list[Part]:
+        """Split parts into text that was shown at the cut, marked `is_again`, and new text."""
+        if not self._shown_at_cut:
             return parts
-        split = []
+        marked = []
         for part in parts:
             size = 0
             for character in part.text:
-                if not self._pending or self._pending[0] != (character, part.is_thought):
+                expected = (character, part.is_thought)
+                if not self._shown_at_cut or self._shown_at_cut[0] != expected:
                     break
-                self._pending.popleft()
+                self._shown_at_cut.popleft()
                 size += 1
             if size > 0:
-                split.append(part._replace(text=part.text[:size], is_again=True))
+                marked.append(part._replace(text=part.text[:size], is_again=True))
             if size < len(part.text) or part.call is not None:
-                # The remaining pending text turned out to be something else, as a mark.
-                self._pending.clear()
-                split.append(part._replace(text=part.text[size:]))
-        return split
-
-    def _called(self, parts: list[Part]) -> list[Part]:
-        """The parts without marks, and with calls in place of the text that writes them."""
-        called = []
-        for part in parts:
-            for addressed in self._addressed(part):
-                called += self._split_calls(self._searched(addressed))
-        return called
-
-    def _addressed(self, part: Part) -> list[Part]:
-        """The part, as text if it belongs to a message to a tool that was not offered."""
-        if part.text:
-            if self._is_stray:
-                part = part._replace(is_thought=False)
-            if not part.is_thought:
-                self._has_said = True
-            return [part]
-        addressee = _ADDRESSEE.search(part.head)
-        is_call = self._calls is not None and self._calls.takes(part.head)
-        self._is_stray = addressee is not None and not is_call and not self._has_form
-        if addressee is None or not self._is_stray:
-            return [part]
-        line = f"to={addressee[1]}\n"
-        if self._has_said:
-            line = f"\n\n{line}"
-        self._has_said = True
-        return [part._replace(is_thought=False), Part(line, is_thought=False)]
+                # The other text of the cut turned out to be something else, such as a mark.
+                self._shown_at_cut.clear()
+                marked.append(part._replace(text=part.text[size:]))
+        return marked
 
     def _split_calls(self, parts: list[Part]) -> list[Part]:
-        """The parts with text, and the calls among them."""
+        """Replace the text of calls by calls, and leave out marks and stop strings."""
+        split = []
+        for part in parts:
+            for readable in self._show_unknown_call(part):
+                split += self._push_to_calls(self._search_stops(readable))
+        return split
+
+    def _show_unknown_call(self, part: Part) -> list[Part]:
+        """Turn a part of a message to a tool that was not offered into speech.
+
+        Args:
+            part: Text; or a mark, with which such a message may begin.
+
+        Returns:
+            The part; after the mark at the beginning of such a message, also a line with the
+            tool's name.
+        """
+        if part.text:
+            if self._is_to_unknown_tool:
+                part = part._replace(is_thought=False)
+            if not part.is_thought:
+                self._has_speech = True
+            return [part]
+        recipient = _RECIPIENT.search(part.head)
+        is_call = self._calls is not None and self._calls.is_call_head(part.head)
+        is_unknown = recipient is not None and not is_call
+        self._is_to_unknown_tool = is_unknown and not self._is_constrained
+        if recipient is None or not self._is_to_unknown_tool:
+            return [part]
+        line = f"to={recipient[1]}\n"
+        if self._has_speech:
+            line = f"\n\n{line}"
+        self._has_speech = True
+        return [part._replace(is_thought=False), Part(line, is_thought=False)]
+
+    def _push_to_calls(self, parts: list[Part]) -> list[Part]:
+        """Have `_calls` read parts. Returns parts with text, and parts with calls."""
         if self._calls is None:
             return [part for part in parts if part.text]
-        called = []
+        split = []
         for part in parts:
-            called += self._calls.push(part)
-        return called
+            split += self._calls.push(part)
+        return split
 
-    def _searched(self, part: Part) -> list[Part]:
-        """The part up to a stop string. A part without text is a mark."""
+    def _search_stops(self, part: Part) -> list[Part]:
+        """Search a part for stop strings. A part without text is a mark.
+
+        Returns:
+            The text that waited before, if this part does not continue it, and then the part
+            as far as no stop string may begin in it. Nothing after a stop.
+        """
         is_calling = self._calls is not None and self._calls.is_calling
         is_searched = bool(part.text) and (is_calling or not part.is_thought)
         parts = []
-        if not is_searched or part.is_thought != self._is_thought:
-            parts = self._waited()
-        if self.stopped:
+        if not is_searched or part.is_thought != self._is_waiting_thought:
+            parts = self._release_waiting()
+        if self.has_stopped:
             return parts
         if is_searched:
-            self._is_thought = part.is_thought
-            part = part._replace(text=self._search.push(part.text))
+            self._is_waiting_thought = part.is_thought
+            part = part._replace(text=self._stops.push(part.text))
             if not part.text:
                 return parts
         return [*parts, part]
 
-    def _waited(self) -> list[Part]:
-        """The text in which a stop string may have begun, which is released."""
-        text = self._search.finish()
+    def _release_waiting(self) -> list[Part]:
+        """The text that waited because a stop string might have begun in it."""
+        text = self._stops.finish()
         if text:
-            return [Part(text, self._is_thought)]
+            return [Part(text, self._is_waiting_thought)]
         return []
 
 
 class StopSearch:
-    """Looks for stop strings in text that comes piece by piece.
+    """Searches text that comes piece by piece for stop strings.
 
-    `push` and `finish` return text that is final. Text that could still become part of a stop
-    string waits inside. After a stop string no text comes.
+    `push` and `finish` return text that is certain. Text that may become part of a stop string
+    waits inside. After a stop string both return "".
     """
 
     def __init__(self, stop: Sequence[str]) -> None:
         self._stop = tuple(stop)
-        self._held = ""
+        self._waiting = ""
         self.stopped_by: str | None = None
-        self.passes = False
-        """Whether whole stop strings do not count: in text that was said before."""
+        self.are_ignored = False
+        """Whether complete stop strings are ignored, as in text that an earlier answer gave."""
 
     def push(self, text: str) -> str:
-        """The text that is final now. Sets `stopped_by` when a stop string is complete."""
+        """Add a text. Returns the text that is now certain.
+
+        Sets `stopped_by` when a stop string is complete.
+        """
         if self.stopped_by is not None:
             return ""
-        text = self._held + text
+        text = self._waiting + text
         stop = first_of(self._stop, text)
-        if stop is not None and not self.passes:
+        if stop is not None and not self.are_ignored:
             # The stop string and the text after it are not part of the answer.
             self.stopped_by = stop
-            self._held = ""
+            self._waiting = ""
             return text[: text.find(stop)]
         end = len(text) - num_unfinished(self._stop, text)
-        self._held = text[end:]
+        self._waiting = text[end:]
         return text[:end]
 
     def finish(self) -> str:
-        """The text that waited; no more follows."""
-        text = self._held
-        self._held = ""
+        """Release the text that waits inside: no stop string continues it."""
+        text = self._waiting
+        self._waiting = ""
         return text
 
 
-def checked_texts(given: str | Iterable[str] | None, one: str, several: str) -> tuple[str, ...]:
-    """The texts of an option that takes none, one or several.
+def checked_texts(
+    value: str | Iterable[str] | None,
+    singular: str,
+    plural: str,
+) -> tuple[str, ...]:
+    """The texts of an option that accepts a text, several texts or None.
 
     Args:
-        given: The option's value.
-        one, several: Names of one text and of several, for the error.
+        value: The option's value.
+        singular, plural: What the error calls one text and several texts.
 
     Raises:
-        OptionError: For anything but texts, and for too many.
+        OptionError: If a value is not a text, or if there are too many.
     """
-    if given is None:
+    if value is None:
         return ()
-    texts: list[object] = [given]
-    if isinstance(given, Iterable) and not isinstance(given, str):
-        texts = at_most(_MOST_TEXTS, given, several)
+    texts: list[object] = [value]
+    if isinstance(value, Iterable) and not isinstance(value, str):
+        texts = at_most(_MOST_TEXTS, value, plural)
     checked = []
     for text in texts:
         if not isinstance(text, str):
-            raise OptionError(f"{one} is {text!r:.80}", "Give a str, or several.")
+            raise OptionError(f"{singular} is {text!r:.80}", "Give a str, or several.")
         checked.append(text)
     return tuple(checked)

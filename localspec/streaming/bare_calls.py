@@ -11,13 +11,13 @@ from localspec.tools.call_form import calls_in, read_fitting
 from localspec.tools.partial_text import ObjectEnd
 from localspec.tools.tool import ToolCall
 
-STARTS = ("```", "<tools>")  # calls without marks may begin with one of these after a text
-_FENCES = ("```json", "<tools>", "</tools>")
+FENCES = ("```", "<tools>")  # after a text, calls without marks may begin at one of these
+_WHOLE_FENCES = ("```json", "<tools>", "</tools>")
 _CLOSINGS = ("```", "</tools>")
-_WHOLE_FENCES = re.compile(r"\A(?:```json|```(?!j)|</?tools>)*")
-_NO_JSON = "`<"  # fences begin with these, and an object has them only in its strings
+_FENCES_PATTERN = re.compile(r"\A(?:```json|```(?!j)|</?tools>)*")
+_FENCE_CHARACTERS = "`<"  # fences begin with these; objects have them only in strings
 # How objects that name a tool begin, without blank space.
-_BEGINS = (
+_OBJECT_BEGINS = (
     '{"name":"NAME"',
     '{"type":"function","name":"NAME"',
     '{"function":{"name":"NAME"',
@@ -41,38 +41,38 @@ class BareCalls(CallReader):
 
     Such calls are objects with the name of a tool and arguments that fit, or lists of such
     objects, perhaps each in a fence. An object may begin with two braces, as in Qwen2.5-Coder's
-    template. After a fence any text may follow, as an explanation; after a bare object only
-    further objects. So the whole text is held:
+    template. After a closed fence any text may follow, for example an explanation; after an
+    object without a fence only further objects. So all text waits inside until the end:
 
         FENCE  -> NAME    when an object or a list begins, and the fences before it are whole
-        NAME   -> OBJECT  when it has named a tool, or its arguments begin
-        OBJECT -> FENCE   when it ends, and is a call
+        NAME   -> OBJECT  when the object has named a tool, or its arguments begin
+        OBJECT -> FENCE   when the object ends, and is a call
 
         FENCE  -> OVER    when anything but fences and blank space comes
-        NAME   -> OVER    when it can no longer name a tool
-        OBJECT -> OVER    when it ends and is no call, or a fence comes before its end
+        NAME   -> OVER    when the object can no longer name a tool
+        OBJECT -> OVER    when the object ends and is no call, or a fence comes before its end
         any    -> OVER    when calls with an opening begin, or no more text follows
 
     In OVER the calls in closed fences count. If the answer ends with calls and has no other
-    text, all of them count.
+    text, all its calls count.
     """
 
     def __init__(self, calls: AnswerCalls) -> None:
         super().__init__(calls)
-        begins = []
+        object_begins = []
         for name in calls.tools:
-            for begin in _BEGINS:
-                named = begin.replace("NAME", name)
-                begins += [named, "[" + named, "{" + named]
-        self._begins = tuple(begins)
+            for pattern in _OBJECT_BEGINS:
+                begin = pattern.replace("NAME", name)
+                object_begins += [begin, "[" + begin, "{" + begin]
+        self._object_begins = tuple(object_begins)
         self._state = _BareState.FENCE
-        self._found: list[ToolCall] = []  # all calls so far
-        self._certain: list[ToolCall] = []  # the calls in closed fences
-        self._held = ""  # the text after these
+        self._read_calls: list[ToolCall] = []  # all calls so far
+        self._certain_calls: list[ToolCall] = []  # the calls in closed fences
+        self._held = ""  # the text after the certain calls
         self._fences = ""  # the fences before the next object, without blank space
         self._is_fenced = False  # whether fences came before the first object
-        self._written = ""  # the object so far
-        self._end = ObjectEnd()  # finds the end of the object
+        self._object = ""  # the object or list so far
+        self._object_end = ObjectEnd()  # finds its end
         self._second_brace = ""  # "}" that may follow an object that began with two braces
 
     def push(self, text: str) -> list[Part]:
@@ -81,30 +81,31 @@ class BareCalls(CallReader):
             self._read_character(character)
             is_opening = self._held.endswith(self._calls.openings)
             if is_opening or self._state is _BareState.OVER:
-                self.rest = self._held + text[number:]
-                return self._calls.call(self._certain)
+                self.text_after = self._held + text[number:]
+                return self._calls.add_calls(self._certain_calls)
         return []
 
     def finish(self, *, is_cut: bool) -> list[Part]:
         is_whole = self._state is _BareState.FENCE and not self._unfinished_fence()
         if is_cut and self._state is _BareState.OBJECT:
             self._held = ""
-        elif is_whole and self._found and not is_cut:
+        elif is_whole and self._read_calls and not is_cut:
             self._make_certain()
-        parts = self._calls.call(self._certain)
-        parts += self._calls.say_last(self._held, is_cut=is_cut)
+        parts = self._calls.add_calls(self._certain_calls)
+        parts += self._calls.add_last_text(self._held, is_cut=is_cut)
         return parts
 
     def _make_certain(self) -> None:
         """Make all calls so far certain: they count whatever text follows."""
-        self._certain = [*self._found]
+        self._certain_calls = [*self._read_calls]
         self._held = ""
 
     def _unfinished_fence(self) -> str:
-        """The part of the fences that is not a whole fence."""
-        return _WHOLE_FENCES.sub("", self._fences)
+        """The end of `_fences` after all whole fences."""
+        return _FENCES_PATTERN.sub("", self._fences)
 
     def _read_character(self, character: str) -> None:
+        """Advance by a character, as `BareCalls` draws it."""
         if self._state is _BareState.OBJECT:
             self._read_object(character)
         elif self._state is _BareState.NAME:
@@ -115,44 +116,44 @@ class BareCalls(CallReader):
             self._state = _BareState.NAME
             if self._unfinished_fence():
                 self._state = _BareState.OVER
-            self._written = character
+            self._object = character
         else:
             self._read_fence(character)
 
     def _read_fence(self, character: str) -> None:
         self._fences += character.strip().lower()
-        if not self._found:
-            self._is_fenced = self._fences.startswith(STARTS)
+        if not self._read_calls:
+            self._is_fenced = self._fences.startswith(FENCES)
         elif self._is_fenced and self._fences in _CLOSINGS:
             self._make_certain()
         unfinished = self._unfinished_fence()
-        if not any(fence.startswith(unfinished) for fence in _FENCES):
+        if not any(fence.startswith(unfinished) for fence in _WHOLE_FENCES):
             self._state = _BareState.OVER
 
     def _read_name(self, character: str) -> None:
-        self._written += character
-        begin = "".join(self._written.split())
-        is_bare = not self._found and self._calls.is_bare_call(self._held)
-        if begin.startswith(self._begins):
+        self._object += character
+        begin = "".join(self._object.split())
+        is_bare = not self._read_calls and self._calls.is_bare_call(self._held)
+        if begin.startswith(self._object_begins):
             self._state = _BareState.OBJECT
             self._second_brace = ""
             if begin.startswith("{{"):
                 self._second_brace = "}"
-            self._written = self._written[len(self._second_brace) :]
-            self._end = ObjectEnd()
-            self._end.push(self._written)
-        elif is_bare or not any(named.startswith(begin) for named in self._begins):
-            self._state = _BareState.OVER
+            self._object = self._object[len(self._second_brace) :]  # without the first brace
+            self._object_end = ObjectEnd()
+            self._object_end.push(self._object)
+        elif is_bare or not any(known.startswith(begin) for known in self._object_begins):
+            self._state = _BareState.OVER  # a call of the form, or no call
 
     def _read_object(self, character: str) -> None:
-        self._written += character
-        self._end.push(character)
-        if self._end.is_over:
-            calls = calls_in(self._written, self._calls.tools, read_fitting)
+        self._object += character
+        self._object_end.push(character)
+        if self._object_end.is_over:
+            calls = calls_in(self._object, self._calls.tools, read_fitting)
             self._state = _BareState.OVER
             if calls:
                 self._state = _BareState.FENCE
-                self._found += calls
+                self._read_calls += calls
             self._fences = ""
-        elif character in _NO_JSON and not self._end.is_string:
+        elif character in _FENCE_CHARACTERS and not self._object_end.is_string:
             self._state = _BareState.OVER

@@ -18,17 +18,17 @@ def never() -> bool:
 class Cancellation:
     """A request to end one answer, from any thread, before it begins or while it runs.
 
-    It ends this answer and no other. No request is lost, at whatever time it comes.
+    Each answer has its own. A request is kept: it also ends an answer that begins after it.
     """
 
     def __init__(self) -> None:
         self.is_requested = False
         self._interrupt: Callable[[], None] | None = None  # set while the answer runs
-        # Reentrant, since a signal handler may request it in the thread that holds the lock.
+        # Reentrant, since a signal handler may call `request` in the thread that holds it.
         self.lock = threading.RLock()
 
     def request(self) -> None:
-        """End the answer, now or as soon as it begins; no effect once it is over."""
+        """End the answer, now or as soon as it begins. No effect once the answer is over."""
         with self.lock:
             self.is_requested = True
             if self._interrupt is not None:
@@ -36,7 +36,10 @@ class Cancellation:
 
     @contextlib.contextmanager
     def obeyed(self, interrupt: Callable[[], None]) -> Iterator[None]:
-        """While the block runs, a request interrupts it; at once if it came before."""
+        """While the block of a `with` runs, a request calls `interrupt`.
+
+        If the request came before, `interrupt` is called at the beginning of the block.
+        """
         with self.lock:
             self._interrupt = interrupt
             if self.is_requested:
@@ -50,10 +53,10 @@ class Cancellation:
 
 @dataclass(frozen=True, slots=True)
 class Watch:
-    """Callback and cancellation of the caller that waits for a measurement."""
+    """How a caller follows a measurement, and ends it."""
 
     progress: Callable[[str, float | None], None]
-    """Called with the present work in words, and the seconds that all of it will probably take
-    from now on; None if that is not known."""
+    """Called with a description of the present work, and the seconds that the measurement will
+    probably still take; None if that is not known."""
 
     cancellation: Cancellation = field(default_factory=Cancellation)

@@ -22,12 +22,12 @@ class _MarkedState(enum.Enum):
 class MarkedCalls(CallReader):
     """Reads the calls after an opening mark.
 
-    If a grammar keeps the calls to their form, a call is known by its name, and its arguments
+    If a grammar enforces the form of the calls, a call is known by its name, and its arguments
     come while they are written:
 
         NAME      -> ARGUMENTS  when the name of a tool was read
         ARGUMENTS -> NAME       when the arguments are whole: another call may follow
-        NAME      -> CLOSING    when another name was read, since no grammar kept that
+        NAME      -> CLOSING    when another name was read: so the grammar is not in force
 
     Otherwise calls are known when they are whole, and everything else stays text:
 
@@ -37,24 +37,25 @@ class MarkedCalls(CallReader):
     Args:
         calls: The answer's calls.
         front: The opening mark with the blank space before it: text if no call follows.
-        is_kept: Whether the grammar of the answer's calls, if there is one, keeps these calls.
+        is_enforced: Whether the answer's grammar, if it has one, was in force at the opening.
     """
 
-    def __init__(self, calls: AnswerCalls, front: str, *, is_kept: bool) -> None:
+    def __init__(self, calls: AnswerCalls, front: str, *, is_enforced: bool) -> None:
         super().__init__(calls)
         self._front = front
         self._state = _MarkedState.CLOSING
-        if is_kept and calls.is_kept:
+        if is_enforced and calls.is_enforced:
             self._state = _MarkedState.NAME
         self._text = ""  # text that is not a part yet
-        self._closing_from = 0  # the first position in it at which a closing may end calls
-        self._name = calls.form.first_pattern(front.strip())
-        self._call: CallPiece  # the call whose arguments come
+        # The first position in the text at which a closing mark may still end the calls.
+        self._closing_from = 0
+        self._name_pattern = calls.form.first_pattern(front.strip())
+        self._call: CallPiece  # the first piece of the call whose arguments come
         self._arguments: ArgumentReader  # reads them
 
     @property
-    def is_kept(self) -> bool:
-        """Whether a grammar keeps the following text to the form."""
+    def is_enforced(self) -> bool:
+        """Whether a grammar enforces the form of the following text."""
         return self._state is not _MarkedState.CLOSING
 
     def push(self, text: str) -> list[Part]:
@@ -71,13 +72,13 @@ class MarkedCalls(CallReader):
             return []
         if is_cut and form.may_begin(self._front.lstrip(), self._text):
             return []  # an incomplete call
-        written = calls_in(self._text, self._calls.tools, form.read)
-        if is_cut or written is None:
-            return self._calls.say_last(self._front + self._text, is_cut=False)
-        return self._calls.call(written)
+        calls = calls_in(self._text, self._calls.tools, form.read)
+        if is_cut or calls is None:
+            return self._calls.add_last_text(self._front + self._text, is_cut=False)
+        return self._calls.add_calls(calls)
 
     def _read_name(self) -> list[Part]:
-        match = self._name.search(self._text)
+        match = self._name_pattern.search(self._text)
         if match is None:
             return []
         tool = self._calls.tools.get(match["name"])
@@ -87,9 +88,9 @@ class MarkedCalls(CallReader):
         self._state = _MarkedState.ARGUMENTS
         self._text = self._text[match.end() :]
         self._call = self._calls.start_call(tool.name)
-        self._arguments = self._calls.form.reader(tool, is_kept=True)
-        head = Part("", is_thought=False, call=self._call)
-        return [head, *self._read_arguments()]
+        self._arguments = self._calls.form.reader(tool, is_enforced=True)
+        first_part = Part("", is_thought=False, call=self._call)
+        return [first_part, *self._read_arguments()]
 
     def _read_arguments(self) -> list[Part]:
         arguments = self._arguments
@@ -101,20 +102,23 @@ class MarkedCalls(CallReader):
         self._text = ""
         if arguments.is_over:
             self._state = _MarkedState.NAME
-            self._name = self._calls.form.further_pattern()
+            self._name_pattern = self._calls.form.further_pattern()
             parts += self.push(arguments.rest)
         return parts
 
     def _read_to_closing(self) -> list[Part]:
-        """The calls up to the first closing mark that ends them: a string may contain one."""
+        """The calls before a closing mark, once there is one that ends them.
+
+        A closing mark in a string of a call does not end the calls.
+        """
         form = self._calls.form
         while form.closing:
-            at = self._text.find(form.closing, self._closing_from)
-            if at < 0:
+            closing_at = self._text.find(form.closing, self._closing_from)
+            if closing_at < 0:
                 break
-            written = calls_in(self._text[:at], self._calls.tools, form.read)
-            if written is not None:
-                self.rest = self._text[at + len(form.closing) :]
-                return self._calls.call(written)
-            self._closing_from = at + 1
+            calls = calls_in(self._text[:closing_at], self._calls.tools, form.read)
+            if calls is not None:
+                self.text_after = self._text[closing_at + len(form.closing) :]
+                return self._calls.add_calls(calls)
+            self._closing_from = closing_at + 1
         return []

@@ -11,27 +11,27 @@ from localspec.streaming.marked_calls import MarkedCalls
 class MessageCalls(MarkedCalls):
     """Reads a message that is a call: its head names the tool, its body is the arguments.
 
-    It reads the tool's name, a line's end, and the body. There is no closing mark; the message
+    It reads the tool's name, a newline, and the body. There is no closing mark, but the message
     ends:
 
-        NAME      -> ARGUMENTS  at once, where a grammar keeps the calls
+        NAME      -> ARGUMENTS  at once, if a grammar enforces the form of calls
         ARGUMENTS -> NAME       when the arguments are whole
         any state -> over       when the message ends; in CLOSING it is a call if it is whole
 
     Args:
         calls: The answer's calls.
-        named: The match of the tool's name in the head.
+        match: The match of the tool's name in the head: see `match_tool`.
     """
 
-    def __init__(self, calls: AnswerCalls, named: re.Match[str]) -> None:
+    def __init__(self, calls: AnswerCalls, match: re.Match[str]) -> None:
         front = "to="
-        if calls.has_spoken:
+        if calls.has_text:
             front = "\n\nto="
         # The grammar begins at the space before a name: without it, nothing is constrained.
-        super().__init__(calls, front, is_kept=bool(named["space"]))
+        super().__init__(calls, front, is_enforced=bool(match["space"]))
 
 
-def named_by(head: str, calls: AnswerCalls) -> re.Match[str] | None:
+def match_tool(head: str, calls: AnswerCalls) -> re.Match[str] | None:
     """The match of a tool's name in the head of a message; None if it calls no tool."""
     if not calls.form.recipient:
         return None

@@ -16,42 +16,43 @@ from localspec.sampling.params import SamplingParams
 from localspec.speculative.metrics import Meter
 from localspec.speculative.policy_api import FixedDraftPolicy, ProposerKind, RuleName
 from localspec.streaming.answer_options import AnswerOptions
-from localspec.streaming.answer_text import Prompt, Said
+from localspec.streaming.answer_text import Prompt, WholeMessage
 from localspec.streaming.cancellation import CancelCheck, Cancellation
 from localspec.streaming.line import Place
 from localspec.streaming.outbox import Outbox
-from localspec.streaming.reply import Ending, Piece, Reply, SaidJson
+from localspec.streaming.reply import AnswerJson, Ending, Piece, Reply
 from localspec.streaming.thinking import Part
 from localspec.tools.tool import ToolCall
 
 MOST_AHEAD = 32  # unread pieces at which an answer pauses
-READ_ON = 16  # read pieces after which the other process gets their number
+# An engine in a process of its own gets the number of read pieces after every 16 of them.
+PIECES_PER_REPORT = 16
 
 
 class State(enum.IntEnum):
-    """The states of an answer. It passes them in this order, and may leave some out.
+    """The states of an answer, in their order. An answer never goes back, and may skip states.
 
-    An answer that is cancelled while it waits goes from ASKED to ENDING. One that is never read
-    goes from NEW to OVER.
+    An answer that is cancelled while it waits goes from ASKED to ENDING. An answer that is
+    never read goes from NEW to OVER.
     """
 
     NEW = 0
     """The reader has not asked for its first piece or its start."""
 
     ASKED = 1
-    """It waits in line."""
+    """The answer waits in line."""
 
     ADMITTED = 2
-    """Its turn has come: its prompt is made."""
+    """Its turn in the line has come, and its prompt is being made."""
 
     PRODUCING = 3
-    """It has a lane, and its conversation was notified."""
+    """It has a lane, and `on_begin` has notified its conversation."""
 
     ENDING = 4
-    """It is being ended after the pieces that were read."""
+    """The engine ends the answer after the last piece that was read."""
 
     OVER = 5
-    """Its reply is there, if it has one, and the engine is free."""
+    """The engine has finished with the answer. Its reply is made, unless it was refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,30 +76,31 @@ class AnswerPlan:
 
 
 class MadePrompt(NamedTuple):
-    """A prompt, with facts that its making has shown."""
+    """A prompt, with facts that are known once it is made."""
 
     prompt: Prompt
 
-    num_leaving: int = 0
-    """How many of a conversation's oldest turns it leaves out."""
+    num_dropped_turns: int = 0
+    """How many of the conversation's oldest turns are left out of the prompt."""
 
     num_stable: int | None = None
-    """How many of its first tokens stay as the text grows; None for all of them."""
+    """How many of the prompt's first tokens stay the same while the user's text grows; None for
+    all of them."""
 
 
 class PromptSource(Protocol):
-    """Makes a prompt in the process that has the model. It can be sent to that process."""
+    """Makes a prompt in the process that has the model. It is pickled to get there."""
 
     def make(self, maker: Any, is_cancelled: CancelCheck) -> MadePrompt:
-        """The prompt.
+        """Make the prompt.
 
         Args:
             maker: The `chat.workshop.PromptWorkshop` of the model.
-            is_cancelled: Ends the work soon once it returns True.
+            is_cancelled: Called now and then. Once it returns True, the work ends.
 
         Raises:
             LocalspecError: If the prompt cannot be made.
-            Interrupted: Once it is cancelled.
+            Interrupted: If `is_cancelled` has returned True.
         """
 
 
@@ -106,13 +108,13 @@ class Reading(NamedTuple):
     """Progress of decoding a prompt, for the reader of its answer."""
 
     num_decoded: int
-    """Tokens that are decoded, including tokens that were cached."""
+    """Tokens of the prompt that are in the cache: decoded now, or by an earlier answer."""
 
     num_tokens: int
-    """Tokens of the prompt."""
+    """All tokens of the prompt."""
 
     is_first: bool = False
-    """Whether only cached tokens are decoded yet."""
+    """Whether this is the first report, before any token of the prompt is decoded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,27 +122,28 @@ class PromptFacts:
     """Facts about an answer whose prompt is made, before it begins."""
 
     made: MadePrompt
-    """The prompt; from another process without tokens, unless `sends_prompt` is set."""
+    """The prompt. From another process it comes without its tokens, unless the record has
+    `sends_prompt`."""
 
     num_tokens: int
     """Tokens of the prompt."""
 
     not_kept: tuple[str, ...] = ()
-    """The parts of the JSON schema that the answer is not held to."""
+    """The parts of the JSON schema that the constraint does not enforce."""
 
     has_tool_words: bool = False
     """Whether tools are described in words: see `Prompt`."""
 
 
 # Items for the reader of an answer: its pieces, the progress of its prompt, the error that
-# ended it (StopIteration at its own end), and last, once it is over, its ending.
-ForReader = Piece | Reading | BaseException | Ending
+# ended it (StopIteration if it was produced to its end), and last, once it is over, its ending.
+ReaderItem = Piece | Reading | BaseException | Ending
 
 
 class AnswerRecord:
     """An answer, from the question to the reply.
 
-    Subclasses may make its prompt, and are notified of its beginning and end.
+    Subclasses may choose the prompt's source, and are notified when the answer begins and ends.
 
     Args:
         options: The answer's options.
@@ -148,19 +151,21 @@ class AnswerRecord:
     """
 
     turn: int = 0
-    """Makes the random numbers of each answer in a conversation its own."""
+    """The number of the conversation's turn, a part of every random number's address."""
 
     owner: object | None = None
-    """The conversation, whose text is kept while others are answered; None without one."""
+    """The conversation, whose KV cache is kept while other conversations get answers; None
+    without a conversation."""
 
     client: str = ""
-    """The client that asks. No answer begins with a cached text of another client."""
+    """The client that asks. An answer never reuses the cached text of another client."""
 
     finds_its_text: bool = False
-    """Whether the engine looks for the answered text that its prompt continues."""
+    """Whether the engine searches its earlier texts for the one that the prompt continues: for
+    clients that send each conversation as a whole."""
 
     sends_prompt: bool = False
-    """Whether the prompt's tokens are needed in the process that asks."""
+    """Whether the process that asks needs the prompt's tokens."""
 
     plan: AnswerPlan
     """Set when the engine accepts the record."""
@@ -173,118 +178,125 @@ class AnswerRecord:
         self._source = source
         self.state = State.NEW
         self.cancellation = Cancellation()
-        self.outbox: Outbox[ForReader] = Outbox()
+        self.outbox: Outbox[ReaderItem] = Outbox()
         self.place = Place(None)
-        self.num_put = 0  # pieces for the reader, also those that were not taken yet
-        self.read: list[Piece] = []  # pieces that the reader has taken
-        self._num_read = 0  # tokens of these pieces
+        self.num_put_pieces = 0  # pieces in the outbox or read
+        self.read_pieces: list[Piece] = []
+        self._num_read_tokens = 0  # tokens of `read_pieces`
         self.ending: Ending | None = None  # set once the answer is over
-        self._failure: Exception | None = None  # the error by which it failed
+        self._failure: Exception | None = None  # a copy of the error by which it failed
         self._reply: Reply | None = None
 
     def advance(self, state: State) -> None:
-        """Advance to a state, unless a signal handler or another thread has gone further."""
-        # One statement without a call: no signal handler or thread can come in between.
+        """Advance to a state, unless the answer is already in a later one."""
+        # One statement without a call: no signal handler or other thread can interrupt it.
         self.state = state if state > self.state else self.state
 
-    def leaves(self, before: State, state: State) -> bool:
-        """Advance from one state to another. Returns False if it is not in the first."""
+    def try_advance(self, expected: State, state: State) -> bool:
+        """Advance to a state if the answer is in the expected one. Returns whether it did."""
         with self.cancellation.lock:
-            if self.state is not before:
+            if self.state is not expected:
                 return False
             self.advance(state)
-            return self.state is state
+            return self.state is state  # False if a signal handler has gone further
 
     @property
     def has_begun(self) -> bool:
-        """Whether the answer has begun. If so, it has a reply, however it ends."""
+        """Whether production of the answer has begun. Then it gets a reply, however it ends."""
         return self.facts is not None
 
     @property
-    def num_read(self) -> int:
-        """Tokens of the pieces that were read."""
-        return self._num_read
+    def num_read_tokens(self) -> int:
+        """How many tokens the reader has read."""
+        return self._num_read_tokens
 
     @property
     def is_ahead(self) -> bool:
-        """Whether it should pause: `MOST_AHEAD` pieces are unread."""
-        return self.num_put - self.num_taken >= MOST_AHEAD
+        """Whether production should pause, since `MOST_AHEAD` pieces are unread."""
+        return self.num_put_pieces - self.num_read_pieces >= MOST_AHEAD
 
     @property
-    def num_taken(self) -> int:
-        """Pieces that were read."""
-        return len(self.read)
+    def num_read_pieces(self) -> int:
+        """How many pieces the reader has read."""
+        return len(self.read_pieces)
 
     def put(self, piece: Piece) -> None:
         """Give the reader a piece."""
-        self.num_put += 1
+        self.num_put_pieces += 1
         self.outbox.put(piece)
 
-    def takes(self, piece: Piece) -> bool:
-        """Note that a piece is read. Returns False for a piece after the cancellation."""
+    def try_read(self, piece: Piece) -> bool:
+        """Count a piece as read, unless the answer is cancelled. Returns whether it counts."""
         with self.cancellation.lock:
             if self.cancellation.is_requested:
                 return False
-            self.read.append(piece)
-            self._num_read += len(piece.token_ids)
+            self.read_pieces.append(piece)
+            self._num_read_tokens += len(piece.token_ids)
             return True
 
     def start_producing(self, facts: PromptFacts) -> None:
-        """Start producing: the prompt is made. Raises what `on_begin` raises."""
+        """Note that the prompt is made and production starts.
+
+        Raises what `on_begin` raises; then the answer has not begun.
+        """
         self.on_begin(facts.made)
         self.facts = facts
         self.advance(State.PRODUCING)
 
     def conclude(self, ending: Ending | None) -> Ending:
-        """Make the reply, from the pieces that were read and the ending.
+        """Make the reply from the pieces that were read and the ending, and call `on_end`.
+
+        An answer that was refused gets no reply. Without `has_begun`, `on_end` is not called.
 
         Args:
             ending: None for an answer that has not begun, or whose process is lost.
 
         Returns:
-            The ending, for the reader.
+            The ending, made here if there was none.
         """
         num_prompt_tokens = 0
         is_continued = False
         if self.facts is not None:
             num_prompt_tokens = self.facts.num_tokens
             is_continued = self.facts.made.prompt.num_said > 0
-        is_lost = ending is None
+        # The part that an earlier answer gave is lost with the process.
+        is_part_lost = ending is None and is_continued
         if ending is None:
-            ending = _lost(self.read, num_prompt_tokens)
+            ending = _ending_without_process(self.read_pieces, num_prompt_tokens)
         self.ending = ending
-        if self.facts is None and not self.cancellation.is_requested:
-            return ending  # it was refused, and has no reply
-        pieces = [*self.read, *ending.rest]
-        said = None
-        if not (is_lost and is_continued):
-            said = ending.said or _said_by(pieces)
-        self._reply = _reply(self, pieces, ending, said)
+        is_refused = self.facts is None and not self.cancellation.is_requested
+        if is_refused:
+            return ending
+        pieces = [*self.read_pieces, *ending.last_pieces]
+        message = None
+        if not is_part_lost:
+            message = ending.message or _message_of(pieces)
+        self._reply = _make_reply(self, pieces, ending, message)
         if self.facts is not None:
-            self.on_end(self._reply, said)
+            self.on_end(self._reply, message)
         return ending
 
     @property
     def reply_if_over(self) -> Reply | None:
-        """The reply, if there is one yet."""
+        """The reply; None if the answer is not over, or was refused."""
         return self._reply
 
     @property
     def failure(self) -> Exception | None:
-        """The error by which the answer failed, to raise again; None if it has not failed."""
+        """A new copy of the error by which the answer failed; None if it has not failed."""
         return copy.copy(self._failure)
 
     def fail(self, error: BaseException) -> None:
-        """Keep the error by which the answer has failed.
+        """Keep a copy of the error by which the answer has failed.
 
-        Ctrl-C is not kept. Nor is the traceback of an error, which would keep its frames alive.
+        Ctrl-C is not kept. The copy has no traceback, which would keep its frames alive.
         """
         if isinstance(error, Exception):
             with contextlib.suppress(Exception):  # an application's error may refuse a copy
                 self._failure = copy.copy(error)
 
     def reply(self) -> Reply:
-        """The reply of an answer that is over. Raises the error that refused the answer."""
+        """The reply of an answer that is over. Raises the error if the answer was refused."""
         if self._reply is None:
             raise self.failure or EngineError(
                 "there is no reply: the answer failed before it began",
@@ -293,42 +305,58 @@ class AnswerRecord:
         return self._reply
 
     def source(self) -> PromptSource:
-        """The source of the prompt. Called once the answer is admitted; may raise to refuse."""
+        """The source of the prompt. Called when the answer is admitted.
+
+        An override may raise an error, which refuses the answer.
+        """
         assert self._source is not None
         return self._source
 
     def on_begin(self, made: MadePrompt) -> None:
-        """Called in the producing thread when the answer begins; may raise to refuse."""
+        """Called in the producing thread when the answer begins.
+
+        An override may raise an error, which refuses the answer.
+        """
 
     def on_reading(self, reading: Reading) -> None:
-        """Called in the reader's thread. An exception ends the answer."""
+        """Tell `options.on_prompt` the progress of the prompt. Called in the reader's thread.
+
+        An exception in `on_prompt` ends the answer.
+        """
         on_prompt = self.options.on_prompt
         if on_prompt is not None and not reading.is_first:
             on_prompt(reading.num_decoded, reading.num_tokens)
 
-    def on_end(self, reply: Reply, said: Said | None) -> None:
+    def on_end(self, reply: Reply, message: WholeMessage | None) -> None:
         """Called when an answer that had begun has ended, in any way.
 
         Args:
             reply: The reply.
-            said: The whole message, with the part that an earlier answer gave; None if that
+            message: The whole message, with the part that an earlier answer gave; None if that
                 part was lost with a process.
         """
 
 
-def _said_by(pieces: Sequence[Piece]) -> Said:
+def _message_of(pieces: Sequence[Piece]) -> WholeMessage:
     parts = [Part(piece.text, piece.is_thought, call=piece.call) for piece in pieces]
-    return Said.of(parts)
+    return WholeMessage.of(parts)
 
 
-def _reply(
+def _make_reply(
     record: AnswerRecord,
     pieces: Sequence[Piece],
     ending: Ending,
-    said: Said | None,
+    message: WholeMessage | None,
 ) -> Reply:
-    """The sum of the pieces."""
-    new = _said_by(pieces)
+    """The reply: the joined texts and tokens of the pieces, with the facts of the ending.
+
+    Args:
+        record: The answer.
+        pieces: All its pieces.
+        ending: How it ended.
+        message: The whole message; None if its earlier part was lost with a process.
+    """
+    new_message = _message_of(pieces)  # without the part that an earlier answer gave
     token_ids: list[int] = []
     logprobs: list[TokenLogprobs] = []
     num_thought = 0
@@ -339,60 +367,68 @@ def _reply(
         if piece.is_thought:
             num_thought += len(piece.token_ids)
     tool_calls: tuple[ToolCall, ...] = ()
-    if said is not None:
-        tool_calls = said.tool_calls
+    if message is not None:
+        tool_calls = message.tool_calls
     not_kept: tuple[str, ...] = ()
     if record.facts is not None:
         not_kept = record.facts.not_kept
     finish_reason = ending.finish_reason
     if finish_reason == "stop" and tool_calls:
         finish_reason = "tool_calls"
-    said_json = None
-    if finish_reason == "stop" and said is not None and ending.stopped_by is None:
-        said_json = _said_json(record.options, said.text)
+    is_whole = finish_reason == "stop" and ending.stopped_by is None
+    json = None
+    if is_whole and message is not None:
+        json = _json_of(record.options, message.text)
     return Reply(
-        text=new.text,
+        text=new_message.text,
         token_ids=tuple(token_ids),
         finish_reason=finish_reason,
         stats=ending.stats,
         seed=record.options.seed,
         rule=record.plan.rule,
         logprobs=None if record.options.logprobs is None else tuple(logprobs),
-        thoughts=new.thoughts,
+        thoughts=new_message.thoughts,
         tool_calls=tool_calls,
         not_kept=not_kept,
         stopped_by=ending.stopped_by,
         num_thought_tokens=num_thought,
-        _json=said_json,
+        _json=json,
     )
 
 
-def _said_json(options: AnswerOptions, text: str) -> SaidJson | None:
-    """The part of a whole answer that fits its JSON schema; None without a schema or a trigger.
+def _json_of(options: AnswerOptions, text: str) -> AnswerJson | None:
+    """The part of a whole answer that its JSON schema constrains.
 
     Args:
         options: The answer's options.
         text: The speech, with the part that an earlier answer gave.
+
+    Returns:
+        The text after the first trigger, or all of it if the options have no trigger; None
+        without a schema, and if no trigger is in the text.
     """
     schema = options.json_schema
     if schema is None:
         return None
-    begins = []
+    trigger_ends = []
     for trigger in options.triggers:
         if trigger in text:
-            begins.append(text.index(trigger) + len(trigger))
-    if options.triggers and not begins:
+            trigger_ends.append(text.index(trigger) + len(trigger))
+    if options.triggers and not trigger_ends:
         return None
     kind = None
     if isinstance(schema, ClassSchema):
         kind = schema.kind
-    begin = min(begins, default=0)
-    return SaidJson(text[begin:], kind)
+    json_begin = min(trigger_ends, default=0)
+    return AnswerJson(text[json_begin:], kind)
 
 
-def _lost(read: Sequence[Piece], num_prompt_tokens: int) -> Ending:
-    """The ending of an answer whose process is lost: only the read pieces are known."""
+def _ending_without_process(read_pieces: Sequence[Piece], num_prompt_tokens: int) -> Ending:
+    """The ending of an answer whose process is lost, or which has not begun.
+
+    Its statistics count the tokens that were read, since nothing else is known.
+    """
     meter = Meter(num_prompt_tokens, 0, 0.0)
-    for piece in read:
+    for piece in read_pieces:
         meter.tokens[piece.provenance] += len(piece.token_ids)
     return Ending("cancelled", meter.stats(0.0, None, None))

@@ -16,11 +16,11 @@ from localspec.tools.python_types import class_object
 from localspec.tools.tool import CallPiece, ToolCall, json_text, json_value
 
 if TYPE_CHECKING:
-    from localspec.streaming.answer_text import Said
+    from localspec.streaming.answer_text import WholeMessage
 
 
 class StepFacts(NamedTuple):
-    """A step of an answer: what its one decode of the target tried."""
+    """Facts about a step of an answer, which is one decode of the target."""
 
     num_drafted: int
     """Draft tokens that were proposed."""
@@ -29,10 +29,10 @@ class StepFacts(NamedTuple):
     """Draft tokens that were accepted."""
 
     num_threads: int
-    """The threads of the decode."""
+    """How many threads made the decode."""
 
     draft_off: DraftOff | None
-    """Why nothing was proposed, where that has a reason."""
+    """Why nothing was proposed; None if something was, or if no reason is known."""
 
 
 FinishReason = Literal["stop", "tool_calls", "length", "cancelled"]
@@ -42,9 +42,9 @@ FinishReason = Literal["stop", "tool_calls", "length", "cancelled"]
 class Piece:
     """The part of an answer that came with one token.
 
-    text is the text that became certain with this token. While a character is incomplete or a
-    stop string is possible, it is empty, and the text comes with a later token. The last piece
-    may have such text without a token of its own.
+    text is the text that became certain with this token. While a character is incomplete, or
+    the text may be the beginning of a stop string, text is empty, and a later piece has it. The
+    last piece may have such text without a token of its own.
     """
 
     text: str
@@ -54,19 +54,19 @@ class Piece:
     """The token's log-probabilities, if asked for."""
 
     is_thought: bool = False
-    """Whether this is a thought of the model, not speech, if the prompt was made from messages.
-    The marks between thoughts and speech are in no text. A token that ends one and begins the
-    other gives two pieces, the second without a token."""
+    """Whether this is a thought of the model, not speech. Only in answers to messages. The
+    marks between thoughts and speech are in no text. A token that ends a thought and begins
+    speech gives two pieces, the second without a token."""
 
     call: CallPiece | None = None
-    """More of a call of a tool, in a piece without text."""
+    """The next part of a call of a tool, in a piece without text."""
 
     step: StepFacts | None = field(
         default=None,
         repr=False,
         compare=False,
     )
-    """Facts about the step, with its first token."""
+    """Facts about the step. Only the piece with the step's first token has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +74,8 @@ class Ending:
     """How an answer ended. With the pieces that were read it makes the reply."""
 
     finish_reason: FinishReason
-    """Why it ended. "cancelled" also if the reader left pieces unread. Never "tool_calls": the
-    reply knows whether there are calls."""
+    """Why it ended. "cancelled" also if the reader left tokens unread. Never "tool_calls",
+    which only the reply says."""
 
     stats: Stats
     """The statistics of the tokens that were read."""
@@ -83,18 +83,19 @@ class Ending:
     stopped_by: str | None = None
     """The stop string that ended it, if one did."""
 
-    rest: tuple[Piece, ...] = ()
-    """The text that waited for tokens that do not come, in pieces without tokens."""
+    last_pieces: tuple[Piece, ...] = ()
+    """Pieces without tokens that follow the pieces that were read: further pieces of the last
+    token, and text that waited for tokens that did not come."""
 
-    said: Said | None = None
+    message: WholeMessage | None = None
     """The whole message, if an earlier answer gave the beginning of it."""
 
 
 @dataclass(frozen=True)
-class SaidJson:
-    """A whole answer with a JSON schema.
+class AnswerJson:
+    """The JSON of a whole answer that has a JSON schema.
 
-    Pickling drops a class that cannot be pickled, as one that is defined in a function.
+    Pickling drops `kind` if it cannot be pickled, for example a class defined in a function.
     """
 
     text: str
@@ -103,16 +104,16 @@ class SaidJson:
     kind: Any
     """The class that made the schema, if one did."""
 
-    def __reduce__(self) -> tuple[type[SaidJson], tuple[str, Any]]:
+    def __reduce__(self) -> tuple[type[AnswerJson], tuple[str, Any]]:
         try:
             pickle.dumps(self.kind)
-        except Exception:  # kinds of objects raise different errors
-            return SaidJson, (self.text, None)
-        return SaidJson, (self.text, self.kind)
+        except Exception:  # different objects raise different errors
+            return AnswerJson, (self.text, None)
+        return AnswerJson, (self.text, self.kind)
 
     @functools.cached_property
     def value(self) -> Any:
-        """The object of the class, or the value. Raises ParseError."""
+        """An object of the class, or without a class the JSON's value. Raises ParseError."""
         try:
             value = json_value(self.text)
         except ValueError as error:
@@ -126,13 +127,15 @@ class SaidJson:
 class Reply:
     """A whole answer. `str(reply)` is its text.
 
-    If it continues an earlier answer, it has the new text, but the tool_calls of both.
+    If it continues an earlier answer, it has only the new text, but the tool_calls of both.
     """
 
     text: str
     """The speech; if the answer was cut, without an incomplete character."""
 
     token_ids: tuple[int, ...]
+    """The answer's tokens, with the end token if the model ended the answer."""
+
     finish_reason: FinishReason
     """"stop" (end token or stop string), "tool_calls" (the same, where the answer calls
     tools), "length" (max_tokens or the context), "cancelled"."""
@@ -148,11 +151,10 @@ class Reply:
     """One for each of token_ids, or None if they were not asked for."""
 
     thoughts: str = ""
-    """The model's thoughts, if the prompt was made from messages. token_ids include the end
-    token, if the model ended the answer itself."""
+    """The model's thoughts, if the prompt was made from messages."""
 
     tool_calls: tuple[ToolCall, ...] = ()
-    """The whole calls of tools that the model asks for."""
+    """The complete calls of tools that the model asks for."""
 
     not_kept: tuple[str, ...] = ()
     """The keywords of the JSON schema that were not enforced, as ("format path",
@@ -164,17 +166,17 @@ class Reply:
     num_thought_tokens: int = 0
     """How many of token_ids are thoughts."""
 
-    _json: SaidJson | None = None
+    _json: AnswerJson | None = None
 
     @property
     def parsed(self) -> Any:
         """The value of an answer with a json_schema.
 
-        An object of the schema's class, if it was made from one; else the value of the JSON,
-        mostly a dict. None without a schema, if the answer was cut, also by a stop string, and
-        if it calls tools or lacks its trigger.
+        An object of the class that made the schema, if one did; else the value of the JSON,
+        usually a dict. None without a schema, for an answer that was cut or ended at a stop
+        string, and for one that calls tools or lacks its trigger.
 
-        Raises ParseError if checks of the class fail that its schema does not have.
+        Raises ParseError if the value fails a check of the class that its schema lacks.
         """
         if self._json is None:
             return None

@@ -1,7 +1,7 @@
 """How each family of models marks its thoughts and its speech.
 
-Some put tags around their thoughts, others write messages with heads. Some marks are control
-tokens, others are plain text.
+Some families put tags around their thoughts, others write messages with heads. Some marks are
+control tokens, others are plain text.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 
-class Following(enum.Enum):
+class TextKind(enum.Enum):
     """The kind of text after a mark."""
 
     SPEECH = enum.auto()
@@ -26,41 +26,45 @@ class Family:
     """How the models of a family mark their thoughts."""
 
     signs: tuple[str, ...]
-    """Texts that a template of the family has, or else its vocabulary."""
+    """Texts that are all in the family's chat template, or all in its vocabulary."""
 
-    marks: Mapping[str, Following]
+    marks: Mapping[str, TextKind]
     """The kind of text after each mark. Marks belong to neither thoughts nor speech."""
 
-    are_tokens: bool = True
-    """Whether the marks are tokens of the vocabulary, which count everywhere. A tag that is
-    plain text counts only at the beginning of an answer."""
+    has_token_marks: bool = True
+    """Whether the marks are tokens of the vocabulary, which count everywhere. A tag of plain
+    text counts only at the beginning of an answer."""
 
-    thoughtful: str = ""
-    """A pattern that matches the heads of messages that are not for the user."""
+    thought_head: str = ""
+    """A regular expression that is found in the heads of messages that are not for the user."""
 
 
 def family_of_tags(opening: str, closing: str) -> Family:
     """A family that puts its thoughts between two texts."""
-    marks = {opening: Following.THOUGHT, closing: Following.SPEECH}
-    return Family((closing,), marks, are_tokens=False)
+    marks = {opening: TextKind.THOUGHT, closing: TextKind.SPEECH}
+    return Family((closing,), marks, has_token_marks=False)
 
 
-# Tags in plain text. Many models use them without naming them in their templates.
-_TAGS = tuple(
-    family_of_tags(opening, f"{opening[0]}/{opening[1:]}")
-    for opening in (
-        *("<think>", "<thinking>", "<thought>"),  # Qwen, DeepSeek, GLM, SmolLM …
-        *("<seed:think>", "<mm:think>", "<think:opensource>"),  # Seed, MiniMax M3, Hunyuan
-        "[THINK]",  # Mistral
-    )
+_OPENING_TAGS = (
+    "<think>",  # Qwen, DeepSeek, GLM, SmolLM …
+    "<thinking>",
+    "<thought>",
+    "<seed:think>",  # Seed
+    "<mm:think>",  # MiniMax M3
+    "<think:opensource>",  # Hunyuan
+    "[THINK]",  # Mistral
 )
+# Families with tags of plain text. Many models use them without naming them in their templates.
+_TAG_FAMILIES = tuple(family_of_tags(tag, f"{tag[0]}/{tag[1:]}") for tag in _OPENING_TAGS)
 
 
-def _marks(**marks: tuple[str, ...]) -> Mapping[str, Following]:
-    """Marks by the kind of text that follows each: speech=…, thought=…, head=…"""
-    return {
-        mark: Following[kind.upper()] for kind, several in marks.items() for mark in several
-    }
+def _marks(**marks_by_kind: tuple[str, ...]) -> Mapping[str, TextKind]:
+    """The kind of text after each mark, from the marks of each kind: speech=…, thought=…"""
+    kinds = {}
+    for name, marks in marks_by_kind.items():
+        kind = TextKind[name.upper()]
+        kinds.update(dict.fromkeys(marks, kind))
+    return kinds
 
 
 # If a template has the signs of several families, the first of these counts.
@@ -73,10 +77,10 @@ FAMILIES = (
             body=("<|message|>",),
             nothing=("<|eom|>",),
         ),
-        thoughtful=" to=self",
+        thought_head=" to=self",
     ),
-    # gpt-oss (channels). Here messages to tools are thoughts; what else they are `AnswerText`
-    # knows.
+    # gpt-oss (channels). Messages to tools count as thoughts here; `AnswerText` turns them into
+    # calls or speech.
     Family(
         ("<|start|>", "<|message|>"),
         _marks(
@@ -84,7 +88,7 @@ FAMILIES = (
             body=("<|message|>",),
             nothing=("<|end|>",),
         ),
-        thoughtful="analysis| to=(?!assistant|user)",
+        thought_head="analysis| to=(?!assistant|user)",
     ),
     # Solar
     Family(
@@ -101,7 +105,7 @@ FAMILIES = (
         ("<|channel>", "<channel|>"),
         _marks(thought=("<|channel>thought", "<|channel>"), speech=("<channel|>",)),
     ),
-    # Command-R 7B, Command A, and those that call the response a text
+    # Command-R 7B, Command A, and models with <|START_TEXT|> instead of <|START_RESPONSE|>
     Family(
         ("<|START_THINKING|>", "<|END_THINKING|>"),
         _marks(
@@ -115,7 +119,7 @@ FAMILIES = (
         ("<|inner_prefix|>", "<|inner_suffix|>"),
         _marks(thought=("<|inner_prefix|>",), speech=("<|inner_suffix|>",)),
     ),
-    # Kimi K3, whose template puts the marks together
+    # Kimi K3, whose template has the marks only in parts
     Family(
         ("<|open|>", "<|close|>", "<|end_of_msg|>"),
         _marks(
@@ -134,7 +138,7 @@ FAMILIES = (
             speech=("</think>", "<response>"),
             nothing=("</response>",),
         ),
-        are_tokens=False,
+        has_token_marks=False,
     ),
     # Apriel
     Family(
@@ -144,20 +148,27 @@ FAMILIES = (
             speech=("[BEGIN FINAL RESPONSE]",),
             nothing=("[END FINAL RESPONSE]",),
         ),
-        are_tokens=False,
+        has_token_marks=False,
     ),
-    *_TAGS,
+    *_TAG_FAMILIES,
 )
 
 
 def families_of(template: str, control_texts: Collection[str]) -> tuple[Family, ...]:
-    """The families whose signs the template's source names, or else the vocabulary.
+    """The families to which a model may belong, in the order of `FAMILIES`.
 
-    If neither does, all whose tags are mere text.
+    They are those whose signs are in the template; if there is none, those whose signs are in
+    the vocabulary; and if there is none either, all families with tags of plain text.
+
+    Args:
+        template: The source of the model's chat template.
+        control_texts: The texts of the control tokens in its vocabulary.
     """
-    texts = set(control_texts)
-    return (
-        tuple(each for each in FAMILIES if all(sign in template for sign in each.signs))
-        or tuple(each for each in FAMILIES if texts.issuperset(each.signs))
-        or _TAGS
-    )
+    in_template = []
+    in_vocabulary = []
+    for family in FAMILIES:
+        if all(sign in template for sign in family.signs):
+            in_template.append(family)
+        if all(sign in control_texts for sign in family.signs):
+            in_vocabulary.append(family)
+    return tuple(in_template or in_vocabulary) or _TAG_FAMILIES

@@ -24,12 +24,12 @@ class ArgumentReader(abc.ABC):
 
     Args:
         tool: The tool.
-        is_kept: Whether a grammar keeps the arguments to notation and schema.
+        is_enforced: Whether a grammar keeps the arguments to notation and schema.
     """
 
-    def __init__(self, tool: Tool, *, is_kept: bool) -> None:
+    def __init__(self, tool: Tool, *, is_enforced: bool) -> None:
         self._schema = tool.parameters
-        self._is_kept = is_kept
+        self._is_enforced = is_enforced
         self.rest = ""
         """Text that waits for more; once `is_over`, the text after the arguments."""
 
@@ -288,9 +288,9 @@ class TagArguments(ArgumentReader):
     Without a grammar, all of the arguments have to be pushed at once.
     """
 
-    def __init__(self, tool: Tool, tags: Tags, *, is_kept: bool) -> None:
+    def __init__(self, tool: Tool, tags: Tags, *, is_enforced: bool) -> None:
         self._tags = tags
-        super().__init__(tool, is_kept=is_kept)
+        super().__init__(tool, is_enforced=is_enforced)
 
     def _parts(self) -> Iterator[str | None]:
         tags = self._tags
@@ -312,7 +312,9 @@ class TagArguments(ArgumentReader):
                     yield "}"
             found = opening.match(self.rest, self._at)
             has_space = found is not None and self.rest.startswith(space, found.end())
-            if found is None or (self._is_kept and not has_space):  # the tag may be incomplete
+            if found is None or (
+                self._is_enforced and not has_space
+            ):  # the tag may be incomplete
                 yield None
                 continue
             self._at = found.end()
@@ -361,7 +363,7 @@ class TagArguments(ArgumentReader):
         bare = closing.lstrip()
         ends = (closing, bare)
         pattern = f"(?:{re.escape(closing[: -len(bare)])})?{re.escape(bare)}"
-        if not self._is_kept:  # a text can hold the tag
+        if not self._is_enforced:  # a text can hold the tag
             following = re.escape(self._tags.opening.strip())
             pattern += rf"(?=\s*(?:{following}|\Z))"
         end = re.compile(pattern)
@@ -382,7 +384,7 @@ class TagArguments(ArgumentReader):
         if is_text or (is_text is None and not may_be_json):
             yield from self._string(end, ends)
             return
-        if self._is_kept and is_text is False and begun[0] in "[{":  # a tag in it is no end
+        if self._is_enforced and is_text is False and begun[0] in "[{":  # a tag in it is no end
             yield from self._object()
             found = end.match(self.rest, self._at)
             while found is None:

@@ -103,11 +103,11 @@ class CallForm:
         """Whether a call is a JSON object that has the tool's name in it."""
         return self.start.lstrip().startswith("{")
 
-    def reader(self, tool: Tool, *, is_kept: bool) -> ArgumentReader:
+    def reader(self, tool: Tool, *, is_enforced: bool) -> ArgumentReader:
         """A reader of the arguments of one call."""
         if self.tags is not None:
-            return TagArguments(tool, self.tags, is_kept=is_kept)
-        return self.notation(tool, is_kept=is_kept)
+            return TagArguments(tool, self.tags, is_enforced=is_enforced)
+        return self.notation(tool, is_enforced=is_enforced)
 
     def may_begin(self, opening: str, text: str) -> bool:
         """Whether the text after an opening may be the beginning of a call."""
@@ -160,7 +160,7 @@ class CallForm:
             tool = tools.get(found["name"].strip())
             if tool is None:
                 raise ValueError("no call of these tools")
-            reader = self.reader(tool, is_kept=False)
+            reader = self.reader(tool, is_enforced=False)
             if is_raw:
                 # A text without quotes ends where another call begins, or at the end.
                 following = further.search(text, found.end())

@@ -65,7 +65,7 @@ class Calls:
     use: ToolUse
     """The tools that may be called."""
 
-    shown: frozenset[int] = frozenset()
+    mark_tokens: frozenset[int] = frozenset()
     """Ids of control tokens in the form's marks, whose text is needed to read the calls."""
 
     grammar: CallGrammar | None = None

@@ -13,7 +13,7 @@ from localspec.chat.call_forms import tools_of
 from localspec.chat.messages import checked_messages
 from localspec.chat.prompt import PromptMaker, kept_calls
 from localspec.chat.template import ChatTemplate
-from localspec.streaming.answer_text import AnswerText, Said
+from localspec.streaming.answer_text import AnswerText, WholeMessage
 from localspec.streaming.calls import CallStream
 from localspec.streaming.thinking import Part, Thoughts
 from localspec.streaming.thought_families import families_of
@@ -372,9 +372,9 @@ def read_of_command(answer, *, is_kept, size):
     thoughts = Thoughts(families_of(COMMAND, ())).without(form.openings)
     calls = Calls(form, USE, grammar=CallGrammar("") if is_kept else None)
     vocabulary = Spelled([each.encode() for each in texts])
-    stream = AnswerText(vocabulary, thoughts, (), calls, has_form=False)
+    stream = AnswerText(vocabulary, thoughts, (), calls, is_constrained=False)
     parts = [part for token in range(len(texts)) for part in stream.push(token)]
-    return Said.of(parts + stream.finish(is_cut=False))
+    return WholeMessage.of(parts + stream.finish(is_cut=False))
 
 
 @pytest.mark.parametrize("is_kept", [False, True])

@@ -34,7 +34,7 @@ def make_room(chat, begun):
     """The prompt of the chat's next answer, and how many oldest turns leave for it."""
     source = ChatRecord(chat, begun, inside.turns(chat), AnswerOptions()).source()
     made = source.make(inside.workshop(chat), never)
-    return made.prompt, made.num_leaving
+    return made.prompt, made.num_dropped_turns
 
 
 def turns_of(rng, number):

@@ -22,7 +22,7 @@ from localspec.speculative.proposers import ConstraintProposer, DraftModel
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import make_rule
 from localspec.streaming.thinking import Thoughts, ThoughtsEnd
-from localspec.streaming.thought_families import Following, family_of_tags
+from localspec.streaming.thought_families import TextKind, family_of_tags
 from toy import FILTERED, GREEDY, PROMPT, UNFILTERED, TableModel, all_shared, loop_of
 from toy_constraint import ToyConstraint, ToyVocabulary, behind
 
@@ -197,7 +197,7 @@ def thinking(texts, *, opened, opening=None):
         lambda history: {1, 2} - set(history[-1:]) | ({0} if history else set()),
         0,
     )
-    thoughts = Thoughts((TAGS,), Following.THOUGHT if opened else None)
+    thoughts = Thoughts((TAGS,), TextKind.THOUGHT if opened else None)
     return behind(inner, ThoughtsEnd(thoughts), vocabulary, thoughts.marks(), opening=opening)
 
 

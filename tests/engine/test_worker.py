@@ -48,7 +48,7 @@ def test_what_loads_leaves_no_thread_behind_that_has_computed(monkeypatch, draft
 
 def wait_for_pieces(stream, number):
     """Until so many pieces were produced, read or not."""
-    wait_until(lambda: inside.record_of(stream).num_put >= number)
+    wait_until(lambda: inside.record_of(stream).num_put_pieces >= number)
 
 
 def test_an_answer_waits_for_a_reader_who_is_32_pieces_behind(engine):
@@ -69,7 +69,7 @@ def test_an_answer_that_pauses_has_sent_all_that_its_reader_waits_for():
     sent = []
     record = inside.served_record(lambda message: sent.extend(message.pieces))
     record.note_taken(16)  # 31 were read, and the next to be heard of is the 32nd
-    record.num_put = 31
+    record.num_put_pieces = 31
     for _ in range(17):
         record.put(Piece("a", (1,), Provenance.ACCEPTED))
     assert record.is_ahead

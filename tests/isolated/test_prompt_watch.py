@@ -92,7 +92,7 @@ def test_an_answer_whose_prompt_is_made_is_left_alone(engine, monkeypatch):
     stream = engine.generate_raw(STORY, sampling=LONG)
     next(stream)
     record = inside.record_of(stream)
-    wait_until(lambda: record.num_put >= 32)
+    wait_until(lambda: record.num_put_pieces >= 32)
     time.sleep(4.0)  # it pauses, for longer than a prompt may take
     assert next(stream).token_ids
     assert engine.process_id == first

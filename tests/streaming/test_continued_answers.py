@@ -18,7 +18,7 @@ from examples import num_examples
 from gguf_maker import with_template, write_scripted_model
 from localspec.chat.call_forms import tools_of
 from localspec.errors import OptionError
-from localspec.streaming.answer_text import AnswerText, Said
+from localspec.streaming.answer_text import AnswerText, WholeMessage
 from localspec.streaming.thinking import Thoughts
 from localspec.streaming.thought_families import families_of
 from localspec.tools.grammar import CallGrammar, Calls
@@ -299,7 +299,7 @@ def test_whatever_it_says_and_wherever_it_is_cut(answer, name, is_kept, data):
     said, has_stopped, shown = read(arguments, len(ends), cuts)
     whole = read(arguments, len(ends), set())
     assert (said, has_stopped) == whole[:2]
-    assert whole[0] == Said.of(whole[2])
+    assert whole[0] == WholeMessage.of(whole[2])
     assert is_within(said.text, "".join(part.text for part in shown if not part.is_thought))
     assert is_within(said.thoughts, "".join(part.text for part in shown if part.is_thought))
     assert [part.call for part in shown if part.call] == [
@@ -328,10 +328,10 @@ def read(arguments, num_tokens, cuts):
         found = text.push(token)
         parts += found
         shown += new(found)
-        if text.stopped:
+        if text.has_stopped:
             break
     found = text.finish(is_cut=False)
-    return Said.of(parts + found), text.stopped, shown + new(found)
+    return WholeMessage.of(parts + found), text.has_stopped, shown + new(found)
 
 
 def new(parts):

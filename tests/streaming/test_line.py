@@ -46,13 +46,13 @@ def test_the_first_of_a_model_are_admitted_together():
     assert [line.position_of(place) for place in places] == [0, 0, 0, 1, 2]
     refused = Place(lambda: None, model=model)
     assert not line.join(refused)
-    assert line.num_there == 5
+    assert line.num_places == 5
     line.leave(places[1])
     assert are_admitted(places) == [True, True, True, True, False]
     assert line.position_of(places[4]) == 1
     line.leave(places[4])  # whose client went away
     line.leave(places[0])
-    assert line.num_working == 2
+    assert line.num_admitted == 2
     assert visitors.join("late", model=model).is_admitted
     assert visitors.admitted == [0, 1, 2, 3, "late"]
 
@@ -169,7 +169,7 @@ def test_who_must_not_wait_has_no_place_and_keeps_nobody_from_it():
     with pytest.raises(ValueError, match="no"):
         visitors.line.join(Place(lambda: None), may_not_wait)
     assert seen == [first]
-    assert visitors.line.num_there == 1
+    assert visitors.line.num_places == 1
     visitors.line.leave(first)
     assert visitors.line.join(Place(lambda: None), may_not_wait)
 
@@ -182,4 +182,4 @@ def test_a_place_is_called_once_and_then_keeps_nothing():
     assert place.on_admitted is None
     visitors.line.leave(place)
     visitors.line.leave(place)
-    assert visitors.line.num_there == 0
+    assert visitors.line.num_places == 0

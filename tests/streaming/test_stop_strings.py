@@ -17,10 +17,10 @@ def stream(pieces: list[bytes], stop: tuple[str, ...] = ()) -> tuple[list[str], 
     out = []
     for token in range(len(pieces)):
         out.append("".join(part.text for part in text.push(token)))
-        if text.stopped:
+        if text.has_stopped:
             return out, True
     out.append("".join(part.text for part in text.finish(is_cut=False)))
-    return out, text.stopped
+    return out, text.has_stopped
 
 
 @given(st.text(), st.data())

@@ -219,7 +219,7 @@ def keep_on_disk(engine: Engine | IsolatedEngine) -> None:
 
 def num_in_line(engine: BaseEngine) -> int:
     """How many answers an engine has that run or wait: tests wait until there are so many."""
-    return engine._line.num_there
+    return engine._line.num_places
 
 
 def measure(
