@@ -397,7 +397,9 @@ class Answering:
                 await self._answer_all(engine)
         if keep_s == 0 and model.engine is not None:
             model.keep_s = 0.0
-        is_alone = self._service.line.num_admitted == 1  # else the last request closes the model
+        is_alone = (
+            self._service.line.num_admitted == 1
+        )  # else the last request closes the model
         if is_alone and model.keep_s == 0:
             await models.close_unused(math.inf)
         self.is_complete = True

@@ -173,7 +173,10 @@ def test_a_message_to_a_tool_that_nobody_offered_is_a_text_of_its_own(has_tools)
             sizes = random.Random(seed) if seed else None
             how = {"sizes": sizes, "has_tools": has_tools}
             assert read_answer("gpt-oss", answer, **how) == (text, thought, [])
-            assert read_answer("gpt-oss", answer, is_constrained=True, **how)[0] in ("", "I look.")
+            assert read_answer("gpt-oss", answer, is_constrained=True, **how)[0] in (
+                "",
+                "I look.",
+            )
             stopped = read_answer("gpt-oss", answer, stop=("=",), **how)
             assert stopped[0] == text.partition("=")[0]
 

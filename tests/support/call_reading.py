@@ -14,7 +14,9 @@ from prompts import Spelled
 USE = tool_use(TOOLS, "auto", is_parallel=True)
 
 
-def answer_text(name, texts, use, stop=(), *, is_kept=True, has_tools=True, has_form=False):
+def answer_text(
+    name, texts, use, stop=(), *, is_kept=True, has_tools=True, is_constrained=False
+):
     """Reads the texts, each of which is a token, as an answer of the family."""
     form = tools_of(FAMILIES[name].template).form
     calls = Calls(form, use, grammar=CallGrammar("") if is_kept else None)
@@ -23,7 +25,7 @@ def answer_text(name, texts, use, stop=(), *, is_kept=True, has_tools=True, has_
         thoughts = thoughts.after("<|start|>assistant")
     vocabulary = Spelled([each.encode() for each in texts])
     return AnswerText(
-        vocabulary, thoughts, stop, calls if has_tools else None, has_form=has_form
+        vocabulary, thoughts, stop, calls if has_tools else None, is_constrained=is_constrained
     )
 
 
@@ -41,7 +43,7 @@ def read_answer(
     parts = []
     for token in range(len(texts)):
         parts += text.push(token)
-        if text.stopped:
+        if text.has_stopped:
             break
     parts += text.finish(is_cut=is_cut)
     said = "".join(part.text for part in parts if not part.is_thought)
