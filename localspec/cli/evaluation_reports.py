@@ -214,12 +214,16 @@ def _headline(report: Report) -> str:
 
 
 def _identical(report: Report) -> str:
-    """How many drafted tokens are right; empty if none was compared."""
+    """How many drafted tokens are right, if there is no bug; empty if none was compared."""
     num_accepted = report.greedy.num_accepted + report.seeded.num_accepted
     num_identical = report.greedy.num_identical + report.seeded.num_identical
     if num_accepted == 0:
         return ""
-    return f"{num_identical} of {num_accepted} drafted tokens are the target's own"
+    words = f"{num_identical} of {num_accepted} drafted tokens are the target's own"
+    num_near_ties = num_accepted - num_identical
+    if num_near_ties > 0:
+        words += f" (near ties, which rounding decides: {num_near_ties})"
+    return words
 
 
 def _identity_line(report: Report) -> str:

@@ -222,8 +222,8 @@ class IdentityCheck:
     def reference(self, prompt_tokens: list[int], seed: int | None) -> Reference:
         """The target's own text, decoded token by token without the loop, in an empty cache.
 
-        The rounding of its last rows is measured. Afterwards the cache holds a part of the
-        prompt and the text. Raises Interrupted.
+        The rounding of its last rows is measured. Afterwards the cache is empty again. Raises
+        Interrupted.
         """
         self.loop.truncate(0)
         target = self.loop.target
@@ -242,24 +242,21 @@ class IdentityCheck:
                 break
         reference = dataclasses.replace(reference, rows=rows[: len(plain)])
         self._measure(reference, _NUM_MEASURED, len(plain))
+        self.loop.truncate(0)
         return reference
 
-    def compare(self, prompt: int, reference: Reference) -> None:
-        """Compare texts with each number of draft tokens, until there is enough, or a bug.
+    def compare(self, prompt: int, reference: Reference, num_draft_tokens: int) -> None:
+        """Compare drafted text with the target's own, until there is enough, or a bug.
 
         Raises Interrupted; the tokens that were drafted by then are compared.
 
         Args:
             prompt: The number of the prompt.
         """
-        self.loop.truncate(0)
-        for num_draft_tokens in NUMS_DRAFT_TOKENS:
-            begin = 0
-            # A text ends at a near tie. The next one starts after the target's own token there.
-            while begin < len(reference.plain):
-                if self._is_decided:
-                    return
-                begin = self._compare_from(begin, prompt, reference, num_draft_tokens)
+        begin = 0
+        # A text ends at a near tie. The next one starts after the target's own token there.
+        while begin < len(reference.plain) and not self._is_decided:
+            begin = self._compare_from(begin, prompt, reference, num_draft_tokens)
 
     @property
     def _is_decided(self) -> bool:

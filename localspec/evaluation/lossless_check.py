@@ -22,6 +22,7 @@ from localspec.errors import OptionError
 from localspec.evaluation.identity import (
     ENOUGH_ACCEPTED,
     GREEDY,
+    NUMS_DRAFT_TOKENS,
     Identity,
     IdentityCheck,
     Rounding,
@@ -250,15 +251,21 @@ class _Check:
         """
         if check.result.is_enough:
             return
-        stage = (
-            f"Comparing {name} text {number + 1} of {len(self._prompts)}: "
-            f"{check.result.num_accepted} of {ENOUGH_ACCEPTED} tokens"
-        )
-        self._watch.progress(stage, self._seconds_left())
+
+        def show_progress() -> None:
+            num_accepted = check.result.num_accepted
+            self._watch.progress(
+                f"Comparing {name} text {number + 1} of {len(self._prompts)}: "
+                f"{num_accepted} of {ENOUGH_ACCEPTED} tokens",
+                self._seconds_left(),
+            )
+
+        show_progress()
         with self._pace.timed("writing"):
             reference = check.reference(prompt, seed)
         self._pace.num_texts += 1
         self._pace.num_written += len(reference.plain)
-        self._watch.progress(stage, self._seconds_left())
-        with self._pace.timed("comparing"):
-            check.compare(number, reference)
+        for num_draft_tokens in NUMS_DRAFT_TOKENS:
+            show_progress()
+            with self._pace.timed("comparing"):
+                check.compare(number, reference, num_draft_tokens)

@@ -442,4 +442,4 @@ def _files_in(folder: Path, wanted: str = "") -> str:
     names = sorted(path.name for path in folder.glob("*.gguf"))
     listed = ", ".join(names[:_MAX_LISTED_FILES]) or "no .gguf file"
     suggestion = did_you_mean(wanted, names)
-    return f"{suggestion}{folder} holds {listed}."
+    return f"{suggestion}{folder.absolute()} holds {listed}."

@@ -24,7 +24,7 @@ from localspec.constraints.guidance import not_kept, problem_with
 from localspec.constraints.readable import FORMATS
 from localspec.constraints.spec import ConstraintSpec, schema_text
 from localspec.errors import ConstraintError, OptionError
-from localspec.evaluation.identity import IdentityCheck, Rounding
+from localspec.evaluation.identity import NUMS_DRAFT_TOKENS, IdentityCheck, Rounding
 from localspec.sampling.chain import Resolver
 from localspec.sampling.params import SamplingParams
 from localspec.speculative.policy_api import ProposerKind
@@ -122,7 +122,9 @@ def test_seeded_constrained_text_is_the_same_with_any_draft(drafted, way):
             loop, opened.vocabulary.is_end, chain, rounding, num_wanted=1_000_000
         )
         for seed in range(num_examples(10)):
-            check.compare(seed, check.reference(prompt.tokens, seed))
+            reference = check.reference(prompt.tokens, seed)
+            for num_draft_tokens in NUMS_DRAFT_TOKENS:
+                check.compare(seed, reference, num_draft_tokens)
     found = check.result
     assert found.bugs(rounding.bound) == []
     assert len(found.divergences) <= found.num_texts // 10

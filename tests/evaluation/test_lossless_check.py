@@ -78,6 +78,25 @@ def test_it_ends_in_the_midst_of_a_text_with_what_was_compared(pair):
     assert pair.generate_raw("Once", max_tokens=3).reply().token_ids
 
 
+def test_its_progress_counts_each_number_of_draft_tokens(small_pair):
+    """A text of a large target takes long, and a person sees that it gets on."""
+    stages = []
+    run_check(small_pair, watch=Watch(lambda stage, _left: stages.append(stage)))
+    counts = [stage for stage in stages if stage.startswith("Comparing greedy text 1 of 2: ")]
+    assert len(set(counts)) >= 3
+
+
+def test_near_ties_are_named_beside_the_tokens_that_are_right(pair):
+    report = run_check(pair, names=("a fox",))
+    assert "near ties" not in report_text(report)
+    num_accepted = report.greedy.num_accepted + report.seeded.num_accepted
+    report.greedy.num_identical -= 2
+    words = (
+        f"{num_accepted - 2} of {num_accepted} drafted tokens are the target's own (near ties"
+    )
+    assert f"{words}, which rounding decides: 2)" in report_text(report).replace("\n", " ")
+
+
 @pytest.mark.process
 def test_a_wish_reaches_a_check_in_another_process():
     """While it runs, and it tells of itself; the engine goes on."""

@@ -181,6 +181,13 @@ def test_a_path_that_is_no_file_is_refused(tmp_path, name, words):
         read_header(tmp_path / name)
 
 
+def test_a_hint_names_the_folder_that_was_looked_in(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ModelFileError) as caught:
+        read_header(Path("absent.gguf"))
+    assert caught.value.hint == f"{tmp_path} holds no .gguf file."
+
+
 # --- vocabularies ---
 
 BEGINS = "tokenizer.ggml.add_bos_token"

@@ -18,7 +18,7 @@ import inside
 import localspec
 from examples import num_examples
 from localspec.engine.engine import Engine
-from localspec.evaluation.identity import IdentityCheck, Rounding
+from localspec.evaluation.identity import NUMS_DRAFT_TOKENS, IdentityCheck, Rounding
 from localspec.gguf_file.check import check_model_file
 from localspec.llama.model import LlamaModel
 from localspec.llama.model_options import LlamaOptions
@@ -248,7 +248,9 @@ def test_seeded_text_is_the_same_with_any_draft(demo_target, draft, every, reque
                 num_wanted=1_000_000,
             )
             for seed, text in enumerate(PROMPTS[::every]):
-                check.compare(seed, check.reference(prompt_tokens(pair, text), seed))
+                reference = check.reference(prompt_tokens(pair, text), seed)
+                for num_draft_tokens in NUMS_DRAFT_TOKENS:
+                    check.compare(seed, reference, num_draft_tokens)
     found = check.result
     num_expected = 3 * len(PROMPTS[::every])
     assert num_expected <= found.num_texts <= num_expected + len(found.divergences)
