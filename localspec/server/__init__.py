@@ -1,6 +1,7 @@
 """HTTP for existing clients: OpenAI's, Anthropic's, Ollama's, llama-server's; and a web page.
 
-A POST is answered by one endpoint (`form`). A protocol is a `Form`: it is made of a request's
-`Fields`, has one `Question`, and writes the events of `answering` in its own way. A request
-that needs no answer of a model is a `Handler`.
+One class answers the POST requests to every path (`form.PostEndpoint`). Each protocol has a
+`Form` of its own: it reads a request's `Fields` into a `Question`, and writes the events of the
+answers (`answering`) in the protocol's words. A request that needs no answer of a model is
+answered by a function, a `Handler`.
 """

@@ -1,4 +1,4 @@
-"""llama-server's endpoint for LoRA adapters: which a model has, and their scales."""
+"""llama-server's endpoint for a model's LoRA adapters: lists them, and sets their scales."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ PATH = "/lora-adapters"
 
 
 def listed_adapters(model: ServedModel) -> list[dict[str, Any]]:
-    """The adapters of a model, with the scales that answers have by default."""
-    return [
-        {
-            "id": number,
-            "path": str(adapter.file),
-            "scale": adapter.scale,
-            "task_name": _text(model, number, "task_name"),
-            "prompt_prefix": _text(model, number, "prompt_prefix"),
-        }
-        for number, adapter in enumerate(model.adapters)
-    ]
+    """The adapters of a model, with the scales of answers that set none."""
+    adapters = []
+    for number, adapter in enumerate(model.adapters):
+        metadata = model.adapter_headers[number].metadata
+        adapters.append(
+            {
+                "id": number,
+                "path": str(adapter.file),
+                "scale": adapter.scale,
+                "task_name": str(metadata.get("adapter.lora.task_name", "")),
+                "prompt_prefix": str(metadata.get("adapter.lora.prompt_prefix", "")),
+            }
+        )
+    return adapters
 
 
-def _text(model: ServedModel, number: int, name: str) -> str:
-    """What an adapter's file says of its use."""
-    metadata = model.adapter_headers[number].metadata
-    return str(metadata.get(f"adapter.lora.{name}", ""))
+def adapter_scales_handler(fields: Fields) -> Handler:
+    """The handler of a request that sets the adapters' scales in later answers.
 
-
-def scales_to_come(fields: Fields) -> Handler:
-    """A request that sets the scales of later answers; a scale that is left out becomes 0."""
+    An adapter that is left out gets the scale 0.
+    """
     name = fields.text("model")
     if "lora" not in fields:
         fields.refuse("lora", 'Send a list: [{"id": 0, "scale": 0.5}].')
     scales = adapter_scales(fields)
 
-    async def result(service: Service) -> dict[str, bool]:
+    async def respond(service: Service) -> dict[str, bool]:
         model = service.models.named(name)
-        await model.loaded_or_not()
+        await model.wait_for_load()
         await in_thread(partial(model.set_scales, scales))
         return {"success": True}
 
-    return result
+    return respond

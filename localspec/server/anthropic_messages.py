@@ -1,4 +1,8 @@
-"""Anthropic's Messages."""
+"""Anthropic's Messages.
+
+The content of a message, and of an answer, is a list of blocks: a text, the thoughts before it,
+a call of a tool, or the result of a call.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from typing import Any
 
 from localspec.chat.messages import checked_messages
 from localspec.chat.template import NO_VARIABLES, Message
+from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.server.answering import Event, Finished, NewPiece
 from localspec.server.encoding import sse_event
 from localspec.server.fields import Fields
@@ -28,23 +33,25 @@ from localspec.streaming.reply import Piece, Reply
 
 # A line that a coding agent sends; its numbers change with each request or session.
 _BILLING = re.compile(r"\Ax-anthropic-billing-header:[^\n]*\n?")
-_NO_TEXT = {"type": "text", "text": ""}  # a block of text as it starts
-_NO_THOUGHT = {
+_EMPTY_TEXT = {"type": "text", "text": ""}  # a block of text as it starts
+_EMPTY_THINKING = {
     "type": "thinking",
     "thinking": "",
     "signature": "",
 }
-# Types of blocks that are no text.
-_OWN = ("thinking", "redacted_thinking", "tool_use", "tool_result")
-# Types of blocks for calls that Anthropic's servers made themselves.
-_THEIRS = ("server_tool_use", "mcp_tool_use")
+# The types of blocks in requests that are neither text nor an image.
+_TYPES_BESIDE_TEXT = ("thinking", "redacted_thinking", "tool_use", "tool_result")
+# The types of blocks for calls that Anthropic's own servers made: these are ignored.
+_TYPES_OF_SERVER_CALLS = ("server_tool_use", "mcp_tool_use")
 
+# The option "tool_choice" for each type of a choice in a request, other than a tool.
 _CHOICES = {
     "auto": "auto",
     "any": "required",
     "none": "none",
-}  # of tools
-_STOPS = {"tool_calls": "tool_use", "length": "max_tokens"}
+}
+# The field "stop_reason" for these reasons of an answer's end; it is "end_turn" for the others.
+_STOP_REASONS = {"tool_calls": "tool_use", "length": "max_tokens"}
 
 
 class MessageForm(Form):
@@ -67,24 +74,25 @@ class MessageForm(Form):
             variables=variables,
         )
         self._id = f"msg_{secrets.token_hex(12)}"
-        self._has_begun = False
-        self._num_blocks = 0
-        self._block: str | int | None = None  # the open one: its type, or a call's number
+        self._has_begun = False  # whether the event message_start is made
+        self._num_blocks = 0  # blocks that have ended
+        # The block that has started and not ended: its type; for a call, the call's index.
+        self._block: str | int | None = None
 
     def body(self, finished: Sequence[Finished]) -> Any:
         (answer,) = finished
         reply = answer.reply
         content: list[dict[str, Any]] = []
         if reply.thoughts:
-            content.append({**_NO_THOUGHT, "thinking": reply.thoughts})
+            content.append({**_EMPTY_THINKING, "thinking": reply.thoughts})
         if reply.text or not reply.tool_calls:
-            content.append({**_NO_TEXT, "text": reply.text})
+            content.append({**_EMPTY_TEXT, "text": reply.text})
         for call in reply.tool_calls:
-            content.append({**_tool_use(call.id, call.name), "input": call.arguments})
+            content.append({**_empty_call(call.id, call.name), "input": call.arguments})
         return {
             **self._message(content),
             **_stop_fields(reply),
-            **_costs(reply),
+            **_usage_fields(reply),
         }
 
     def text_for(self, event: Event) -> str:
@@ -92,27 +100,26 @@ class MessageForm(Form):
             piece = event.piece
             if not piece.text and piece.call is None:
                 return ""
-            begun = self._message_start(event.num_prompt_tokens, event.num_cached)
-            return begun + self._say(piece)
+            start = self._message_start(event.num_prompt_tokens, event.num_cached)
+            return start + self._piece_events(piece)
         if isinstance(event, Finished):
-            return self._end_answer(event.reply)
-        # An empty delta of the open block: another block would end it in the middle of a
-        # call's JSON. A coding agent that gets nothing but pings for five minutes gives up.
-        texts = [self._message_start(event.num_tokens, event.num_cached)]
+            return self._end_events(event.reply)
+        # An empty delta, not a ping: coding agents that get only pings for five minutes give
+        # up. It is of the open block, since another block would end a call amid its JSON.
+        events = self._message_start(event.num_tokens, event.num_cached)
         if self._block is None:
-            texts.append(self._switch_to("text", _NO_TEXT))
-        texts.append(self._delta("", event.field))
-        return "".join(texts)
+            events += self._switch_to("text", _EMPTY_TEXT)
+        return events + self._delta("", event.field)
 
-    def _end_answer(self, reply: Reply) -> str:
+    def _end_events(self, reply: Reply) -> str:
+        """The events that end an answer."""
         stats = reply.stats
-        texts = [self._message_start(stats.prompt_tokens, stats.cached_prompt_tokens)]
+        events = self._message_start(stats.prompt_tokens, stats.cached_prompt_tokens)
         if self._block != "text" and not reply.tool_calls:
-            texts.append(self._switch_to("text", _NO_TEXT))  # an empty answer has a block, too
-        texts.append(self._end_block())
+            events += self._switch_to("text", _EMPTY_TEXT)  # an empty answer has a block, too
+        events += self._end_block()
         stop = _stop_fields(reply)
-        texts.append(_named_event("message_delta", delta=stop, **_costs(reply)))
-        return "".join(texts)
+        return events + _named_event("message_delta", delta=stop, **_usage_fields(reply))
 
     def end(self, finished: Sequence[Finished]) -> str:
         return _named_event("message_stop")
@@ -121,6 +128,12 @@ class MessageForm(Form):
         return sse_event(anthropic_error(error), "error")
 
     def _message_start(self, num_prompt_tokens: int, num_cached: int) -> str:
+        """The first event of the stream; "" if it is sent already.
+
+        Args:
+            num_prompt_tokens: all tokens of the prompt.
+            num_cached: tokens of the prompt that were cached.
+        """
         if self._has_begun:
             return ""
         self._has_begun = True
@@ -129,16 +142,17 @@ class MessageForm(Form):
         message = {**self._message([]), **stop, "usage": usage}
         return _named_event("message_start", message=message)
 
-    def _say(self, piece: Piece) -> str:
+    def _piece_events(self, piece: Piece) -> str:
+        """The events of a piece of an answer."""
         call = piece.call
         if call is not None:
-            switched = self._switch_to(call.number, _tool_use(call.id, call.name))
-            return switched + self._delta(call.json)
+            started = self._switch_to(call.number, _empty_call(call.id, call.name))
+            return started + self._delta(call.json)
         if piece.is_thought:
-            switched = self._switch_to("thinking", _NO_THOUGHT)
+            started = self._switch_to("thinking", _EMPTY_THINKING)
         else:
-            switched = self._switch_to("text", _NO_TEXT)
-        return switched + self._delta(piece.text)
+            started = self._switch_to("text", _EMPTY_TEXT)
+        return started + self._delta(piece.text)
 
     def _delta(self, text: str, more: Mapping[str, Any] = NO_VARIABLES) -> str:
         """The event that the open block has more text.
@@ -147,19 +161,20 @@ class MessageForm(Form):
             text: the new text.
             more: further fields of the event.
         """
-        kind = f"{self._block}_delta"
-        name = str(self._block)
+        delta_type = f"{self._block}_delta"
+        text_field = str(self._block)
         if isinstance(self._block, int):
-            kind = "input_json_delta"
-            name = "partial_json"
-        at = {"index": self._num_blocks, "delta": {"type": kind, name: text}}
-        return _named_event("content_block_delta", **at, **more)
+            delta_type = "input_json_delta"
+            text_field = "partial_json"
+        delta = {"type": delta_type, text_field: text}
+        index = self._num_blocks
+        return _named_event("content_block_delta", index=index, delta=delta, **more)
 
     def _switch_to(self, name: str | int, block: dict[str, Any]) -> str:
-        """Start a block, unless it is open, and end any other.
+        """End any open block, and start another. Returns "" if the block is open already.
 
         Args:
-            name: see `_block`.
+            name: the type of the block; for a call, the call's index.
             block: the block as it starts.
         """
         if self._block == name:
@@ -171,6 +186,7 @@ class MessageForm(Form):
         return ended + started
 
     def _end_block(self) -> str:
+        """End the open block. Returns "" if there is none."""
         if self._block is None:
             return ""
         ended = _named_event("content_block_stop", index=self._num_blocks)
@@ -179,6 +195,7 @@ class MessageForm(Form):
         return ended
 
     def _message(self, content: list[dict[str, Any]]) -> dict[str, Any]:
+        """The fields that every message of an answer has."""
         return {
             "id": self._id,
             "type": "message",
@@ -189,91 +206,111 @@ class MessageForm(Form):
 
 
 def count_tokens(fields: Fields) -> Handler:
-    """Answer a request to /v1/messages/count_tokens: the number of tokens in the prompt."""
-    prompt = prompt_maker(_read_messages(fields), _tools(fields), _variables(fields))
-    return engine_handler(fields, lambda engine: {"input_tokens": len(prompt(engine))})
+    """The handler of a request to /v1/messages/count_tokens.
+
+    Its response is the number of tokens in the prompt.
+    """
+    make_prompt = prompt_maker(_read_messages(fields), _tools(fields), _variables(fields))
+
+    def compute(engine: IsolatedEngine) -> dict[str, int]:
+        return {"input_tokens": len(make_prompt(engine))}
+
+    return engine_handler(fields, compute)
 
 
 def _tools(fields: Fields) -> dict[str, Any]:
-    """The tools of Messages; Anthropic's own are ignored. Raises RequestError."""
+    """The options of tools. Raises RequestError.
+
+    The tools that Anthropic's servers run, which have no schema, are ignored.
+    """
     tools: list[Mapping[str, Any]] = []
-    ignored: list[object] = []
+    ignored_names: list[object] = []
     for tool in fields.objects("tools"):
         if "input_schema" in tool:
             tools.append(tool.values)
         else:
-            ignored.append(tool.value("name"))
+            ignored_names.append(tool.value("name"))
     choice = fields.object("tool_choice")
     is_disabled = choice.flag("disable_parallel_tool_use")
     is_parallel = None
     if is_disabled is not None:
         is_parallel = not is_disabled
-    kind = choice.text("type") or "auto"
-    if kind == "tool":
-        named = choice.text("name")
-        wanted = named
+    choice_type = choice.text("type") or "auto"
+    if choice_type == "tool":
+        chosen_name = choice.text("name")
+        tool_choice = chosen_name
     else:
-        named = ""
-        wanted = _CHOICES.get(kind)
-    if wanted is None:
+        chosen_name = ""
+        tool_choice = _CHOICES.get(choice_type)
+    if tool_choice is None:
         fields.refuse("tool_choice", "Choose auto, any, none, or a tool by its name.")
     return tool_options(
         tools,
-        wanted,
-        ignored,
-        named,
+        tool_choice,
+        ignored_names,
+        chosen_name,
         is_parallel=is_parallel,
     )
 
 
 def _read_messages(fields: Fields) -> list[Message]:
-    given = fields.objects("messages")
-    if not given:
+    """The conversation in a request, with its system text as the first message.
+
+    Raises:
+        RequestError: a field is wrong.
+        OptionError: a message is wrong.
+    """
+    request_messages = fields.objects("messages")
+    if not request_messages:
         fields.refuse("messages", "Give one or more.")
     unchecked: list[Message] = []
-    for message in given:
-        unchecked += _messages_in(message.value("content"), message.text("role") or "")
+    for message in request_messages:
+        role = message.text("role") or ""
+        unchecked += _split_message(message.value("content"), role)
     messages = checked_messages(unchecked)
     system = fields.value("system")
     if system is None:
         return messages
-    (opening,) = checked_messages([{"role": "system", "content": system}])
-    # If that line stayed, nothing after it would be found in a cache.
-    text = _BILLING.sub("", opening["content"], count=1)
-    return [{**opening, "content": text}, *messages]
+    (system_message,) = checked_messages([{"role": "system", "content": system}])
+    # With a line that changes, a cache would be of no use for anything after the line.
+    text = _BILLING.sub("", system_message["content"], count=1)
+    return [{**system_message, "content": text}, *messages]
 
 
-def _messages_in(content: object, role: str) -> list[Message]:
-    """The messages in an Anthropic message: the results of calls, then its text with calls."""
+def _split_message(content: object, role: str) -> list[Message]:
+    """The messages that an Anthropic message becomes, not checked yet.
+
+    The result of each call becomes a message. The texts, images, thoughts and calls become one
+    message after them, which is left out if there is nothing but results.
+    """
     if not isinstance(content, list):
         return [{"role": role, "content": content}]
 
-    blocks = defaultdict[str, list[Any]](list)
+    blocks = defaultdict[str, list[Any]](list)  # by their types; all others count as text
     for block in content:
-        kind = _kind_of(block)
-        # Calls and results of other servers are left out; anything else is text or an image.
-        if kind in _THEIRS or kind.endswith("_tool_result"):
+        block_type = _block_type(block)
+        if block_type in _TYPES_OF_SERVER_CALLS or block_type.endswith("_tool_result"):
             continue
-        if kind not in _OWN:
-            kind = "text"
-        blocks[kind].append(block)
-    results = [_result_in(block) for block in blocks["tool_result"]]
+        if block_type not in _TYPES_BESIDE_TEXT:
+            block_type = "text"
+        blocks[block_type].append(block)
+    results = [_result_message(block) for block in blocks["tool_result"]]
     calls = [_call_in(block) for block in blocks["tool_use"]]
-    text = _plain(blocks["text"])
+    text = _without_documents(blocks["text"])
     if results and not (text or calls):
         return results
     thoughts = [str(block.get("thinking")) for block in blocks["thinking"]]
-    said = {
+    message = {
         "role": role,
         "content": text,
         "reasoning_content": "\n".join(thoughts),
     }
     if calls:
-        said["tool_calls"] = calls
-    return [*results, said]
+        message["tool_calls"] = calls
+    return [*results, message]
 
 
-def _kind_of(block: object) -> str:
+def _block_type(block: object) -> str:
     """The type of a block; "" for anything that is no object."""
     if isinstance(block, dict):
         return str(block.get("type"))
@@ -281,6 +318,7 @@ def _kind_of(block: object) -> str:
 
 
 def _call_in(block: Mapping[str, Any]) -> dict[str, Any]:
+    """The call in a block, as messages have it."""
     return {
         "id": block.get("id"),
         "name": block.get("name"),
@@ -288,12 +326,13 @@ def _call_in(block: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _result_in(block: Mapping[str, Any]) -> Message:
-    content = _plain(block.get("content"))
+def _result_message(block: Mapping[str, Any]) -> Message:
+    """The message of a block with the result of a call."""
+    content = _without_documents(block.get("content"))
     if block.get("is_error") is True:
         if not isinstance(content, list):
-            content = [{**_NO_TEXT, "text": content or ""}]
-        content = [{**_NO_TEXT, "text": "The tool failed:"}, *content]
+            content = [_text_block(content or "")]
+        content = [_text_block("The tool failed:"), *content]
     return {
         "role": "tool",
         "content": content,
@@ -301,49 +340,59 @@ def _result_in(block: Mapping[str, Any]) -> Message:
     }
 
 
-def _plain(content: object) -> object:
-    """The content, with documents and search results as their titles and texts."""
+def _without_documents(content: object) -> object:
+    """The content of a message, with the titles and texts of documents and search results.
+
+    Content that is no list is returned as it is.
+    """
     if not isinstance(content, list):
         return content
-    plain: list[Any] = []
+    blocks: list[Any] = []
     for block in content:
-        within = _texts_within(block)
-        if within is None:
-            plain.append(block)
+        inner_blocks = _blocks_in_document(block)
+        if inner_blocks is None:
+            blocks.append(block)
         else:
             title = str(block.get("title") or "")
-            plain += [{**_NO_TEXT, "text": title}, *within]
-    return plain
+            blocks += [_text_block(title), *inner_blocks]
+    return blocks
 
 
-def _texts_within(block: object) -> list[Any] | None:
-    """The blocks of a search result or of a document that is text; None for any other."""
+def _blocks_in_document(block: object) -> list[Any] | None:
+    """The blocks in a search result, or in a document that is text; None for another block."""
     if not isinstance(block, dict):
         return None
     source = block.get("source")
-    kind = block.get("type")
-    within = None
-    if kind == "search_result":
-        within = block.get("content")
-    elif kind == "document" and isinstance(source, dict):
-        within = source.get("content")
+    block_type = block.get("type")
+    content = None
+    if block_type == "search_result":
+        content = block.get("content")
+    elif block_type == "document" and isinstance(source, dict):
+        content = source.get("content")
         if source.get("type") == "text":
-            within = source.get("data")
-    if isinstance(within, str):
-        return [{**_NO_TEXT, "text": within}]
-    if isinstance(within, list):
-        return within
+            content = source.get("data")
+    if isinstance(content, str):
+        return [_text_block(content)]
+    if isinstance(content, list):
+        return content
     return None
 
 
+def _text_block(text: object) -> dict[str, Any]:
+    """A block of text; `text` is checked later."""
+    return {**_EMPTY_TEXT, "text": text}
+
+
 def _variables(fields: Fields) -> dict[str, Any]:
-    kind = fields.object("thinking").text("type") or ""
-    thinks = {"enabled": True, "disabled": False}.get(kind)
+    """The variables of the chat template. Raises RequestError."""
+    thinking_type = fields.object("thinking").text("type") or ""
+    thinks = {"enabled": True, "disabled": False}.get(thinking_type)
     effort = fields.object("output_config").text("effort")
     return template_variables(fields, thinks=thinks, effort=effort)
 
 
-def _tool_use(call_id: str, name: str) -> dict[str, Any]:
+def _empty_call(call_id: str, name: str) -> dict[str, Any]:
+    """A block of a call as it starts, without arguments."""
     return {
         "type": "tool_use",
         "id": call_id,
@@ -352,27 +401,31 @@ def _tool_use(call_id: str, name: str) -> dict[str, Any]:
     }
 
 
-def _named_event(kind: str, **fields: Any) -> str:
-    return sse_event({"type": kind, **fields}, kind)
+def _named_event(event_type: str, **fields: Any) -> str:
+    """An event of the stream, whose type is also its name."""
+    return sse_event({"type": event_type, **fields}, event_type)
 
 
 def _stop_fields(reply: Reply) -> dict[str, Any]:
-    reason = _STOPS.get(reply.finish_reason, "end_turn")
+    """The fields that say why an answer ended."""
+    reason = _STOP_REASONS.get(reply.finish_reason, "end_turn")
     if reply.stopped_by is not None:
         reason = "stop_sequence"
     return {"stop_reason": reason, "stop_sequence": reply.stopped_by}
 
 
-def _costs(reply: Reply) -> dict[str, Any]:
+def _usage_fields(reply: Reply) -> dict[str, Any]:
+    """The fields with the numbers of tokens of an answer, and with its timings."""
     stats = reply.stats
     usage = _usage(stats.prompt_tokens, stats.cached_prompt_tokens, stats.completion_tokens)
     return {"usage": usage, **extra_fields(reply)}
 
 
-def _usage(num_prompt: int, num_cached: int, num_answered: int) -> dict[str, int]:
+def _usage(num_prompt_tokens: int, num_cached: int, num_answer_tokens: int) -> dict[str, int]:
+    """The field "usage" of a message; `num_cached` of the prompt's tokens were cached."""
     return {
-        "input_tokens": num_prompt - num_cached,
+        "input_tokens": num_prompt_tokens - num_cached,
         "cache_creation_input_tokens": 0,
         "cache_read_input_tokens": num_cached,
-        "output_tokens": num_answered,
+        "output_tokens": num_answer_tokens,
     }

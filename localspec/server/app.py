@@ -47,11 +47,12 @@ from localspec.server.served_models import ServedFile, ServedModel, ServedModels
 from localspec.tool_servers.servers import McpServers
 
 _NUM_THREADS = MOST_PARALLEL + 16
-_IDLE_CHECKS_S = 15.0  # between two checks for unused models
-_GONE = 499  # nginx's status for a client that left before the response began
-LAST_ANSWER_S = 3.0  # for the running answers when the server stops; uvicorn waits longer
+_UNUSED_CHECK_S = 15.0  # the longest time between two checks for unused models
+_CLIENT_LEFT = 499  # nginx's status if the client left before the response began
+# Answers may take this long to end when the server stops. uvicorn waits longer.
+LAST_ANSWER_S = 3.0
 
-# What reads a request to each path.
+# The reader of POST requests to each path.
 _POSTS: dict[str, RequestReader] = {
     "/v1/chat/completions": completions.ChatCompletion,
     "/v1/chat/completions/input_tokens": completions.chat_input_tokens,
@@ -65,7 +66,7 @@ _POSTS: dict[str, RequestReader] = {
     "/v1/rerank": embeddings.rerank,
     "/api/embed": embeddings.ollama_embed,
     "/api/embeddings": embeddings.ollama_embeddings,
-    adapters.PATH: adapters.scales_to_come,
+    adapters.PATH: adapters.adapter_scales_handler,
     "/mcp/tools": mcp_page.mcp_tools,
     "/mcp/call": mcp_page.mcp_call,
     "/tokenize": completions.tokenize,
@@ -76,12 +77,12 @@ _POSTS: dict[str, RequestReader] = {
     "/api/generate": ollama.OllamaGenerate,
 }
 
-# The paths whose body may be a list, and the field that the list stands for.
-_LISTS = {adapters.PATH: "lora"}
+# The paths where a request's body may be a list, and the field whose value it becomes.
+_LIST_NAMES = {adapters.PATH: "lora"}
 
 _PAGE = Path(__file__).parent / "page"
-# Nothing is loaded from elsewhere, the page has no code or style within, and only DOMPurify
-# turns a model's text into HTML.
+# The page loads nothing from other sites, its HTML has no script or style, and only DOMPurify
+# may turn a model's text into HTML.
 _PAGE_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'; "
@@ -93,10 +94,12 @@ _PAGE_HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "referrer-policy": "no-referrer",
     "x-content-type-options": "nosniff",
-    "cache-control": "no-cache",  # asked again by its etag: a new version is seen at once
+    # The browser asks by the etag whether its copy is still right: an update shows at once.
+    "cache-control": "no-cache",
     "vary": "accept, accept-encoding",
 }
-mimetypes.add_type("text/javascript", ".js")  # whatever the system says
+# Browsers refuse scripts of another type, and some systems are set up with one.
+mimetypes.add_type("text/javascript", ".js")
 mimetypes.add_type("image/svg+xml", ".svg")
 
 logger = logging.getLogger(__name__)
@@ -110,19 +113,19 @@ class Limits:
     """The largest size of a request's body."""
 
     body_s: float = 60.0
-    """The time in which a body has to arrive."""
+    """The seconds in which a body has to arrive."""
 
     num_waiting: int = 64
-    """The number of requests that may wait."""
+    """The number of requests that may wait in line."""
 
     patience_s: float = 10.0
-    """A client that gets nothing for this long gets an event that says it waits."""
+    """A client that gets nothing for this many seconds gets an event that it has to wait."""
 
     keep_s: float = 20.0
-    """A model without a question for this long writes its caches to disk, where it may."""
+    """After this many seconds without a request a model writes its caches to disk."""
 
     unload_s: float = 30 * 60.0
-    """A model without a question for this long is closed."""
+    """After this many seconds without a request a model is closed."""
 
 
 class Server:
@@ -132,10 +135,10 @@ class Server:
         models: the models.
         limits: the limits of requests.
         has_page: whether a browser gets a page to chat on.
-        own_key: the key with which the server shows the user's programs that it is this user's;
-            None if it needs none.
-        tool_servers: MCP servers whose tools clients may let the models call. The caller
-            closes them.
+        own_key: the key with which the server proves to the user's other programs that it is
+            the user's own; None if it has none.
+        tool_servers: the MCP servers whose tools the models may call; None without any. The
+            caller closes them.
     """
 
     def __init__(
@@ -159,14 +162,14 @@ class Server:
         self._bodies = BodyReader(limits.body_bytes, limits.body_s)
 
     def app(self, access: AccessRules) -> ASGIApp:
-        """The application, for the clients that `access` lets through."""
+        """The whole application, for the clients that `access` allows."""
         app = Starlette(
             routes=self.routes(),
             lifespan=self._lifespan,
             exception_handlers={
                 HTTPException: _no_route,
                 RequestError: _refused,
-                Exception: _refused,  # Starlette raises these afterwards, too
+                Exception: _refused,  # Starlette also raises these after the response
             },
         )
         paths = [getattr(route, "path", "") for route in app.routes]
@@ -182,7 +185,10 @@ class Server:
         return RequestLog(guarded, self._service.counters, frozenset(paths))
 
     def stop(self) -> None:
-        """End requests with an error: waiting ones now, others soon. In the event loop."""
+        """End all requests with an error: those that wait now, those being answered soon.
+
+        It has to be called in the event loop.
+        """
         self._service.is_stopping = True
         for answering in list(self._service.answerings):
             if answering.is_waiting:
@@ -192,12 +198,13 @@ class Server:
         asyncio.get_running_loop().call_later(LAST_ANSWER_S, self._stop_all)
 
     def _stop_all(self) -> None:
+        """End the requests that are still being answered with an error."""
         for answering in list(self._service.answerings):
             answering.stop()
         self._service.models.stop_embedding()
 
     def routes(self) -> list[BaseRoute]:
-        """Every route, with all of its paths."""
+        """The routes of all paths."""
         routes: list[BaseRoute] = []
         if self._has_page:
             routes.append(Route("/", _root, methods=["GET"]))
@@ -208,36 +215,42 @@ class Server:
             "/v1/responses": partial(responses.ResponseForm, servers=tool_servers),
         }
         for path, reader in posts.items():
-            endpoint = PostEndpoint(self._service, self._bodies, reader, _LISTS.get(path))
+            list_name = _LIST_NAMES.get(path)
+            endpoint = PostEndpoint(self._service, self._bodies, reader, list_name)
             routes += _routes_to("POST", path, endpoint)
-        for path, value in self._gets().items():
-            routes += _routes_to("GET", path, partial(_get, value))
+        for path, compute in self._gets().items():
+            routes += _routes_to("GET", path, partial(_get, compute))
         return routes
 
     def _gets(self) -> dict[str, Callable[[Request], Any]]:
+        """By its path, the function that computes the response to a GET request.
+
+        It returns a `Response`, or a value to be sent as JSON. It may raise RequestError.
+        """
         models = self._service.models
         unload_s = self._limits.unload_s
 
-        def asked_model(request: Request) -> ServedModel:
+        def model_of(request: Request) -> ServedModel:
             return models.named(request.query_params.get("model"))
 
         return {
-            "/": _health,  # programs look for a server, or for Ollama, by its address alone
+            "/": _health,  # some programs look for a server, or for Ollama, at its bare address
             "/v1/health": _health,
-            "/v1/models": self._list,
-            "/v1/models/{name:path}": self._list,
+            "/v1/models": self._list_models,
+            "/v1/models/{name:path}": self._list_models,
             "/metrics": self._metrics,
             PROOF_PATH: self._prove,
-            "/props": lambda request: completions.props(asked_model(request)),
-            adapters.PATH: lambda request: adapters.listed_adapters(asked_model(request)),
+            "/props": lambda request: completions.props(model_of(request)),
+            adapters.PATH: lambda request: adapters.listed_adapters(model_of(request)),
             "/api/version": lambda _request: {"version": ollama.OLLAMA_VERSION},
             "/api/tags": lambda _request: ollama.tags(models),
-            "/api/ps": lambda _request: ollama.loaded(models, unload_s),
+            "/api/ps": lambda _request: ollama.loaded_models(models, unload_s),
         }
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncGenerator[None, None]:
-        # Each answer under way takes a thread, and short work must not wait for one.
+        """Starlette's lifespan: sets the threads up, unloads unused models, closes all."""
+        # Each running answer takes a thread; short work must not wait until one is free.
         threads = ThreadPoolExecutor(_NUM_THREADS, "localspec-server")
         asyncio.get_running_loop().set_default_executor(threads)
         unloading = asyncio.create_task(self._unload_unused())
@@ -248,9 +261,10 @@ class Server:
             await self._service.models.close()
 
     async def _unload_unused(self) -> None:
+        """Write unused models' caches to disk, and close unused models, until cancelled."""
         limits = self._limits
         while True:
-            await asyncio.sleep(min(_IDLE_CHECKS_S, limits.unload_s, limits.keep_s))
+            await asyncio.sleep(min(_UNUSED_CHECK_S, limits.unload_s, limits.keep_s))
             await self._service.models.keep_unused(limits.keep_s)
             if self._service.line.num_admitted == 0:
                 turn = self._service.join(None)
@@ -262,6 +276,7 @@ class Server:
                     self._service.leave(turn)
 
     def _metrics(self, _request: Request) -> Response:
+        """The counters in Prometheus's text format."""
         answerings = self._service.answerings
         num_waiting = sum(answering.is_waiting for answering in answerings)
         num_answered = len(answerings) - num_waiting
@@ -269,17 +284,17 @@ class Server:
         return Response(sent_bytes(text), headers={"content-type": PROMETHEUS})
 
     def _prove(self, request: Request) -> dict[str, Any]:
-        """Prove to a program that knows the server's key that this server knows it, too."""
+        """The proof that this server has the key in the user's file. Raises RequestError."""
         nonce = request.query_params.get("nonce", "")
         if self._own_key is None or not is_nonce(nonce):
             raise RequestError("this server has no such key, or the nonce is not 64 hex digits")
         return {"proof": self._own_key.proof(nonce)}
 
-    def _list(self, request: Request) -> dict[str, Any]:
-        """All models, or the one that the path names."""
+    def _list_models(self, request: Request) -> dict[str, Any]:
+        """All models; if the path names a model, that one. Raises RequestError."""
         models = self._service.models.listed
         name = request.path_params.get("name")
-        if not name:  # "" if the list's path ends with a slash
+        if not name:  # None, or "" for the path /v1/models/
             return {"object": "list", "data": [_openai_model(model) for model in models]}
         for model in models:
             if model.is_called(name):
@@ -288,16 +303,16 @@ class Server:
 
 
 def _routes_to(method: str, path: str, endpoint: Any) -> list[BaseRoute]:
-    """The routes to an endpoint, also without /v1.
+    """The routes from a path to an endpoint, and from the same path without /v1.
 
-    People leave /v1 out of a base address, and programs add it.
+    Users leave /v1 out of an address that they enter, and not every program adds it.
     """
     paths = {path, path.removeprefix("/v1")}
-    return [Route(each, endpoint, methods=[method]) for each in paths]
+    return [Route(route_path, endpoint, methods=[method]) for route_path in paths]
 
 
 def _openai_model(model: ServedFile[Any]) -> dict[str, Any]:
-    """A model in the list, with its context in the fields of vLLM and of llama-server."""
+    """A model in OpenAI's list, with its context in the fields of vLLM and llama-server."""
     return {
         "id": model.name,
         "object": "model",
@@ -317,6 +332,8 @@ def _health(_request: Request) -> dict[str, Any]:
 
 
 class _PageFiles(StaticFiles):
+    """The files of the page, with `_PAGE_HEADERS`."""
+
     def file_response(self, *arguments: Any, **keywords: Any) -> Response:
         response = super().file_response(*arguments, **keywords)
         response.headers.update(_PAGE_HEADERS)
@@ -324,20 +341,22 @@ class _PageFiles(StaticFiles):
 
 
 async def _root(request: Request) -> Response:
-    """The page for a browser; the server's health for a program, which looks for it there."""
+    """The page for a browser; the server's health for any other program."""
     if "text/html" in request.headers.get("accept", ""):
         return FileResponse(_PAGE / "index.html", headers=_PAGE_HEADERS)
     return json_response(_health(request), headers={"vary": "accept"})
 
 
-async def _get(value: Callable[[Request], Any], request: Request) -> Response:
-    result = value(request)
+async def _get(compute: Callable[[Request], Any], request: Request) -> Response:
+    """The response to a GET request, which `compute` returns as it is or as a JSON value."""
+    result = compute(request)
     if isinstance(result, Response):
         return result
     return json_response(result)
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
+    """The refusal of a request for which there is no path, or no method on its path."""
     assert isinstance(error, HTTPException)
     path = request.url.path
     refusal = ollama.not_offered(path)
@@ -351,7 +370,7 @@ async def _no_route(request: Request, error: Exception) -> Response:
             f"{request.method} {path!r:.200}: {reason}",
             status=error.status_code,
             code=code,
-            headers=error.headers,  # for a wrong method they name the right ones
+            headers=error.headers,  # "allow" names the right methods if the method is wrong
         )
     return refusal_response(path, refusal)
 
@@ -361,15 +380,16 @@ async def _refused(request: Request, error: Exception) -> Response:
 
 
 class RequestLog:
-    """Hands requests to `app`, counts them, and logs POST requests and refused ones.
+    """Hands requests to `app`, counts them, and logs some (ASGI middleware).
 
-    The attribute `facts` of a log record has all that its line says. No line contains a key or
-    a text of a request.
+    It logs requests that change or compute something, and those that are refused. The attribute
+    `facts` of a log record has what its line says as a dict. No line contains a key or a text
+    of a request.
 
     Args:
         app: the application.
         counters: the server's.
-        paths: the paths that are counted by name.
+        paths: the paths that are counted and logged by name; all others are "other".
     """
 
     def __init__(self, app: ASGIApp, counters: Counters, paths: Collection[str]) -> None:
@@ -382,20 +402,27 @@ class RequestLog:
             await self._app(scope, receive, send)
             return
         started_s = time.monotonic()
-        status = _GONE
+        status = _CLIENT_LEFT
 
-        async def noting(message: Message) -> None:
+        async def send_and_note(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
             await send(message)
 
         try:
-            await self._app(scope, receive, noting)
+            await self._app(scope, receive, send_and_note)
         finally:
-            self._note(scope, status, time.monotonic() - started_s)
+            self._count_and_log(scope, status, time.monotonic() - started_s)
 
-    def _note(self, scope: Scope, status: int, total_s: float) -> None:
+    def _count_and_log(self, scope: Scope, status: int, total_s: float) -> None:
+        """Count a request that has ended, and log it if it is not a successful GET.
+
+        Args:
+            scope: the request's scope.
+            status: the HTTP status of the response.
+            total_s: the seconds that the request took.
+        """
         method = scope["method"]
         path = scope["path"]
         if path not in self._paths:
@@ -403,7 +430,7 @@ class RequestLog:
         self._counters.add("localspec_requests_total", path=path, status=status)
         if method not in ("POST", "DELETE", "PUT") and status < 400:
             return  # programs ask again and again which models there are
-        facts = {"total_s": _rounded(total_s), **_facts(scope.get(ANSWERING))}
+        facts = {"total_s": _rounded(total_s), **_answer_facts(scope.get(ANSWERING))}
         parts = [f"{method} {path} {status}"]
         for name, value in facts.items():
             if value is not None:
@@ -416,7 +443,8 @@ class RequestLog:
         logger.info("%s", ", ".join(parts), extra={"facts": {**request, **facts}})
 
 
-def _facts(answering: Answering | None) -> dict[str, Any]:
+def _answer_facts(answering: Answering | None) -> dict[str, Any]:
+    """What the log says of the answers to a request; {} for a request without a question."""
     if answering is None:
         return {}
     all_stats = answering.stats
@@ -434,7 +462,7 @@ def _facts(answering: Answering | None) -> dict[str, Any]:
 
 
 def _rounded(seconds: float | None) -> float | None:
-    """Seconds to the millisecond."""
+    """A time in seconds, rounded to the millisecond; None stays None."""
     if seconds is None:
         return None
     return round(seconds, 3)

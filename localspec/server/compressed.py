@@ -11,12 +11,13 @@ from typing import Protocol
 
 from localspec.server.refusal import RequestError
 
-_PIECE = 1_000_000  # bytes that a decoder gives at a time
-_ZSTD_WINDOW_BITS = 23  # 8 MB, as RFC 9659 has it: a decoder takes that much memory
+_PIECE_BYTES = 1_000_000  # that a decoder returns at most in one call
+# The binary logarithm of the largest window, which takes memory: 8 MB is RFC 9659's limit.
+_ZSTD_WINDOW_BITS = 23
 
 
 class _Decoder(Protocol):
-    """A decoder of zlib, or of zstd."""
+    """A decoder of one compressed body, as zlib and zstd have it."""
 
     def decompress(self, data: bytes, max_length: int, /) -> bytes: ...
 
@@ -36,8 +37,8 @@ def decompressed(body: bytes, coding: str, most: int) -> bytes:
         most: the largest number of bytes without compression.
 
     Raises:
-        RequestError: the coding is not known here, the body is not in it, or it becomes too
-            long. It is not decompressed any further then.
+        RequestError: the coding is not supported, the body is not in that coding, or it has
+            more than `most` bytes, after which decompression stops.
     """
     name = coding.strip().lower()
     if name in ("", "identity"):
@@ -61,16 +62,29 @@ def decompressed(body: bytes, coding: str, most: int) -> bytes:
 
 
 def _decompress(decoder: _Decoder, body: bytes, most: int) -> bytes:
+    """The body without its compression.
+
+    Args:
+        decoder: a new decoder for this body.
+        body: the compressed body.
+        most: the largest number of bytes without compression.
+
+    Raises:
+        RequestError: there would be more than `most` bytes.
+        EOFError: the compressed body ends too early, or too late.
+        Exception: the decoder's own error, see `_errors`.
+    """
     pieces: list[bytes] = []
-    num_read = 0
-    left = body
+    num_bytes = 0
+    unread = body
     while not decoder.eof:
-        piece = decoder.decompress(left, _PIECE)
-        left = getattr(decoder, "unconsumed_tail", b"")  # a decoder of zstd keeps it itself
-        if not (piece or left or decoder.eof):
+        piece = decoder.decompress(unread, _PIECE_BYTES)
+        # zlib's decoder gives back the input that it has not read yet; zstd's keeps it.
+        unread = getattr(decoder, "unconsumed_tail", b"")
+        if not (piece or unread or decoder.eof):
             raise EOFError("it ends too early")
-        num_read += len(piece)
-        if num_read > most:
+        num_bytes += len(piece)
+        if num_bytes > most:
             raise RequestError(
                 f"the body has more than {most} bytes without its compression",
                 "Send less.",
@@ -83,7 +97,7 @@ def _decompress(decoder: _Decoder, body: bytes, most: int) -> bytes:
 
 
 def _makers() -> dict[str, Callable[[bytes], _Decoder]]:
-    """For each coding, the function that makes a decoder for a body."""
+    """The function that makes a decoder for a body, by the name of the coding."""
     makers: dict[str, Callable[[bytes], _Decoder]] = {
         "gzip": _gzip_decoder,
         "x-gzip": _gzip_decoder,
@@ -99,8 +113,13 @@ def _gzip_decoder(_body: bytes) -> _Decoder:
 
 
 def _deflate_decoder(body: bytes) -> _Decoder:
-    """A decoder of zlib's format, or of bare deflate if a client left out zlib's header."""
-    has_header = len(body) > 1 and body[0] & 0x0F == 8 and (body[0] << 8 | body[1]) % 31 == 0
+    """A decoder of zlib's format, or of raw deflate if the client left out zlib's header.
+
+    The header is two bytes. The low half of the first one is 8, and as one number, the first
+    byte being the higher one, they are a multiple of 31 (RFC 1950).
+    """
+    header = int.from_bytes(body[:2], "big")
+    has_header = len(body) > 1 and body[0] % 16 == 8 and header % 31 == 0
     if has_header:
         return zlib.decompressobj(wbits=zlib.MAX_WBITS)
     return zlib.decompressobj(wbits=-zlib.MAX_WBITS)
@@ -116,7 +135,7 @@ def _zstd_decoder(_body: bytes) -> _Decoder:
 
 @functools.cache
 def _zstd() -> ModuleType | None:
-    """Python's module for zstd, from 3.14 on, or the package that has it for older versions."""
+    """The module for zstd: Python's (from 3.14 on), or its backport; None without either."""
     for name in ("compression.zstd", "backports.zstd"):
         try:
             return importlib.import_module(name)
@@ -126,9 +145,9 @@ def _zstd() -> ModuleType | None:
 
 
 def _errors() -> tuple[type[Exception], ...]:
-    """The errors of decoders and of `_decompress`."""
+    """The types of the errors that `_decompress` raises for a body that is damaged."""
     zstd = _zstd()
-    ours: tuple[type[Exception], ...] = (zlib.error, EOFError)
+    errors: tuple[type[Exception], ...] = (zlib.error, EOFError)
     if zstd is None:
-        return ours
-    return (*ours, zstd.ZstdError)
+        return errors
+    return (*errors, zstd.ZstdError)

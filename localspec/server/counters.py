@@ -10,24 +10,26 @@ from localspec.server.served_models import ServedModels
 from localspec.speculative.metrics import Stats
 
 PROMETHEUS = "text/plain; version=0.0.4"
-_KINDS = ("accepted", "recovered", "bonus", "plain")
+# Where a token comes from; `Stats` has an attribute num_accepted, and so on.
+_PROVENANCES = ("accepted", "recovered", "bonus", "plain")
 
 
 class Counters:
-    """Counts answers and requests, by series. Only the event loop may use it.
+    """Counts answers, tokens and requests. Only the event loop may use it.
 
-    Series that llama-server has, too, have its names.
+    A series is what Prometheus calls a name with its labels, which has one number. The names
+    that begin with "llamacpp:" are llama-server's.
     """
 
     def __init__(self) -> None:
-        self._sums: defaultdict[str, float] = defaultdict(float)
+        self._sums: defaultdict[str, float] = defaultdict(float)  # by the series
 
     def add(self, name: str, number: float = 1, **labels: object) -> None:
-        """Add to a series."""
+        """Add a number to the series with a name and its labels."""
         self._sums[_series(name, **labels)] += number
 
     def add_answer(self, stats: Stats) -> None:
-        """Count one answer, complete or not."""
+        """Count one answer, even if it is not complete."""
         numbers = {
             "prompt_tokens_total": stats.prompt_tokens - stats.cached_prompt_tokens,
             "prompt_tokens_cached_total": stats.cached_prompt_tokens,
@@ -41,9 +43,9 @@ class Counters:
         }
         for name, number in numbers.items():
             self.add(f"llamacpp:{name}", number)
-        for kind in _KINDS:
-            num_tokens = getattr(stats, f"num_{kind}")
-            self.add("localspec_tokens_total", num_tokens, provenance=kind)
+        for provenance in _PROVENANCES:
+            num_tokens = getattr(stats, f"num_{provenance}")
+            self.add("localspec_tokens_total", num_tokens, provenance=provenance)
         for proposer, number in stats.drafted_per_proposer.items():
             self.add("localspec_drafted_tokens_total", number, proposer=proposer)
         for proposer, number in stats.accepted_per_proposer.items():
@@ -58,56 +60,62 @@ class Counters:
                 self.add(name, accepted, position=position)
 
     def text(self, models: ServedModels, num_answered: int, num_waiting: int) -> str:
-        """All series, as Prometheus reads them.
+        """All series in Prometheus's text format.
 
         Args:
             models: the server's.
-            num_answered: the number of requests that are being answered.
-            num_waiting: the number of requests that wait.
+            num_answered: the number of requests that are being answered now.
+            num_waiting: the number of requests that wait now.
         """
-        read_s = self._sums["llamacpp:prompt_seconds_total"]
-        said_s = self._sums["llamacpp:tokens_predicted_seconds_total"]
-        num_read = self._sums["llamacpp:prompt_tokens_total"]
-        num_said = self._sums["llamacpp:tokens_predicted_total"]
+        prompt_s = self._sums["llamacpp:prompt_seconds_total"]
+        predicted_s = self._sums["llamacpp:tokens_predicted_seconds_total"]
+        num_prompt_tokens = self._sums["llamacpp:prompt_tokens_total"]
+        num_predicted = self._sums["llamacpp:tokens_predicted_total"]
         series = {
             **self._sums,
             "llamacpp:requests_processing": num_answered,
             "llamacpp:requests_deferred": num_waiting,
-            "llamacpp:prompt_tokens_seconds": _ratio(num_read, read_s),
-            "llamacpp:predicted_tokens_seconds": _ratio(num_said, said_s),
-            **dict(_memory(models)),
+            "llamacpp:prompt_tokens_seconds": _rate(num_prompt_tokens, prompt_s),
+            "llamacpp:predicted_tokens_seconds": _rate(num_predicted, predicted_s),
+            **dict(_model_series(models)),
         }
         lines = [f"{name} {round(number, 6)}" for name, number in sorted(series.items())]
         return "\n".join([*lines, ""])
 
 
-def _ratio(number: float, seconds: float) -> float:
+def _rate(number: float, seconds: float) -> float:
+    """The number per second; 0 where no time has passed."""
     if seconds:
         return number / seconds
     return 0
 
 
-def _memory(models: ServedModels) -> Iterator[tuple[str, float]]:
-    """Series of each model: whether it is loaded, and its planned memory."""
+def _model_series(models: ServedModels) -> Iterator[tuple[str, float]]:
+    """The series of each model, with their numbers.
+
+    They are whether it is loaded (1 or 0), and while it is loaded, its planned memory in bytes.
+    """
     for model in models.listed:
         yield _series("localspec_model_loaded", model=model.name), model.engine is not None
     for model in models.all:
         name = model.name
         memory = model.memory
         if model.engine is not None and memory is not None:
-            main = _series("localspec_model_bytes", model=name, place="main")
-            yield main, memory.main_bytes
-            gpu = _series("localspec_model_bytes", model=name, place="gpu")
-            yield gpu, sum(memory.gpu_bytes)
+            main_series = _series("localspec_model_bytes", model=name, place="main")
+            yield main_series, memory.main_bytes
+            gpu_series = _series("localspec_model_bytes", model=name, place="gpu")
+            yield gpu_series, sum(memory.gpu_bytes)
 
 
 def _series(name: str, **labels: object) -> str:
-    inner = []
+    """A series in Prometheus's text format: name{label="value",…}, or the name alone."""
+    pairs = []
     for label, value in labels.items():
         if isinstance(value, enum.Enum):
             value = value.value
-        text = str(value).replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
-        inner.append(f'{label}="{text}"')
-    if inner:
-        return f"{name}{{{','.join(inner)}}}"
-    return name
+        escaped = str(value).replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+        pairs.append(f'{label}="{escaped}"')
+    if not pairs:
+        return name
+    joined = ",".join(pairs)
+    return f"{name}{{{joined}}}"

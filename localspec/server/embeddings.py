@@ -1,4 +1,4 @@
-"""Texts as vectors, and documents by how well they fit, in OpenAI's and Ollama's protocols."""
+"""Embeddings of texts, and documents ranked by a query, in OpenAI's and Ollama's protocols."""
 
 from __future__ import annotations
 
@@ -18,11 +18,14 @@ from localspec.server.fields import Fields
 from localspec.server.form import Handler, in_thread
 from localspec.server.refusal import stopping
 
-_MOST_INPUTS = 2048  # as at OpenAI
-_MOST_TEXTS = 16  # in one call, for which other requests wait; as many as in one decode
+_MOST_INPUTS = 2048  # texts in a request, as at OpenAI
+# Texts that the model reads before it reads for another request; they fit into one decode.
+_TEXTS_PER_CALL = 16
+_ANY_TEXT = "a"  # read in place of no texts: it gives an array of the right shape
 
 
 def _usage(num_tokens: int) -> dict[str, int]:
+    """The field "usage" of a response to a request whose texts have that many tokens."""
     return {"prompt_tokens": num_tokens, "total_tokens": num_tokens}
 
 
@@ -30,71 +33,74 @@ async def _ask_embedder(
     service: Service,
     name: str | None,
     texts: Sequence[Any],
-    ask: Callable[[Sequence[Any]], EmbedderQuestion],
+    make_question: Callable[[Sequence[Any]], EmbedderQuestion],
 ) -> tuple[str, Embedded, dict[str, int]]:
-    """Have the embedder of that name read texts; without texts it is only loaded.
+    """Have the embedder read texts, in batches. Without texts it is only loaded.
 
-    Between batches it reads for other requests. A disconnect cancels the batches to come.
+    Between two batches it may read for other requests. If the client disconnects, the batches
+    that are left are not read.
 
     Args:
         service: the server's.
-        name: the name of the embedder, as the client gave it.
-        texts: what it reads.
-        ask: makes the question to it about some of the texts.
+        name: the embedder's name in the request, if it has one.
+        texts: the texts, or the token ids of texts.
+        make_question: makes the message to the embedder for some of the texts.
 
     Returns:
-        The model's name, its vectors or scores of the texts, and the nanoseconds that this
+        The embedder's name, a vector or a score for each text, and the nanoseconds that this
         took, in Ollama's fields.
+
+    Raises:
+        RequestError: there is no embedder of that name, or the server is stopping.
+        LocalspecError: the embedder cannot be loaded, or cannot read the texts.
     """
     started_s = time.monotonic()
     models = service.models
     embedder = service.models.embedder_named(name)
-    given = texts or ["a"]
-    batches = []
-    for first in range(0, len(given), _MOST_TEXTS):
-        part = given[first : first + _MOST_TEXTS]
+    texts_to_read = texts or [_ANY_TEXT]
+    results = []
+    for start in range(0, len(texts_to_read), _TEXTS_PER_CALL):
+        question = make_question(texts_to_read[start : start + _TEXTS_PER_CALL])
         async with embedder.turn, models.opened(embedder) as engine:
             if service.is_stopping:
                 raise stopping()
             try:
-                batches.append(await in_thread(partial(engine.call, ask(part))))
+                result = await in_thread(partial(engine.call, question))
             except CrashedError as error:
                 await models.close_one(embedder)
                 if service.is_stopping:
                     raise stopping() from error
                 raise
+        results.append(result)
     num_tokens = 0
     if texts:
-        num_tokens = sum(batch.num_tokens for batch in batches)
+        num_tokens = sum(result.num_tokens for result in results)
     counters = service.counters
     counters.add("localspec_embedded_texts_total", len(texts), model=embedder.name)
     counters.add("localspec_embedded_tokens_total", num_tokens, model=embedder.name)
-    values = np.concatenate([batch.values for batch in batches])
+    values = np.concatenate([result.values for result in results])
+    values = values[: len(texts)]  # without the vector of `_ANY_TEXT`
     load_s = embedder.loading_s(started_s)
     total_s = time.monotonic() - started_s
-    took = {"total_duration": round(1e9 * total_s), "load_duration": round(1e9 * load_s)}
-    return embedder.name, Embedded(values[: len(texts)], num_tokens), took
+    durations = {"total_duration": round(1e9 * total_s), "load_duration": round(1e9 * load_s)}
+    return embedder.name, Embedded(values, num_tokens), durations
 
 
 def embeddings(fields: Fields) -> Handler:
-    """Answer a request to /v1/embeddings."""
+    """The handler of a request to /v1/embeddings."""
     texts = fields.prompts("input", _MOST_INPUTS)
-    form = fields.text("encoding_format")
+    encoding = fields.text("encoding_format")
     name = fields.text("model")
     dimensions = fields.integer("dimensions")
-    if form not in (None, "float", "base64"):
+    if encoding not in (None, "float", "base64"):
         fields.refuse("encoding_format", "Choose float or base64.")
 
-    async def result(service: Service) -> dict[str, Any]:
-        model, read, _ = await _ask_embedder(
-            service,
-            name,
-            texts,
-            partial(Embed, dimensions=dimensions),
-        )
-        vectors: list[Any] = read.values.tolist()
-        if form == "base64":  # of little-endian float32
-            rows = read.values.astype("<f4")
+    async def respond(service: Service) -> dict[str, Any]:
+        make_question = partial(Embed, dimensions=dimensions)
+        model_name, embedded, _ = await _ask_embedder(service, name, texts, make_question)
+        vectors: list[Any] = embedded.values.tolist()
+        if encoding == "base64":  # of little-endian float32
+            rows = embedded.values.astype("<f4")
             vectors = [base64.b64encode(row.tobytes()).decode() for row in rows]
         data = []
         for index, vector in enumerate(vectors):
@@ -105,19 +111,18 @@ def embeddings(fields: Fields) -> Handler:
                     "embedding": vector,
                 }
             )
-        usage = _usage(read.num_tokens)
         return {
             "object": "list",
             "data": data,
-            "model": model,
-            "usage": usage,
+            "model": model_name,
+            "usage": _usage(embedded.num_tokens),
         }
 
-    return result
+    return respond
 
 
 def ollama_embed(fields: Fields) -> Handler:
-    """Answer a request to /api/embed."""
+    """The handler of a request to /api/embed. Without an input it only loads the model."""
     texts: Sequence[Any] = []
     if fields.value("input"):
         texts = fields.prompts("input", _MOST_INPUTS)
@@ -125,74 +130,81 @@ def ollama_embed(fields: Fields) -> Handler:
     name = fields.text("model")
     dimensions = fields.integer("dimensions")
 
-    async def result(service: Service) -> dict[str, Any]:
-        ask = partial(Embed, dimensions=dimensions, truncate=truncates)
-        model, read, took = await _ask_embedder(service, name, texts, ask)
+    async def respond(service: Service) -> dict[str, Any]:
+        make_question = partial(Embed, dimensions=dimensions, truncate=truncates)
+        answer = await _ask_embedder(service, name, texts, make_question)
+        model_name, embedded, durations = answer
         return {
-            "model": model,
-            "embeddings": read.values.tolist(),
-            "prompt_eval_count": read.num_tokens,
-            **took,
+            "model": model_name,
+            "embeddings": embedded.values.tolist(),
+            "prompt_eval_count": embedded.num_tokens,
+            **durations,
         }
 
-    return result
+    return respond
 
 
 def ollama_embeddings(fields: Fields) -> Handler:
-    """Answer a request to /api/embeddings, which is older."""
+    """The handler of a request to /api/embeddings, which older clients of Ollama use."""
     name = fields.text("model")
     prompt = fields.text("prompt")
     texts = []
     if prompt:
         texts.append(prompt)
 
-    async def result(service: Service) -> dict[str, Any]:
-        _, read, _ = await _ask_embedder(service, name, texts, partial(Embed, truncate=True))
-        vectors = read.values.tolist()
-        return {"embedding": vectors[0] if vectors else []}
+    async def respond(service: Service) -> dict[str, Any]:
+        make_question = partial(Embed, truncate=True)
+        _, embedded, _ = await _ask_embedder(service, name, texts, make_question)
+        vector: list[float] = []
+        if texts:
+            vector = embedded.values[0].tolist()
+        return {"embedding": vector}
 
-    return result
+    return respond
 
 
 def rerank(fields: Fields) -> Handler:
-    """Answer a request to /v1/rerank: which documents fit a query."""
+    """The handler of a request to /v1/rerank. Its response ranks documents by a query."""
     name = fields.text("model")
     query = fields.text("query")
-    given = fields.value("documents")
+    documents = fields.value("documents")
     if not query:
         fields.refuse("query", "Give a text.")
     texts: list[Any] = []
-    if isinstance(given, list):
-        texts = [_text_of(document) for document in given]
-    are_texts = all(isinstance(text, str) for text in texts)
-    if not 0 < len(texts) <= _MOST_INPUTS or not are_texts:
+    if isinstance(documents, list):
+        texts = [_document_text(document) for document in documents]
+    has_right_length = 0 < len(texts) <= _MOST_INPUTS
+    if not has_right_length or not all(isinstance(text, str) for text in texts):
         fields.refuse("documents", f"Give a list of 1 to {_MOST_INPUTS} texts.")
-    top = fields.integer_between("top_n", 1, 2**31) or len(texts)
+    num_results = fields.integer_between("top_n", 1, 2**31) or len(texts)
     returns_documents = fields.flag("return_documents")
 
-    async def result(service: Service) -> dict[str, Any]:
-        model, read, _ = await _ask_embedder(service, name, texts, partial(Rank, query))
-        scores = read.values.tolist()
+    async def respond(service: Service) -> dict[str, Any]:
+        make_question = partial(Rank, query)
+        model_name, ranked, _ = await _ask_embedder(service, name, texts, make_question)
+        scores = ranked.values.tolist()
         best_first = sorted(range(len(scores)), key=lambda index: -scores[index])
         results = []
-        for index in best_first[:top]:
-            ranked = {"index": index, "relevance_score": scores[index]}
+        for index in best_first[:num_results]:
+            result = {"index": index, "relevance_score": scores[index]}
             if returns_documents:
-                ranked["document"] = {"text": texts[index]}
-            results.append(ranked)
-        usage = _usage(read.num_tokens)
+                result["document"] = {"text": texts[index]}
+            results.append(result)
         return {
             "object": "list",
-            "model": model,
+            "model": model_name,
             "results": results,
-            "usage": usage,
+            "usage": _usage(ranked.num_tokens),
         }
 
-    return result
+    return respond
 
 
-def _text_of(document: object) -> object:
-    """The text of a document, which clients send alone or in an object."""
+def _document_text(document: object) -> object:
+    """The text of a document, which a client sends as it is or in an object.
+
+    It is of another type if the request is wrong.
+    """
     if isinstance(document, dict):
         return document.get("text")
     return document

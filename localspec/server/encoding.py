@@ -8,24 +8,24 @@ from typing import Any
 
 from starlette.responses import Response
 
-EVENTS = "text/event-stream"
+EVENTS = "text/event-stream"  # the content type of a stream of server-sent events
 
-_encoded = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
-# Clients that read by Python's splitlines take these for ends of lines. JSON lets strings
-# contain them.
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+# JSON strings may contain these characters, but clients that split the text by Python's
+# splitlines take them for ends of lines.
 _LINE_ENDS = ("\x85", "\u2028", "\u2029")
 
 
 def compact_json(value: Any) -> str:
-    """The value as JSON on one line, without any character that clients split lines at."""
-    text = _encoded(value)
+    """A value as JSON without spaces, and without any character that could end a line."""
+    text = _encode(value)
     for end in _LINE_ENDS:
         text = text.replace(end, f"\\u{ord(end):04x}")
     return text
 
 
 def sent_bytes(text: str) -> bytes:
-    """The text in UTF-8. Half of a surrogate pair becomes a question mark."""
+    """A text in UTF-8. Half of a surrogate pair, which UTF-8 cannot have, becomes a "?"."""
     return text.encode("utf-8", "replace")
 
 
@@ -34,7 +34,13 @@ def json_response(
     status: int = 200,
     headers: Mapping[str, str] | None = None,
 ) -> Response:
-    """A response whose body is the value as JSON."""
+    """A response whose body is a value as JSON.
+
+    Args:
+        value: the value.
+        status: the HTTP status.
+        headers: further HTTP headers.
+    """
     body = sent_bytes(compact_json(value))
     return Response(
         body,
@@ -45,11 +51,11 @@ def json_response(
 
 
 def sse_event(data: Any, name: str | None = None) -> str:
-    """A server-sent event.
+    """The text of a server-sent event.
 
     Args:
-        data: what it says; a str is sent unchanged, anything else as JSON.
-        name: the event's name, if it has one.
+        data: the event's data: a line of text, or a value to be sent as JSON.
+        name: the event's name; None if it has none.
     """
     text = data
     if not isinstance(data, str):

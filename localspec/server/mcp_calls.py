@@ -1,4 +1,8 @@
-"""MCP servers in OpenAI's Responses: which tools a request may call, and the items of calls."""
+"""MCP servers in OpenAI's Responses: which tools a request may call, and the items of calls.
+
+An item is a part of a request's input or of a response's output: a message, a call of a tool,
+the result of a call, a request for approval, or the client's answer to that.
+"""
 
 from __future__ import annotations
 
@@ -17,16 +21,17 @@ from localspec.server.fields import Fields
 from localspec.server.refusal import RequestError
 from localspec.tool_servers.servers import McpServers, ServerState
 from localspec.tools.foreign import ForeignFunction, ForeignResult
-from localspec.tools.tool import Tool
+from localspec.tools.tool import Tool, new_call_id
 
-MCP_TYPE = "mcp"  # of a tool in a request
+MCP_TYPE = "mcp"  # the type of an MCP server among the tools of a request
 _NO_SERVERS = "Start the server with them: localspec serve --mcp FILE."
-_IN_TEXT = re.compile(r"[^A-Za-z0-9_-]")
+_NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_-]")  # characters that no tool's name may have
+_MOST_NAMES = 1024  # of tools, in a list
 
 
 @dataclass(frozen=True, slots=True)
 class McpCall:
-    """A call of an MCP server's tool, as its items have it."""
+    """A call of an MCP server's tool."""
 
     function: ForeignFunction
 
@@ -34,21 +39,21 @@ class McpCall:
     """The arguments, as JSON."""
 
     request_id: str | None = None
-    """The id of the request for approval that the client has answered."""
+    """The id of the request for approval that the client granted; None if there was none."""
 
-    def item(self, kind: str, **more: Any) -> dict[str, Any]:
-        """An item of the output that stands for the call.
+    def item(self, item_type: str, **more: Any) -> dict[str, Any]:
+        """An item of the output for this call, with a new id.
 
         Args:
-            kind: the item's type.
-            more: further fields.
+            item_type: the item's type: "mcp_call" or "mcp_approval_request".
+            more: further fields of the item.
         """
         prefix = "mcpr_"
-        if kind == "mcp_call":
+        if item_type == "mcp_call":
             prefix = "mcp_"
         return {
             "id": prefix + secrets.token_hex(24),
-            "type": kind,
+            "type": item_type,
             "server_label": self.function.server,
             "name": self.function.tool,
             "arguments": self.json,
@@ -61,40 +66,41 @@ class McpUse:
 
     Args:
         fields: the request.
-        servers: the MCP servers that this server was started with; None without any.
+        servers: the MCP servers that localspec was started with; None without any.
 
     Raises:
-        RequestError: a server is not there or does not work, or the request names an address.
+        RequestError: a server is unknown or does not work, or the request names an address.
     """
 
     def __init__(self, fields: Fields, servers: McpServers | None) -> None:
-        self._rules: dict[str, _Rules] = {}
-        self.listed: list[dict[str, Any]] = []
-        """An item for each server, with its tools."""
+        self._rules: dict[str, _Rules] = {}  # by the labels of the servers
+        self.new_lists: list[dict[str, Any]] = []
+        """An item with the tools of each server, for servers whose list the client lacks."""
 
         self.by_name: dict[str, Tool] = {}
-        """The tools by the names that the model knows."""
+        """The tools that may be called, by their names for the model."""
 
-        taken = {_name_of(tool) for tool in fields.objects("tools")}
-        listed_before = set()
-        for item in _items(fields):
-            if _is(item, "mcp_list_tools"):
-                listed_before.add(item.text("server_label"))
+        function_names = {_tool_name(tool) for tool in fields.objects("tools")}
+        labels_of_lists = set()  # of the lists that the client has from an earlier response
+        for item in _input_items(fields):
+            if _has_type(item, "mcp_list_tools"):
+                labels_of_lists.add(item.text("server_label"))
         for server in fields.objects("tools"):
-            if not _is(server, MCP_TYPE):
+            if not _has_type(server, MCP_TYPE):
                 continue
             rules = _Rules(server)
-            state = _state(server, rules.label, servers)
-            if rules.label in self._rules:
+            label = rules.label
+            state = _server_state(server, label, servers)
+            if label in self._rules:
                 server.refuse("server_label", "Name each server once.")
-            self._rules[rules.label] = rules
+            self._rules[label] = rules
             tools = [tool for tool in state.tools if rules.allows(_function(tool).tool)]
-            if rules.label not in listed_before:
-                self.listed.append(_listing(rules.label, tools))
+            if label not in labels_of_lists:
+                self.new_lists.append(_list_item(label, tools))
             for tool in tools:
                 name = tool.name
-                if name in taken or name in self.by_name:
-                    name = f"{_IN_TEXT.sub('_', rules.label)}__{name}"
+                if name in function_names or name in self.by_name:
+                    name = f"{_NOT_IN_NAMES.sub('_', label)}__{name}"
                 self.by_name[name] = Tool(
                     name,
                     tool.description,
@@ -103,11 +109,11 @@ class McpUse:
                 )
 
     @property
-    def declared(self) -> list[dict[str, Any]]:
-        """The tools as a request declares functions."""
-        declared = []
+    def declarations(self) -> list[dict[str, Any]]:
+        """The tools that may be called, as functions among the tools of a request."""
+        declarations = []
         for tool in self.by_name.values():
-            declared.append(
+            declarations.append(
                 {
                     "type": "function",
                     "name": tool.name,
@@ -115,122 +121,190 @@ class McpUse:
                     "parameters": dict(tool.parameters),
                 }
             )
-        return declared
+        return declarations
 
     def needs_approval(self, name: str) -> bool:
-        """Whether the client has to approve a call of the tool of that name."""
+        """Whether the client has to approve a call of a tool.
+
+        Args:
+            name: the tool's name for the model.
+        """
         function = _function(self.by_name[name])
         return self._rules[function.server].needs_approval(function)
 
-    def shown_name(self, label: str | None, tool: str | None) -> str:
-        """The name by which the model knows a tool of a server.
+    def model_name(self, label: str | None, tool_name: str | None) -> str:
+        """A tool's name for the model; its name on the server if it may not be called.
 
-        The tool's own name if the request may not call it.
+        Args:
+            label: the server's label.
+            tool_name: the tool's name on the server.
         """
-        for name, known in self.by_name.items():
-            function = _function(known)
-            if function.server == label and function.tool == tool:
+        for name, tool in self.by_name.items():
+            function = _function(tool)
+            if function.server == label and function.tool == tool_name:
                 return name
-        return str(tool)
+        return str(tool_name)
 
-    def function(self, label: str | None, tool: str | None) -> ForeignFunction | None:
-        """A tool of a server, if the request may call it."""
-        known = self.by_name.get(self.shown_name(label, tool))
-        if known is None:
+    def function(self, label: str | None, tool_name: str | None) -> ForeignFunction | None:
+        """A tool of a server; None if it may not be called.
+
+        Args:
+            label: the server's label.
+            tool_name: the tool's name on the server.
+        """
+        tool = self.by_name.get(self.model_name(label, tool_name))
+        if tool is None:
             return None
-        return _function(known)
+        return _function(tool)
 
     def call(self, name: str, arguments: str) -> McpCall:
-        """A call that the model has made."""
+        """The call that the model asks for.
+
+        Args:
+            name: the tool's name for the model.
+            arguments: the arguments, as JSON.
+        """
         return McpCall(_function(self.by_name[name]), arguments)
 
 
 class _Rules:
-    """A request's rules for a server: which tools may be called, and with which approval."""
+    """A request's rules for an MCP server: which tools may be called, and which need approval.
 
-    def __init__(self, given: Fields) -> None:
+    Args:
+        server: the server's object among the tools of the request.
+
+    Raises:
+        RequestError: a field is wrong.
+    """
+
+    def __init__(self, server: Fields) -> None:
         for name in ("server_url", "connector_id"):
-            if name in given:
-                given.refuse(
+            if name in server:
+                server.refuse(
                     name,
                     "A request cannot name an address: the server would fetch what a stranger "
                     "asks for. Put it into the file of localspec serve --mcp, and give its "
                     "server_label.",
                 )
-        given.value("headers")
-        given.value("authorization")
-        given.value("server_description")
-        self.label = given.text("server_label") or ""
-        allowed = given.value("allowed_tools")
-        if isinstance(allowed, Mapping):
-            allowed = given.object("allowed_tools").texts("tool_names", 1024)
-        elif allowed is not None:
-            allowed = given.texts("allowed_tools", 1024)
-        self._allowed = allowed
+        for name in ("headers", "authorization", "server_description"):
+            server.value(name)  # read, so that the log does not mention it, but without effect
+        self.label = server.text("server_label") or ""
+        self._allowed: Sequence[str] | None = None  # None: all tools may be called
+        if isinstance(server.value("allowed_tools"), Mapping):
+            self._allowed = _tool_names(server.object("allowed_tools"))
+        else:
+            self._allowed = server.texts("allowed_tools", _MOST_NAMES)
+        # The tools that always or never need approval, or one word for all tools.
         self._always: Sequence[str] = ()
         self._never: Sequence[str] = ()
-        self._word: str | None = None
-        if isinstance(given.value("require_approval"), Mapping):
-            names = given.object("require_approval")
-            self._always = names.object("always").texts("tool_names", 1024) or ()
-            self._never = names.object("never").texts("tool_names", 1024) or ()
+        self._all_tools: str | None = None
+        if isinstance(server.value("require_approval"), Mapping):
+            approvals = server.object("require_approval")
+            self._always = _tool_names(approvals.object("always")) or ()
+            self._never = _tool_names(approvals.object("never")) or ()
         else:
-            self._word = given.text("require_approval")
-            if self._word not in (None, "always", "never"):
-                given.refuse("require_approval", "Choose always or never, or name the tools.")
+            self._all_tools = server.text("require_approval")
+            if self._all_tools not in (None, "always", "never"):
+                server.refuse("require_approval", "Choose always or never, or name the tools.")
 
-    def allows(self, tool: str) -> bool:
-        """Whether a tool is among those that may be called."""
-        return self._allowed is None or tool in self._allowed
+    def allows(self, tool_name: str) -> bool:
+        """Whether the tool of a name on the server may be called."""
+        return self._allowed is None or tool_name in self._allowed
 
     def needs_approval(self, function: ForeignFunction) -> bool:
-        """Whether a call has to be approved; a call that may destroy something always has."""
-        if function.is_destructive or self._word == "always" or function.tool in self._always:
+        """Whether the client has to approve a call of a tool.
+
+        A call that may destroy something always needs approval. If the request does not say, a
+        call needs it unless the user has allowed the tool before.
+        """
+        if function.is_destructive:
             return True
-        if self._word == "never" or function.tool in self._never:
+        if self._all_tools == "always" or function.tool in self._always:
+            return True
+        if self._all_tools == "never" or function.tool in self._never:
             return False
         return not function.is_allowed
 
 
+def _tool_names(names: Fields) -> list[str] | None:
+    """The names of tools in an object that lists some; None if it does not."""
+    return names.texts("tool_names", _MOST_NAMES)
+
+
 def approved_calls(fields: Fields, use: McpUse) -> list[McpCall]:
-    """The calls that the input approves and that have not been made yet."""
-    items = _items(fields)
-    made = {item.text("approval_request_id") for item in items if _is(item, "mcp_call")}
-    answers = _answers(items)
+    """The calls that the client has approved, and that were not made in an earlier response.
+
+    Args:
+        fields: the request.
+        use: the tools that the request may call; other calls are left out.
+    """
+    items = _input_items(fields)
+    made_calls = [item for item in items if _has_type(item, "mcp_call")]
+    made_ids = {item.text("approval_request_id") for item in made_calls}
+    approvals = _approvals(items)
     calls = []
     for item in items:
         request_id = item.text("id")
-        if not _is(item, "mcp_approval_request") or request_id in made:
+        if not _has_type(item, "mcp_approval_request") or request_id in made_ids:
             continue
         function = use.function(item.text("server_label"), item.text("name"))
-        if answers.get(request_id) and function is not None:
-            calls.append(McpCall(function, item.text("arguments") or "{}", request_id))
+        if approvals.get(request_id) and function is not None:
+            arguments = item.text("arguments") or "{}"
+            calls.append(McpCall(function, arguments, request_id))
     return calls
 
 
 def messages_of_item(items: Sequence[Fields], item: Fields, use: McpUse) -> list[Message]:
-    """The messages that an item about MCP stands for: a call and its result."""
-    if _is(item, "mcp_call"):
+    """The messages that the model gets for an item about MCP: a call and its result.
+
+    Returns [] for an item that is no call, and for a call that is not decided or not made yet.
+
+    Args:
+        items: all items of the input, among which are the client's approvals.
+        item: one of them.
+        use: the tools that the request may call.
+    """
+    if _has_type(item, "mcp_call"):
         output = item.text("output")
         error = item.value("error")
         if output is None and error is not None:
             if not isinstance(error, str):
                 error = json.dumps(error)
             output = f"Error: {error}"
-        return _call_and_result(item, use, output or "")
-    if _is(item, "mcp_approval_request") and _answers(items).get(item.text("id")) is False:
-        return _call_and_result(item, use, REFUSED_CALL)
+        return _messages_of_call_item(item, use, output or "")
+    if _has_type(item, "mcp_approval_request"):
+        is_approved = _approvals(items).get(item.text("id"))
+        if is_approved is False:
+            return _messages_of_call_item(item, use, REFUSED_CALL)
     return []
 
 
-def messages_of_call(name: str, call: McpCall, result: object) -> list[Message]:
-    """A call that was approved, and its result, as messages."""
-    call_id = secrets.token_hex(5)[:9]
-    return [_calling(call_id, name, call.json), result_message(call_id, name, result)]
+def call_messages(name: str, arguments: str, result: object) -> list[Message]:
+    """A call of a tool, and its result, as messages.
+
+    Args:
+        name: the tool's name for the model.
+        arguments: the arguments, as JSON.
+        result: see `result_message`.
+    """
+    call_id = new_call_id()
+    call = {"id": call_id, "function": {"name": name, "arguments": arguments}}
+    call_message = {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [call],
+    }
+    return [call_message, result_message(call_id, name, result)]
 
 
 def result_message(call_id: str, name: str, result: object) -> Message:
-    """A result as a message: a text, or a text with pictures."""
+    """The result of a call as a message.
+
+    Args:
+        call_id: the call's id.
+        name: the tool's name for the model.
+        result: a text, or a `ForeignResult` with a text and pictures.
+    """
     content: object = result
     if isinstance(result, ForeignResult):
         parts: list[dict[str, Any]] = [{"type": "text", "text": result.text}]
@@ -245,8 +319,11 @@ def result_message(call_id: str, name: str, result: object) -> Message:
     }
 
 
-async def call_of(servers: McpServers, call: McpCall) -> ForeignResult:
-    """The result of a call; an error is a result, too. Cancelling it ends the call."""
+async def make_call(servers: McpServers, call: McpCall) -> ForeignResult:
+    """Call a tool, and return its result; an error becomes a result, too.
+
+    If this is cancelled, so is the call.
+    """
     try:
         arguments = json.loads(call.json or "{}")
         future = servers.call_soon(call.function.server, call.function.tool, arguments)
@@ -255,53 +332,56 @@ async def call_of(servers: McpServers, call: McpCall) -> ForeignResult:
         return ForeignResult(f"Error: {error}", is_error=True)
 
 
-def _call_and_result(item: Fields, use: McpUse, output: str) -> list[Message]:
-    call_id = secrets.token_hex(5)[:9]
-    name = use.shown_name(item.text("server_label"), item.text("name"))
-    calling = _calling(call_id, name, item.text("arguments") or "{}")
-    return [calling, result_message(call_id, name, output)]
+def _messages_of_call_item(item: Fields, use: McpUse, result: str) -> list[Message]:
+    """The call in an item, and its result, as messages."""
+    name = use.model_name(item.text("server_label"), item.text("name"))
+    arguments = item.text("arguments") or "{}"
+    return call_messages(name, arguments, result)
 
 
-def _calling(call_id: str, name: str, arguments: str) -> Message:
-    call = {"id": call_id, "function": {"name": name, "arguments": arguments}}
-    return {
-        "role": "assistant",
-        "content": None,
-        "tool_calls": [call],
-    }
-
-
-def _items(fields: Fields) -> list[Fields]:
+def _input_items(fields: Fields) -> list[Fields]:
+    """The items of a request's input; none if it is a text."""
     if isinstance(fields.value("input"), list):
         return fields.objects("input")
     return []
 
 
-def _answers(items: Sequence[Fields]) -> dict[str | None, bool]:
-    """The client's answers to requests for approval, by the requests' ids."""
-    answers = {}
+def _approvals(items: Sequence[Fields]) -> dict[str | None, bool]:
+    """Whether the client approves each call, by the id of the request for approval."""
+    approvals = {}
     for item in items:
-        if _is(item, "mcp_approval_response"):
-            answers[item.text("approval_request_id")] = item.flag("approve") is True
-    return answers
+        if _has_type(item, "mcp_approval_response"):
+            approvals[item.text("approval_request_id")] = item.flag("approve") is True
+    return approvals
 
 
-def _is(item: Fields, kind: str) -> bool:
-    return bool(item.value("type") == kind)
+def _has_type(item: Fields, item_type: str) -> bool:
+    return bool(item.value("type") == item_type)
 
 
-def _name_of(tool: Fields) -> object:
-    if "function" in tool:
+def _tool_name(tool: Fields) -> object:
+    """The name of a tool in a request; None if it has none."""
+    if "function" in tool:  # as in Chat Completions
         return tool.object("function").value("name")
     return tool.value("name")
 
 
-def _state(given: Fields, label: str, servers: McpServers | None) -> ServerState:
+def _server_state(server: Fields, label: str, servers: McpServers | None) -> ServerState:
+    """The state of a working MCP server.
+
+    Args:
+        server: the server's object in the request, for errors.
+        label: the server's label.
+        servers: the MCP servers that localspec was started with; None without any.
+
+    Raises:
+        RequestError: there is no server of that label, or it does not work.
+    """
     if servers is None:
-        given.refuse("server_label", f"This server has no MCP servers. {_NO_SERVERS}")
+        server.refuse("server_label", f"This server has no MCP servers. {_NO_SERVERS}")
     if label not in servers.names:
         names = ", ".join(servers.names) or "none"
-        given.refuse("server_label", f"There are {names}.")
+        server.refuse("server_label", f"There are {names}.")
     (state,) = servers.states(only=label)
     error = state.error
     if error is not None:
@@ -314,18 +394,19 @@ def _state(given: Fields, label: str, servers: McpServers | None) -> ServerState
     return state
 
 
-def _listing(label: str, tools: Sequence[Tool]) -> dict[str, Any]:
+def _list_item(label: str, tools: Sequence[Tool]) -> dict[str, Any]:
+    """An item of the output with the tools of a server that may be called."""
     return {
         "id": "mcpl_" + secrets.token_hex(24),
         "type": "mcp_list_tools",
         "server_label": label,
-        "tools": [_described(tool) for tool in tools],
+        "tools": [_listed_tool(tool) for tool in tools],
         "error": None,
     }
 
 
-def _described(tool: Tool) -> dict[str, Any]:
-    """A tool as an item lists it."""
+def _listed_tool(tool: Tool) -> dict[str, Any]:
+    """A tool as the item that lists a server's tools has it."""
     function = _function(tool)
     return {
         "name": function.tool,
@@ -336,5 +417,6 @@ def _described(tool: Tool) -> dict[str, Any]:
 
 
 def _function(tool: Tool) -> ForeignFunction:
+    """What calls a tool of an MCP server."""
     assert isinstance(tool.function, ForeignFunction)
     return tool.function

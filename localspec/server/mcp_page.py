@@ -1,4 +1,4 @@
-"""MCP servers on the page for browsers: their tools, and calls that a person has allowed."""
+"""MCP servers on the page for browsers: lists their tools, and makes calls of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from localspec.chat.foreign_bounds import fitting_text
 from localspec.server.answering import Service
 from localspec.server.fields import Fields
 from localspec.server.form import Handler, in_thread, with_engine
-from localspec.server.mcp_calls import McpCall, call_of
+from localspec.server.mcp_calls import McpCall, make_call
 from localspec.server.refusal import RequestError
 from localspec.tool_servers.servers import McpServers
 from localspec.tools.foreign import ForeignFunction
@@ -19,24 +19,30 @@ _APPROVALS = ("once", "always")
 
 
 def mcp_tools(fields: Fields) -> Handler:
-    """The tools of all MCP servers, and the errors of servers without tools."""
+    """The handler of a request for the tools of all MCP servers.
+
+    Its response also has the errors of the servers that do not work.
+    """
     del fields
 
-    async def result(service: Service) -> dict[str, Any]:
+    async def respond(service: Service) -> dict[str, Any]:
         if service.tool_servers is None:
             return {"tools": [], "errors": []}
-        return await in_thread(partial(_listed, service.tool_servers))
+        return await in_thread(partial(_tools_and_errors, service.tool_servers))
 
-    return result
+    return respond
 
 
 def mcp_call(fields: Fields) -> Handler:
-    """A call of a tool. The answer has its text, cut to the part of a context that it may take,
-    and its pictures as data URLs.
+    """The handler of a request for a call of a tool.
+
+    Its response has the text of the result, cut to the part of the model's context that it may
+    take, with a note if it was cut, and the pictures as data URLs.
 
     Args:
-        fields: name, as in the list; arguments, a JSON text; model, which reads the result;
-            approved, "once" or "always", as a person has answered.
+        fields: the request: "name", the tool's name in the list of tools; "arguments", as JSON;
+            "model", the model that reads the result; "approved": "once" or "always" if the user
+            has approved the call.
     """
     name = fields.text("name") or ""
     arguments = fields.text("arguments") or "{}"
@@ -45,12 +51,12 @@ def mcp_call(fields: Fields) -> Handler:
     if approved is not None and approved not in _APPROVALS:
         fields.refuse("approved", "Choose once or always.")
 
-    async def result(service: Service) -> dict[str, Any]:
+    async def respond(service: Service) -> dict[str, Any]:
         servers = service.tool_servers
         if servers is None:
             raise RequestError("this server has no MCP servers", "Start it with --mcp FILE.")
         tools = await in_thread(lambda: servers.working_tools)
-        function = _named(tools, name)
+        function = _function_named(tools, name)
         if approved is None and not function.is_allowed:
             raise RequestError(
                 f"the call of {name!r:.80} is not approved",
@@ -59,32 +65,32 @@ def mcp_call(fields: Fields) -> Handler:
             )
         if approved == "always" and not function.is_destructive:
             await in_thread(function.allow_always)
-        called = await service.run_call(call_of(servers, McpCall(function, arguments)))
-        fit = partial(_fitting, called.text)
-        text, note = await with_engine(service, service.models.named(model), fit)
+        call = McpCall(function, arguments)
+        result = await service.run_call(make_call(servers, call))
+        cut = partial(fitting_text, text=result.text)
+        text, note = await with_engine(service, service.models.named(model), cut)
         return {
             "text": text,
             "note": note,
-            "pictures": called.pictures,
-            "is_error": called.is_error,
+            "pictures": result.pictures,
+            "is_error": result.is_error,
         }
 
-    return result
+    return respond
 
 
-def _fitting(text: str, engine: Any) -> tuple[str, str]:
-    return fitting_text(engine, text)
-
-
-def _listed(servers: McpServers) -> dict[str, Any]:
+def _tools_and_errors(servers: McpServers) -> dict[str, Any]:
+    """The tools of the servers that work, and the errors of the others."""
     errors = []
     for state in servers.states():
         if state.error is not None:
             errors.append(f"{state.error}. {state.error.hint}")
-    return {"tools": [_tool_json(tool) for tool in servers.working_tools], "errors": errors}
+    tools = [_listed_tool(tool) for tool in servers.working_tools]
+    return {"tools": tools, "errors": errors}
 
 
-def _tool_json(tool: Tool) -> dict[str, Any]:
+def _listed_tool(tool: Tool) -> dict[str, Any]:
+    """A tool as the page gets it."""
     function = tool.function
     assert isinstance(function, ForeignFunction)
     return {
@@ -98,7 +104,8 @@ def _tool_json(tool: Tool) -> dict[str, Any]:
     }
 
 
-def _named(tools: list[Tool], name: str) -> ForeignFunction:
+def _function_named(tools: list[Tool], name: str) -> ForeignFunction:
+    """What calls the tool of a name. Raises RequestError if there is no such tool."""
     for tool in tools:
         if tool.name == name and isinstance(tool.function, ForeignFunction):
             return tool.function

@@ -1,4 +1,4 @@
-"""The fields of an answer of OpenAI's Responses that repeat its request."""
+"""The fields of a response of OpenAI's Responses that repeat its request."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from localspec.sampling.params import SamplingParams
 from localspec.server.fields import Fields
 from localspec.server.question import FUNCTION_TYPES, Question, schema_holder
 
-# Fields of the schema that no request can set here.
+# The fields that have the same value in every response: no request can change them here.
 _FIXED: dict[str, Any] = {
     "background": False,
     "conversation": None,
@@ -24,9 +24,15 @@ _FIXED: dict[str, Any] = {
     "truncation": "disabled",
     "user": None,
 }
-# Fields of a tool that is an MCP server; its headers and keys are not repeated.
-_OF_MCP = ("type", "server_label", "server_description", "allowed_tools", "require_approval")
-_NAME_OF_FORM = "answer"  # for a schema without a name: the protocol demands one
+# The fields of an MCP server that are repeated; its headers and keys are not.
+_MCP_FIELDS = (
+    "type",
+    "server_label",
+    "server_description",
+    "allowed_tools",
+    "require_approval",
+)
+_SCHEMA_NAME = "answer"  # of a schema that has no name in the request: the protocol demands one
 
 
 class RequestEcho:
@@ -49,10 +55,10 @@ class RequestEcho:
         }
 
     def with_sampling(self, default: SamplingParams) -> dict[str, Any]:
-        """All fields that repeat the request.
+        """All fields that repeat the request, with the sampling options that are used.
 
         Args:
-            default: the sampling options of a request that sets none.
+            default: the sampling options of a request that sets none, which the model has.
         """
         options = self._question.options
         sampling = options.sampling_from(default)
@@ -70,14 +76,18 @@ class RequestEcho:
 
 
 def _text_format(form: Fields) -> dict[str, Any]:
-    """The form of the answer, as `answer_form` reads it, with all fields of its schema."""
-    kind = form.text("type") or "text"
-    if kind != "json_schema":
-        return {"type": kind}
+    """The form of an answer (text or JSON) with all fields that Responses has for it.
+
+    Args:
+        form: the object in the request that describes the form, see `answer_form`.
+    """
+    form_type = form.text("type") or "text"
+    if form_type != "json_schema":
+        return {"type": form_type}
     holder = schema_holder(form)
     return {
-        "type": kind,
-        "name": holder.text("name") or _NAME_OF_FORM,
+        "type": form_type,
+        "name": holder.text("name") or _SCHEMA_NAME,
         "description": holder.text("description"),
         "schema": holder.value("schema"),
         "strict": holder.flag("strict") is True,
@@ -85,7 +95,7 @@ def _text_format(form: Fields) -> dict[str, Any]:
 
 
 def _functions(fields: Fields) -> list[dict[str, Any]]:
-    """The tools that the model gets, with namespaces as they came; other tools are ignored."""
+    """The tools of a request that are not ignored, with their namespaces."""
     tools = []
     for tool in fields.objects("tools"):
         if tool.value("type") == "namespace":
@@ -93,16 +103,17 @@ def _functions(fields: Fields) -> list[dict[str, Any]]:
         elif _is_function(tool):
             tools.append(_function(tool))
         elif tool.value("type") == "mcp":
-            tools.append({name: tool.value(name) for name in _OF_MCP})
+            tools.append({name: tool.value(name) for name in _MCP_FIELDS})
     return tools
 
 
-def _namespace(space: Fields) -> dict[str, Any]:
-    functions = filter(_is_function, space.objects("tools"))
+def _namespace(namespace: Fields) -> dict[str, Any]:
+    """A namespace of a request with the functions in it."""
+    functions = filter(_is_function, namespace.objects("tools"))
     return {
         "type": "namespace",
-        "name": space.value("name"),
-        "description": space.value("description") or "",
+        "name": namespace.value("name"),
+        "description": namespace.value("description") or "",
         "tools": [_function(tool) for tool in functions],
     }
 
@@ -112,36 +123,44 @@ def _is_function(tool: Fields) -> bool:
 
 
 def _function(tool: Fields) -> dict[str, Any]:
-    """A function of a request, with all fields that Responses has for it, given or not."""
-    given = tool
-    if "function" in tool:  # Chat Completions puts all but the type into this object
-        given = tool.object("function")
+    """A function of a request with all fields that Responses has for it."""
+    function = tool
+    if "function" in tool:  # as in Chat Completions, which puts all but the type into an object
+        function = tool.object("function")
     return {
         "type": "function",
-        "name": given.value("name"),
-        "description": given.value("description"),
-        "parameters": given.value("parameters") or given.value("input_schema"),
-        "strict": given.value("strict") is True,
+        "name": function.value("name"),
+        "description": function.value("description"),
+        "parameters": function.value("parameters") or function.value("input_schema"),
+        "strict": function.value("strict") is True,
     }
 
 
 def _tool_choice(fields: Fields, question: Question) -> object:
-    """The choice of a tool that counts; the choice of an ignored tool does not."""
-    given = fields.value("tool_choice")
+    """The choice of tools that the model follows, in the shape of Responses.
+
+    The request's choice may be another: a choice of an ignored tool is ignored.
+
+    Args:
+        fields: the request.
+        question: the question in it, whose options have the model's choice.
+    """
+    request_choice = fields.value("tool_choice")
     choice = question.options.tool_choice
     if choice is None:  # there is no tool to choose from
-        if given == "none":
+        if request_choice == "none":
             return "none"
         return "auto"
-    if not isinstance(choice, Mapping) or not isinstance(given, Mapping):
+    if not isinstance(choice, Mapping) or not isinstance(request_choice, Mapping):
         return choice
-    if given.get("type") == "allowed_tools":
-        allowed = given.get("allowed_tools", given)
-        tools = [tool for tool in allowed["tools"] if tool.get("type") in FUNCTION_TYPES]
+    if request_choice.get("type") == "allowed_tools":
+        # Chat Completions has the list in an object within the choice, Responses in the choice.
+        holder = request_choice.get("allowed_tools", request_choice)
+        tools = [tool for tool in holder["tools"] if tool.get("type") in FUNCTION_TYPES]
         return {
             "type": "allowed_tools",
-            "mode": allowed.get("mode"),
+            "mode": holder.get("mode"),
             "tools": tools,
         }
-    function = given.get("function", given)
+    function = request_choice.get("function", request_choice)
     return {"type": "function", "name": function.get("name")}

@@ -1,4 +1,8 @@
-"""OpenAI's Responses. The server stores none: each request has the whole conversation."""
+"""OpenAI's Responses. No response is stored: each request has the whole conversation.
+
+The input and the output of the model are lists of items: a message, the thoughts before it, a
+call of a tool, or the result of a call.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +19,6 @@ from localspec.chat.foreign_bounds import check_room, fitting_text
 from localspec.chat.messages import answer_message, checked_messages
 from localspec.chat.template import NO_VARIABLES, Message
 from localspec.chat.tool_loop import MOST_CALLS, TOO_MANY_CALLS
-from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.server.answering import Event, Finished, NewPiece, Service
 from localspec.server.completions import logprob_object
 from localspec.server.encoding import sse_event
@@ -33,8 +36,8 @@ from localspec.server.mcp_calls import (
     McpCall,
     McpUse,
     approved_calls,
-    call_of,
-    messages_of_call,
+    call_messages,
+    make_call,
     messages_of_item,
     result_message,
 )
@@ -55,54 +58,59 @@ from localspec.server.response_echo import RequestEcho
 from localspec.streaming.reply import Piece, Reply
 from localspec.tool_servers.servers import McpServers
 from localspec.tools.foreign import ForeignFunction, ForeignResult
-from localspec.tools.tool import CallPiece, Tool, ToolCall, choice_once_called
+from localspec.tools.tool import CallPiece, ToolCall, choice_once_called
 
 logger = logging.getLogger(__name__)
 
-_LOGPROBS = "message.output_text.logprobs"  # in the field "include"
-_Kind = Literal["message", "reasoning"]
+_LOGPROBS = "message.output_text.logprobs"  # in the field "include": it asks for them
+_ItemName = Literal["message", "reasoning"]
 
 
 @dataclass(frozen=True, slots=True)
-class _ItemKind:
-    """What all items of one kind have in common."""
+class _ItemType:
+    """What all items of the output of one type have in common."""
 
     id_prefix: str
 
-    delta: str
-    """The name of its deltas."""
+    text_type: str
+    """The type of the item's text, in the names of its events."""
 
     fields: dict[str, Any]
-    """The fields of the item when it starts."""
+    """The item's own fields when it starts."""
 
     part: dict[str, Any]
-    """The fields of its content's part when that starts; none if it has no part."""
+    """The fields of the part with the item's text when it starts; {} for an item without
+    parts."""
 
 
-_KINDS = {
-    "message": _ItemKind(
+_ITEM_TYPES = {
+    "message": _ItemType(
         "msg_",
         "output_text",
         {"role": "assistant", "content": []},
         {"text": "", "annotations": [], "logprobs": []},
     ),
-    "reasoning": _ItemKind(
+    "reasoning": _ItemType(
         "rs_",
         "reasoning_text",
         {"summary": [], "content": []},
         {"text": ""},
     ),
-    "function_call": _ItemKind("fc_", "function_call_arguments", {"arguments": ""}, {}),
+    "function_call": _ItemType("fc_", "function_call_arguments", {"arguments": ""}, {}),
 }
-_WHOLE = ("name", "arguments", "text", "logprobs")  # fields of the event that ends an item
-_ONLY_THOUGHT = {"role", "content", "reasoning_content"}
+# The fields of an item, or of its part, that are repeated in the event that ends its text.
+_FIELDS_OF_DONE = ("name", "arguments", "text", "logprobs")
+_FIELDS_OF_THOUGHT = {"role", "content", "reasoning_content"}  # of a message without calls
 
 
 class ResponseForm(Form):
-    """A request to /v1/responses, and its answer.
+    """A request to /v1/responses, and its response.
 
-    Its events come in the order in which the parts of an item start and end. The last is
-    response.completed, or response.incomplete where the answer was cut.
+    The methods that return a str return events of the stream. They change the output in the
+    same way if the response is not streamed, when nobody reads the events.
+
+    If the model calls tools of MCP servers, they are called, and the model answers their
+    results. All answers are items of the same response.
     """
 
     def __init__(self, fields: Fields, servers: McpServers | None = None) -> None:
@@ -111,7 +119,7 @@ class ResponseForm(Form):
         self._fields = fields
         self._servers = servers
         self._mcp = McpUse(fields, servers)
-        self._approved = approved_calls(fields, self._mcp)
+        self._approved_calls = approved_calls(fields, self._mcp)
         self._num_calls_left = (
             fields.integer_between("max_tool_calls", 1, MOST_CALLS) or MOST_CALLS
         )
@@ -120,122 +128,126 @@ class ResponseForm(Form):
         options |= answer_form(fields.object("text").object("format"))
         options["max_tokens"] = max_tokens(fields, "max_output_tokens")
         options["stop"] = fields.texts("stop")
-        included = fields.texts("include") or ()
-        options["logprobs"] = asked_logprobs(fields, is_asked=_LOGPROBS in included)
+        include = fields.texts("include") or ()
+        options["logprobs"] = asked_logprobs(fields, is_asked=_LOGPROBS in include)
         self._messages = _input_messages(fields, self._mcp)
         self._options = options
-        self.question = self._question(options)
+        self.question = self._make_question()
         self._echo = RequestEcho(fields, self.question)
         self._id = f"resp_{secrets.token_hex(24)}"
         self._created = int(time.time())
         self._num_events = 0
-        self._item: _Item | None = None  # the open item
-        self._call: dict[str, Any] = {}  # the item of a call that is made now
-        self._output: list[dict[str, Any]] = []
-        self._logprobs: list[dict[str, Any]] = []  # of new text, not yet in an item
-        self._spaces = names_in_namespaces(fields)
+        self._item: _Item | None = None  # the item that has started and not ended
+        self._call: dict[str, Any] = {}  # the item of the MCP call that is made now
+        self._output: list[dict[str, Any]] = []  # the items that have ended
+        self._logprobs: list[dict[str, Any]] = []  # of new text that is in no item yet
+        self._namespaces = names_in_namespaces(fields)
 
-    def _question(self, options: Mapping[str, Any]) -> Question:
+    def _make_question(self) -> Question:
+        """The question with the messages and the options until now."""
         inputs = []
         if self._messages:
             inputs.append(self._messages)
         return Question(
             self._fields,
             inputs,
-            options,
+            self._options,
             variables=_variables(self._fields),
         )
 
     async def before_answers(self, service: Service) -> AsyncGenerator[str, None]:
         """List the tools of MCP servers, and make the calls that the client has approved."""
-        if self._mcp.by_name:
-            tools = list(self._mcp.by_name.values())
-            await with_engine(service, self.model, partial(_check_room, tools))
-        for item in self._mcp.listed:
-            yield self._whole_item(item, "mcp_list_tools")
-        for call in self._approved:
-            name = self._mcp.shown_name(call.function.server, call.function.tool)
-            begun = self._opening_events()
-            yield begun + self._start_call(call)
+        tools = list(self._mcp.by_name.values())
+        if tools:
+            await with_engine(service, self.model, partial(check_room, tools=tools))
+        for item in self._mcp.new_lists:
+            yield self._add_whole_item(item, "mcp_list_tools")
+        for call in self._approved_calls:
+            opening = self._opening_events()
+            yield opening + self._start_call(call)
             result = await self._result_of(service, call)
             yield self._end_call(result)
-            self._messages = [*self._messages, *messages_of_call(name, call, result)]
-        if self._approved:
+            name = self._mcp.model_name(call.function.server, call.function.tool)
+            self._messages = [*self._messages, *call_messages(name, call.json, result)]
+        if self._approved_calls:
             self._messages = checked_messages(self._messages)
-            self.question = self._question(self._options)
+            self.question = self._make_question()
 
     async def after_answers(
         self,
         service: Service,
         finished: Sequence[Finished],
     ) -> AsyncGenerator[str, None]:
-        """Make the calls of MCP servers' tools in the answer, unless they need approval.
+        """Make the calls of MCP servers' tools in the answer, or ask the client for approval.
 
-        The answer to their results follows where there is no other call.
+        If all calls of the answer were made, the next question has their results.
         """
         for answer in finished:
             if not self.question.streams:
-                self._take(answer)
+                self._add_answer(answer)
             reply = answer.reply
-            ours = [call for call in reply.tool_calls if call.name in self._mcp.by_name]
-            if not ours or reply.finish_reason != "tool_calls":
+            mcp_calls = [call for call in reply.tool_calls if call.name in self._mcp.by_name]
+            if not mcp_calls or reply.finish_reason != "tool_calls":
                 return
-            said = answer_message(reply.text, reply.tool_calls, reply.thoughts)
             results: list[Message] = []
-            for made in ours:
-                call = self._mcp.call(made.name, made.json)
-                if self._mcp.needs_approval(made.name):
-                    yield self._whole_item(call.item("mcp_approval_request"), None)
+            for tool_call in mcp_calls:
+                call = self._mcp.call(tool_call.name, tool_call.json)
+                if self._mcp.needs_approval(tool_call.name):
+                    request = call.item("mcp_approval_request")
+                    yield self._add_whole_item(request, None)
                     continue
                 yield self._start_call(call)
                 result = await self._result_of(service, call)
                 yield self._end_call(result)
-                results.append(result_message(made.id, made.name, result))
+                results.append(result_message(tool_call.id, tool_call.name, result))
             if len(results) == len(reply.tool_calls):
+                said = answer_message(reply.text, reply.tool_calls, reply.thoughts)
                 self._messages = checked_messages([*self._messages, said, *results])
                 choice = choice_once_called(self._options.get("tool_choice"))
                 if self._num_calls_left <= 0:
                     choice = "none"
                 self._options = {**self._options, "tool_choice": choice}
-                self.question = self._question(self._options)
+                self.question = self._make_question()
                 self.has_next_question = True
 
     async def _result_of(self, service: Service, call: McpCall) -> ForeignResult:
-        """Make a call; the result is cut to the part of the context that it may take."""
+        """Make a call, and return its result, cut to the part of the context that it may take.
+
+        If the request has made too many calls, the result is an error, and no call is made.
+        """
         assert self._servers is not None
         if self._num_calls_left <= 0:
             return ForeignResult(TOO_MANY_CALLS, is_error=True)
         self._num_calls_left -= 1
-        result = await service.run_call(call_of(self._servers, call))
-        fit = partial(_fitting, result.text)
-        text, note = await with_engine(service, self.model, fit)
+        result = await service.run_call(make_call(self._servers, call))
+        cut = partial(fitting_text, text=result.text)
+        text, note = await with_engine(service, self.model, cut)
         if note:
             logger.info("%s.%s: %s", call.function.server, call.function.tool, note)
         return result._replace(text=text)
 
     def _start_call(self, call: McpCall) -> str:
-        """Start the item of a call that is made now."""
-        more = {
-            "output": None,
-            "error": None,
-            "status": "in_progress",
-        }
-        self._call = call.item("mcp_call", approval_request_id=call.request_id, **more)
-        ended = self._end_item()
+        """End any open item, and start the item of an MCP call."""
+        events = self._end_item()
+        self._call = call.item(
+            "mcp_call",
+            approval_request_id=call.request_id,
+            output=None,
+            error=None,
+            status="in_progress",
+        )
         index = len(self._output)
-        where = {"output_index": index, "item_id": self._call["id"]}
+        position = {"output_index": index, "item_id": self._call["id"]}
         item = {**self._call, "arguments": ""}
-        texts = [
-            ended,
-            self._event("response.output_item.added", output_index=index, item=item),
-            self._event("response.mcp_call.in_progress", **where),
-            self._event("response.mcp_call_arguments.delta", **where, delta=call.json),
-            self._event("response.mcp_call_arguments.done", **where, arguments=call.json),
-        ]
-        return "".join(texts)
+        events += self._event("response.output_item.added", output_index=index, item=item)
+        events += self._event("response.mcp_call.in_progress", **position)
+        events += self._event("response.mcp_call_arguments.delta", **position, delta=call.json)
+        done = {**position, "arguments": call.json}
+        events += self._event("response.mcp_call_arguments.done", **done)
+        return events
 
     def _end_call(self, result: ForeignResult) -> str:
-        """End the item of the call that is made now, with its result. Returns the events."""
+        """End the item of the MCP call that is made now, with its result."""
         if result.is_error:
             status = "failed"
             outcome = {"output": None, "error": result.text}
@@ -245,156 +257,170 @@ class ResponseForm(Form):
         item = {**self._call, **outcome, "status": status}
         index = len(self._output)
         self._output.append(item)
-        where = {"output_index": index, "item_id": item["id"]}
-        ended = self._event(f"response.mcp_call.{status}", **where)
+        position = {"output_index": index, "item_id": item["id"]}
+        ended = self._event(f"response.mcp_call.{status}", **position)
         done = self._event("response.output_item.done", output_index=index, item=item)
         return ended + done
 
-    def _whole_item(self, item: dict[str, Any], progress: str | None) -> str:
-        """Add an item that is complete at once.
+    def _add_whole_item(self, item: dict[str, Any], progress_name: str | None) -> str:
+        """End any open item, and add an item that is complete at once.
 
         Args:
-            item: as clients get it.
-            progress: the name of its events of progress; None if it has none.
+            item: the item as clients get it.
+            progress_name: the name of the events that tell its progress; None for no such
+                events.
         """
-        text = self._opening_events()
-        text += self._end_item()
+        events = self._opening_events()
+        events += self._end_item()
         index = len(self._output)
-        where = {"output_index": index, "item_id": item["id"]}
-        text += self._event("response.output_item.added", output_index=index, item=item)
-        if progress is not None:
-            text += self._event(f"response.{progress}.in_progress", **where)
-            text += self._event(f"response.{progress}.completed", **where)
-        text += self._event("response.output_item.done", output_index=index, item=item)
+        events += self._event("response.output_item.added", output_index=index, item=item)
+        if progress_name is not None:
+            position = {"output_index": index, "item_id": item["id"]}
+            events += self._event(f"response.{progress_name}.in_progress", **position)
+            events += self._event(f"response.{progress_name}.completed", **position)
+        events += self._event("response.output_item.done", output_index=index, item=item)
         self._output.append(item)
-        return text
+        return events
 
-    def _take(self, answer: Finished) -> None:
-        """Add the items of an answer that is not streamed."""
+    def _add_answer(self, answer: Finished) -> None:
+        """Add the items of an answer that is not streamed to the output."""
         reply = answer.reply
         if reply.thoughts:
-            self._add("reasoning", reply.thoughts)
+            self._add_text("reasoning", reply.thoughts)
         logprobs = reply.logprobs or ()
-        said = logprobs[reply.num_thought_tokens :]
-        self._logprobs = [logprob_object(token) for token in said]
+        text_logprobs = logprobs[reply.num_thought_tokens :]
+        self._logprobs = [logprob_object(token) for token in text_logprobs]
         if reply.text:
-            self._add("message", reply.text)
+            self._add_text("message", reply.text)
         for number, call in enumerate(reply.tool_calls):
             if call.name not in self._mcp.by_name:
-                self._add(number, call.json, call)
-        self.text_for(answer)
+                self._add_text(number, call.json, call)
+        self._end_answer(reply)
 
     def body(self, finished: Sequence[Finished]) -> Any:
         return self._response("completed", self._output, finished)
 
     def text_for(self, event: Event) -> str:
-        begun = self._opening_events()
+        opening = self._opening_events()
         if isinstance(event, NewPiece):
-            return begun + self._say(event.piece)
+            return opening + self._add_piece(event.piece)
         if isinstance(event, Finished):
-            return begun + self._end_answer(event.reply)
-        return begun or self._in_progress(event.field)
+            return opening + self._end_answer(event.reply)
+        return opening or self._in_progress_event(event.field)
 
     def _end_answer(self, reply: Reply) -> str:
-        """End the open item of an answer; an answer without text and calls gets one first."""
+        """End the open item of an answer. An answer without text and calls has an empty one."""
         started = ""
         has_message = self._item is not None and self._item.name != "reasoning"
         if not has_message and not reply.tool_calls:
             started = self._switch_to(_Item("message"))
-        status = _status(reply)
-        if self._item is not None and self._item.is_whole:
-            status = "completed"
+        status = "completed"
+        is_whole_call = self._item is not None and self._item.is_whole_call
+        if reply.finish_reason == "length" and not is_whole_call:
+            status = "incomplete"
         return started + self._end_item(status)
 
     def end(self, finished: Sequence[Finished]) -> str:
         response = self._response("completed", self._output, finished)
-        return self._opening_events() + self._event(
-            f"response.{response['status']}",
-            response=response,
-        )
+        opening = self._opening_events()
+        return opening + self._event(f"response.{response['status']}", response=response)
 
     def failure(self, error: RequestError) -> str:
         response = self._response("failed", self._output, [])
         response["error"] = {"code": _error_code(error), "message": error.sentence}
-        return self._opening_events() + self._event("response.failed", response=response)
+        opening = self._opening_events()
+        return opening + self._event("response.failed", response=response)
 
     def _opening_events(self) -> str:
-        if self._num_events:
+        """The first events of the stream; "" if they are sent already."""
+        if self._num_events > 0:
             return ""
         response = self._response("in_progress", [], [])
-        return self._event("response.created", response=response) + self._in_progress({})
+        created = self._event("response.created", response=response)
+        return created + self._in_progress_event({})
 
-    def _in_progress(self, more: Mapping[str, Any]) -> str:
+    def _in_progress_event(self, more: Mapping[str, Any]) -> str:
+        """The event that the response is under way.
+
+        Args:
+            more: further fields of the event.
+        """
         response = self._response("in_progress", [], [])
         return self._event("response.in_progress", response=response, **more)
 
-    def _say(self, piece: Piece) -> str:
+    def _add_piece(self, piece: Piece) -> str:
+        """Add a piece of an answer to the output."""
         if piece.logprobs is not None and not piece.is_thought:
             self._logprobs.append(logprob_object(piece.logprobs))
         call = piece.call
         if call is not None:
             if call.name in self._mcp.by_name:
-                return ""  # it gets an item once it is whole
-            return self._add(
+                return ""  # `after_answers` adds an item for it
+            return self._add_text(
                 call.number,
                 call.json,
                 call,
-                is_whole=call.is_last,
+                is_last=call.is_last,
             )
         if not piece.text:
             return ""
         if piece.is_thought:
-            return self._add("reasoning", piece.text)
-        return self._add("message", piece.text)
+            return self._add_text("reasoning", piece.text)
+        return self._add_text("message", piece.text)
 
-    def _add(
+    def _add_text(
         self,
-        name: _Kind | int,
+        name: _ItemName | int,
         text: str,
         call: ToolCall | CallPiece | None = None,
         *,
-        is_whole: bool = True,
+        is_last: bool = True,
     ) -> str:
-        """Add text to the item of a name, which ends any other item.
+        """Add text to the open item; if that has another name, end it, and start a new item.
 
         Args:
-            name: see `_Item`.
-            text: what is added.
+            name: the name of the text's item, see `_Item`.
+            text: the text, which may be "".
             call: the call whose arguments the text is; None for other text.
-            is_whole: whether this is the end of the call.
+            is_last: whether the arguments of the call end with this text.
         """
         item = self._item
-        switched = ""
+        started = ""
         if item is None or item.name != name:
             item = self._new_item(name, call)
-            switched = self._switch_to(item)
-        item.is_whole = call is not None and is_whole
+            started = self._switch_to(item)
+        item.is_whole_call = call is not None and is_last
         if not text:
-            return switched
-        item.holder[item.text] += text
-        more = {
+            return started
+        item.text_holder[item.text_field] += text
+        delta = {
             **self._position(item),
             "delta": text,
-            **self._new_logprobs(item),
+            **self._move_logprobs(item),
         }
-        return switched + self._event(f"response.{item.delta}.delta", **more)
+        return started + self._event(f"response.{item.text_type}.delta", **delta)
 
-    def _new_item(self, name: _Kind | int, call: ToolCall | CallPiece | None) -> _Item:
+    def _new_item(self, name: _ItemName | int, call: ToolCall | CallPiece | None) -> _Item:
+        """A new item, which is not in the output yet; see `_add_text` for the arguments."""
         if call is None:
             return _Item(name)
-        own = self._spaces.get(call.name, {"name": call.name})
-        return _Item(name, {"call_id": call.id, **own})
+        function = self._namespaces.get(call.name, {"name": call.name})
+        return _Item(name, {"call_id": call.id, **function})
 
-    def _new_logprobs(self, item: _Item) -> dict[str, Any]:
+    def _move_logprobs(self, item: _Item) -> dict[str, Any]:
+        """Add the new log-probabilities to a message, and return them as a field of its event.
+
+        Returns {} for any other item.
+        """
         if item.name != "message":
             return {}
-        taken = self._logprobs
+        logprobs = self._logprobs
         self._logprobs = []
-        item.part["logprobs"] += taken
-        return {"logprobs": taken}
+        item.part["logprobs"] += logprobs
+        return {"logprobs": logprobs}
 
     def _position(self, item: _Item) -> dict[str, Any]:
-        """The fields of an event that say where its text is."""
+        """The fields of an event that say to which item of the output it belongs."""
         position = {"item_id": item.json["id"], "output_index": len(self._output)}
         if item.part:
             position["content_index"] = 0
@@ -402,49 +428,55 @@ class ResponseForm(Form):
 
     def _switch_to(self, item: _Item) -> str:
         """End any open item, and start this one."""
-        ended = self._end_item()
+        events = self._end_item()
         self._item = item
         index = len(self._output)
-        added = self._event("response.output_item.added", output_index=index, item=item.json)
-        return ended + added + self._parted("added", item)
+        events += self._event("response.output_item.added", output_index=index, item=item.json)
+        return events + self._part_event("added", item)
 
     def _end_item(self, status: str = "completed") -> str:
+        """End the open item, and add it to the output. Returns "" if there is none.
+
+        Args:
+            status: the status of the item.
+        """
         item = self._item
         self._item = None
         if item is None:
             return ""
-        self._new_logprobs(item)
+        self._move_logprobs(item)
         fields = self._position(item)
-        for name in _WHOLE:
-            if name in item.holder:
-                fields[name] = item.holder[name]
+        for name in _FIELDS_OF_DONE:
+            if name in item.text_holder:
+                fields[name] = item.text_holder[name]
         index = len(self._output)
-        whole = self._event(f"response.{item.delta}.done", **fields)
-        done = whole + self._parted("done", item)
+        events = self._event(f"response.{item.text_type}.done", **fields)
+        events += self._part_event("done", item)
         item.json["status"] = status
         if item.part:
             item.json["content"] = [item.part]
         self._output.append(item.json)
-        ended = self._event("response.output_item.done", output_index=index, item=item.json)
-        return done + ended
+        events += self._event("response.output_item.done", output_index=index, item=item.json)
+        return events
 
-    def _parted(self, what: str, item: _Item) -> str:
-        """The event that the part of an item starts or ends, if it has one."""
+    def _part_event(self, change: Literal["added", "done"], item: _Item) -> str:
+        """The event that the part of an item starts or ends; "" if the item has no part."""
         if not item.part:
             return ""
-        kind = f"response.content_part.{what}"
-        return self._event(kind, **self._position(item), part=item.part)
+        event_type = f"response.content_part.{change}"
+        return self._event(event_type, **self._position(item), part=item.part)
 
-    def _event(self, kind: str, **fields: Any) -> str:
+    def _event(self, event_type: str, **fields: Any) -> str:
+        """The next event of the stream, with its number."""
         number = self._num_events
         self._num_events += 1
         return sse_event(
             {
-                "type": kind,
+                "type": event_type,
                 "sequence_number": number,
                 **fields,
             },
-            kind,
+            event_type,
         )
 
     def _response(
@@ -453,6 +485,13 @@ class ResponseForm(Form):
         output: Sequence[Mapping[str, Any]],
         finished: Sequence[Finished],
     ) -> dict[str, Any]:
+        """The object of the response.
+
+        Args:
+            status: the status. For "completed" it becomes "incomplete" if an answer was cut.
+            output: the items of the output until now.
+            finished: the answers that are complete.
+        """
         is_cut = any(answer.reply.finish_reason == "length" for answer in finished)
         is_over = status == "completed"
         response: dict[str, Any] = {
@@ -482,15 +521,21 @@ class ResponseForm(Form):
 
 
 def _with_mcp_tools(fields: Fields, use: McpUse) -> Fields:
-    """The request with the tools of MCP servers among the functions."""
+    """The request with the tools of MCP servers among the functions that the model may call.
+
+    A choice of an MCP server becomes a choice of its tools.
+    """
     if not use.by_name:
         return fields
-    tools = [tool.values for tool in fields.objects("tools") if tool.value("type") != MCP_TYPE]
-    tools += use.declared
+    tools: list[Mapping[str, Any]] = []
+    for tool in fields.objects("tools"):
+        if tool.value("type") != MCP_TYPE:
+            tools.append(tool.values)
+    tools += use.declarations
     choice = fields.value("tool_choice")
     if isinstance(choice, Mapping) and choice.get("type") == MCP_TYPE:
         choice = _choice_of_functions(choice, use)
-    fields.flag("parallel_tool_calls")
+    fields.flag("parallel_tool_calls")  # it is read from the copy: here it counts as read, too
     return Fields(
         {
             **fields.values,
@@ -503,55 +548,62 @@ def _with_mcp_tools(fields: Fields, use: McpUse) -> Fields:
 def _choice_of_functions(choice: Mapping[str, Any], use: McpUse) -> dict[str, Any]:
     """A choice of an MCP server, or of one of its tools, as a choice among functions."""
     label = choice.get("server_label")
-    names = [choice.get("name")]
-    if choice.get("name") is None:
-        names = list(_tools_of_server(use, label))
-    chosen = [{"type": "function", "name": use.shown_name(label, name)} for name in names]
+    tool_name = choice.get("name")
+    if tool_name is None:
+        model_names = list(_model_names_of_server(use, label))
+    else:
+        model_names = [use.model_name(label, tool_name)]
+    functions = [{"type": "function", "name": name} for name in model_names]
     return {
         "type": "allowed_tools",
         "mode": "required",
-        "tools": chosen,
+        "tools": functions,
     }
 
 
-def _tools_of_server(use: McpUse, label: str | None) -> Iterator[str]:
-    """The names of a server's tools that the request may call."""
-    for tool in use.by_name.values():
+def _model_names_of_server(use: McpUse, label: str | None) -> Iterator[str]:
+    """The names for the model of a server's tools that the request may call."""
+    for name, tool in use.by_name.items():
         function = tool.function
         if isinstance(function, ForeignFunction) and function.server == label:
-            yield function.tool
-
-
-def _check_room(tools: Sequence[Tool], engine: IsolatedEngine) -> None:
-    check_room(engine, tools)
-
-
-def _fitting(text: str, engine: IsolatedEngine) -> tuple[str, str]:
-    return fitting_text(engine, text)
+            yield name
 
 
 def response_input_tokens(fields: Fields) -> Handler:
-    """Answer a request to /v1/responses/input_tokens: the number of tokens in the prompt."""
+    """The handler of a request to /v1/responses/input_tokens.
+
+    Its response is the number of tokens in the prompt.
+    """
     messages = _input_messages(fields, McpUse(Fields({}), None))
     return input_tokens_handler(fields, messages, openai_tools(fields), _variables(fields))
 
 
 def _variables(fields: Fields) -> dict[str, Any]:
+    """The variables of the chat template. Raises RequestError."""
     return template_variables(fields, effort=fields.object("reasoning").text("effort"))
 
 
 def _input_messages(fields: Fields, use: McpUse) -> list[Message]:
-    """The conversation; an empty one loads the model. Raises RequestError, OptionError."""
+    """The conversation in a request, as messages; [] if the input is empty.
+
+    Args:
+        fields: the request.
+        use: the tools of MCP servers that the request may call.
+
+    Raises:
+        RequestError: a field is wrong.
+        OptionError: a message is wrong.
+    """
     for name in ("previous_response_id", "conversation", "prompt"):
         if name in fields:
             fields.refuse(name, "Send the whole conversation as input.")
-    given = fields.value("input")
+    conversation = fields.value("input")
     messages: list[Message] = []
-    if given is None:
+    if conversation is None:
         fields.refuse("input", "Give a string, or the conversation as a list.")
-    if isinstance(given, str):
-        if given:
-            messages.append({"role": "user", "content": given})
+    if isinstance(conversation, str):
+        if conversation:
+            messages.append({"role": "user", "content": conversation})
     else:
         items = fields.objects("input")
         for item in items:
@@ -560,27 +612,32 @@ def _input_messages(fields: Fields, use: McpUse) -> list[Message]:
     instructions = fields.text("instructions")
     if instructions and messages:
         messages = [{"role": "system", "content": instructions}, *messages]
-    kept = [message for message in messages if not _is_thought_alone(message)]
-    if kept:
-        return checked_messages(kept)
+    messages = [message for message in messages if not _is_only_thought(message)]
+    if messages:
+        return checked_messages(messages)
     return []
 
 
-def _is_thought_alone(message: Message) -> bool:
-    """Whether a message is a thought that led to no call and no text: it is left out."""
-    return message["content"] is None and message.keys() == _ONLY_THOUGHT
+def _is_only_thought(message: Message) -> bool:
+    """Whether a message is a thought that neither text nor a call followed."""
+    return message["content"] is None and message.keys() == _FIELDS_OF_THOUGHT
 
 
 def _add_item(messages: list[Message], item: Fields) -> None:
-    """Add an item to the messages; a call becomes part of the answer before it."""
-    kind = item.text("type") or "message"
-    if kind == "message":
-        said = {"role": item.value("role"), "content": item.value("content")}
-        if said["role"] == "assistant" and messages and messages[-1].keys() == _ONLY_THOUGHT:
+    """Add an item of the input to the messages.
+
+    A thought, the text after it and the calls after that become one message. An item of an
+    unknown type is ignored. Raises RequestError.
+    """
+    item_type = item.text("type") or "message"
+    if item_type == "message":
+        message = {"role": item.value("role"), "content": item.value("content")}
+        is_answer = message["role"] == "assistant"
+        if is_answer and messages and messages[-1].keys() == _FIELDS_OF_THOUGHT:
             thought = messages.pop()
-            said = {**thought, **said}
-        messages.append(said)
-    elif kind == "reasoning":
+            message = {**thought, **message}
+        messages.append(message)
+    elif item_type == "reasoning":
         parts = item.objects("content") or item.objects("summary")
         texts = [part.text("text") or "" for part in parts]
         messages.append(
@@ -590,13 +647,13 @@ def _add_item(messages: list[Message], item: Fields) -> None:
                 "reasoning_content": "\n".join(texts),
             }
         )
-    elif kind == "function_call":
+    elif item_type == "function_call":
         if not messages or messages[-1]["role"] != "assistant":
             messages.append({"role": "assistant", "content": None})
         answer = messages.pop()
         calls = answer.get("tool_calls", ())
         messages.append({**answer, "tool_calls": [*calls, _function_call(item)]})
-    elif kind == "function_call_output":
+    elif item_type == "function_call_output":
         call_id = item.text("call_id")
         messages.append(
             {
@@ -605,70 +662,70 @@ def _add_item(messages: list[Message], item: Fields) -> None:
                 "tool_call_id": call_id,
             }
         )
-    elif not kind.startswith("mcp_"):
-        logger.debug("an item of type %.80r is ignored", kind)
+    elif not item_type.startswith("mcp_"):  # `messages_of_item` reads these
+        logger.debug("an item of type %.80r is ignored", item_type)
 
 
 def _function_call(item: Fields) -> dict[str, Any]:
-    """A call, as messages have it."""
+    """The call in an item of the input, as messages have it."""
     name = flat_name(item.text("name"), item.text("namespace"))
     function = {"name": name, "arguments": item.value("arguments")}
     return {"id": item.text("call_id"), "function": function}
 
 
 class _Item:
-    """An item of the output: a message, the thoughts before it, or a call of a tool.
+    """An item of the output that gets its text in pieces: a message, thoughts, or a call.
 
     Args:
-        name: its kind, or the number of the call.
-        called: the id, name and namespace of a call.
+        name: the item's type; for a call, its index among the calls of the answer.
+        call_fields: the fields of a call with its id, name and namespace.
     """
 
-    def __init__(self, name: _Kind | int, called: Mapping[str, Any] = NO_VARIABLES) -> None:
-        type_name = "function_call" if isinstance(name, int) else name
-        kind = copy.deepcopy(_KINDS[type_name])
+    def __init__(
+        self,
+        name: _ItemName | int,
+        call_fields: Mapping[str, Any] = NO_VARIABLES,
+    ) -> None:
+        type_name = "function_call"
+        if not isinstance(name, int):
+            type_name = name
+        item_type = copy.deepcopy(_ITEM_TYPES[type_name])
         self.name = name
 
-        self.is_whole = False
-        """Whether it is a call whose arguments are complete."""
+        self.is_whole_call = False
+        """Whether the item is a call whose arguments are complete."""
 
-        self.delta = kind.delta
-        """The name of its deltas."""
+        self.text_type = item_type.text_type
+        """The type of its text, in the names of its events."""
 
         self.json: dict[str, Any] = {
-            "id": kind.id_prefix + secrets.token_hex(24),
+            "id": item_type.id_prefix + secrets.token_hex(24),
             "type": type_name,
             "status": "in_progress",
-            **called,
-            **kind.fields,
+            **call_fields,
+            **item_type.fields,
         }
         """The item as clients get it."""
 
         self.part: dict[str, Any] = {}
-        """The part of its content; empty for a call."""
+        """The part with the item's text; {} for a call."""
 
-        self.holder = self.json
-        """The object that has its text."""
+        self.text_holder = self.json
+        """The object that has the item's text: the part, or the item itself."""
 
-        self.text = "arguments"
-        """The name of the text in `holder`."""
+        self.text_field = "arguments"
+        """The name of the text's field in `text_holder`."""
 
-        if kind.part:
-            self.part = {"type": kind.delta, **kind.part}
-            self.holder = self.part
-            self.text = "text"
-
-
-def _status(reply: Reply) -> str:
-    if reply.finish_reason == "length":
-        return "incomplete"
-    return "completed"
+        if item_type.part:
+            self.part = {"type": item_type.text_type, **item_type.part}
+            self.text_holder = self.part
+            self.text_field = "text"
 
 
 def _error_code(error: RequestError) -> str:
-    """The code of an error within a response, where OpenAI has other codes than elsewhere.
+    """The code of an error within a response, which has other codes than an HTTP error.
 
-    Agents look for context_length_exceeded, which is no code of its schema.
+    OpenAI's list of them lacks context_length_exceeded, but agents look for it.
     """
     if error.status >= 500:
         return "server_error"
@@ -678,12 +735,13 @@ def _error_code(error: RequestError) -> str:
 
 
 def _usage(finished: Sequence[Finished], question: Question) -> dict[str, Any]:
+    """The numbers of tokens in all answers, in the fields of Responses."""
     usage = usage_of(finished, question)
-    thought = usage["completion_tokens_details"]["reasoning_tokens"]
+    num_thought_tokens = usage["completion_tokens_details"]["reasoning_tokens"]
     return {
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": usage["prompt_tokens_details"],
         "output_tokens": usage["completion_tokens"],
-        "output_tokens_details": {"reasoning_tokens": thought},
+        "output_tokens_details": {"reasoning_tokens": num_thought_tokens},
         "total_tokens": usage["total_tokens"],
     }

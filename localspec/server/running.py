@@ -19,28 +19,30 @@ from localspec.server.refusal import overloaded, refusal_response
 
 MOST_ANSWERED = 512  # requests that are answered at a time, each on its own connection
 SPARE_CONNECTIONS = 256  # further connections, which are unused or get a refusal
-FIRST_BYTE_S = 10.0  # a new connection has to send something within this time
-STALLED_S = 10.0  # a client that takes nothing for this long makes room for others
-UNUSED_S = 60.0  # a connection has to send a request's headers, or take its response, in time
-_NEW_S = 1.0  # a connection is new for this long, and makes room later than an idle one
-_ACCEPTED_AT_ONCE = 128  # before the first of them can be ended
-_KEEP_ALIVE_S = 30
-_GRACE_S = 5  # for answers to end when the server stops
-LOOK_TICKS = 10  # tenths of a second between two looks at the connections
+FIRST_BYTE_S = 10.0  # a connection that has sent nothing for this long is ended
+STALLED_S = 10.0  # a client that reads no more of its response for this long can be ended
+# A connection is ended if the headers of a request, or reading a response, take this long.
+UNUSED_S = 60.0
+_NEW_S = 1.0  # a connection counts as new for this long
+_ACCEPTED_AT_ONCE = 128  # connections that are accepted before any of them can be ended
+_KEEP_ALIVE_S = 30  # an idle connection stays open for this long
+_GRACE_S = 5  # when the server stops, answers may take this long to end
+LOOK_TICKS = 10  # tenths of a second between two checks for unused connections
 
 
 class PortError(LocalspecError):
-    """An address that cannot be listened on."""
+    """The server cannot listen on an address."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """A socket that listens there; port 0 is any that is free. Raises PortError."""
+    """A socket that listens on a host's port; port 0 is any free port. Raises PortError."""
     try:
-        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-        made = socket.create_server((host, port), family=family)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        family = addresses[0][0]
+        listener = socket.create_server((host, port), family=family)
         # Name the protocol, or asyncio leaves Nagle's algorithm on: an event would wait up to
         # 40 ms until the client has acknowledged the event before it.
-        return socket.socket(family, made.type, socket.IPPROTO_TCP, made.detach())
+        return socket.socket(family, listener.type, socket.IPPROTO_TCP, listener.detach())
     except (OSError, OverflowError) as error:
         raise PortError(
             f"cannot listen on {host}:{port}: {error}",
@@ -49,7 +51,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _allow_open_files(number: int) -> None:
-    """Raise the limit of open files to the number, if allowed: macOS starts with 256."""
+    """Raise the process's limit of open files to a number, as far as it may: macOS has 256."""
     if sys.platform == "win32":
         return
     import resource
@@ -63,63 +65,69 @@ def _allow_open_files(number: int) -> None:
 
 
 class _Use(enum.IntEnum):
-    """The uses of connections without a request; the first of these makes room first."""
+    """What a connection does while no request of it is being answered.
+
+    If connections have to be ended to make room for others, those of the first use come first.
+    """
 
     SILENT = enum.auto()  # it has sent nothing at all
     IDLE = enum.auto()  # its last request is answered, and no other has begun
     SENDS_HEAD = enum.auto()  # the headers of a request have not all arrived
-    IS_NEW = enum.auto()  # it has not had the time to ask
-    TAKES_ANSWER = enum.auto()  # the client has not taken the whole response yet
+    IS_NEW = enum.auto()  # it was opened a moment ago, and has sent nothing yet
+    TAKES_ANSWER = enum.auto()  # the client has not read the whole response yet
 
 
 class _Unused(NamedTuple):
-    """How a connection is unused, and since when. The smallest one makes room first."""
+    """What an unused connection does, and since when. The smallest one makes room first."""
 
     use: _Use
     since_s: float
+    """The time by `time.monotonic`."""
 
 
 class _ClientConnection(H11Protocol):
-    """A connection. It uses h11: uvicorn's other parsers do not bound the size of headers.
+    """A client's connection. It uses h11: uvicorn's other parsers allow headers of any size.
 
-    If there are too many connections, a new one takes the place of an unused one at once. If
-    all are in use, the new one itself is ended: file descriptors would run out.
+    If there are too many connections, an unused one is ended for a new one. If all others are
+    in use, the new one is ended, or file descriptors would run out.
     """
 
     def __init__(self, *arguments: Any, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
-        self._quiet_since_s = time.monotonic()  # when it was made, or its last answer ended
-        self._untaken_since_s: float | None = None  # when writing was paused, if it is
+        # When the last response ended; before the first one, when the connection was made.
+        self._quiet_since_s = time.monotonic()
+        # Since when writing is paused because the client does not read; None if it is not.
+        self._paused_since_s: float | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         if len(self.connections) <= MOST_ANSWERED + SPARE_CONNECTIONS:
             return
         others: list[Any] = [other for other in self.connections if other is not self]
-        ended = _first_unused(others) or self
-        ended.hang_up()
+        surplus = _first_to_end(others) or self
+        surplus.hang_up()
 
     def on_response_complete(self) -> None:
         self._quiet_since_s = time.monotonic()
         super().on_response_complete()
 
     def pause_writing(self) -> None:
-        self._untaken_since_s = time.monotonic()
+        self._paused_since_s = time.monotonic()
         super().pause_writing()
 
     def resume_writing(self) -> None:
-        self._untaken_since_s = None
+        self._paused_since_s = None
         super().resume_writing()
 
     def hang_up(self) -> None:
-        """End the connection without writing the rest. It no longer counts."""
+        """End the connection without writing the rest of a response. It no longer counts."""
         self.connections.discard(self)
         self.transport.abort()
 
     @property
     def unused(self) -> _Unused | None:
-        """How the connection is unused; None while a request is being answered."""
-        since_s = self._untaken_since_s
+        """What the connection does if it is unused; None while a request is being answered."""
+        since_s = self._paused_since_s
         if since_s is not None and time.monotonic() - since_s > STALLED_S:
             return _Unused(_Use.TAKES_ANSWER, since_s)
         if self._is_answering() and not self.transport.is_closing():
@@ -130,6 +138,7 @@ class _ClientConnection(H11Protocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _use_between_answers(self) -> _Use:
+        """What the connection does while no request of it is being answered."""
         if self.transport.is_closing() or self.transport.get_write_buffer_size() > 0:
             return _Use.TAKES_ANSWER
         is_first = self.cycle is None
@@ -144,8 +153,8 @@ class _ClientConnection(H11Protocol):
     def end_if_unused(self, now_s: float) -> None:
         """End the connection if it has been unused for too long.
 
-        Its client sends headers byte by byte, or does not take the response. uvicorn would wait
-        for ever.
+        uvicorn would wait for ever for a client that sends headers byte by byte, or that does
+        not read its response.
 
         Args:
             now_s: the time, by `time.monotonic`.
@@ -160,8 +169,8 @@ class _ClientConnection(H11Protocol):
             self.hang_up()
 
 
-def _first_unused(connections: Iterable[_ClientConnection]) -> _ClientConnection | None:
-    """The connection that makes room first; None if all are in use."""
+def _first_to_end(connections: Iterable[_ClientConnection]) -> _ClientConnection | None:
+    """The unused connection that has to make room first; None if all are in use."""
     first: _ClientConnection | None = None
     first_unused: _Unused | None = None
     for connection in connections:
@@ -179,15 +188,15 @@ class Runner(uvicorn.Server):
 
     Args:
         app: the application.
-        ready: called once it serves.
-        stop: called before it ends, while clients can still get an error.
+        on_ready: called once requests are answered.
+        on_stop: called before the server ends, while clients can still get an error.
     """
 
     def __init__(
         self,
         app: ASGIApp,
-        ready: Callable[[], None],
-        stop: Callable[[], None],
+        on_ready: Callable[[], None],
+        on_stop: Callable[[], None],
     ) -> None:
         config = uvicorn.Config(
             self._answer,
@@ -207,29 +216,34 @@ class Runner(uvicorn.Server):
         super().__init__(config)
         _allow_open_files(2 * MOST_ANSWERED)
         self._app = app
-        self._ready = ready
-        self._stop = stop
+        self._on_ready = on_ready
+        self._on_stop = on_stop
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        for listener in sockets or ():  # else only _ACCEPTED_AT_ONCE connections may wait
+        # uvicorn lets only _ACCEPTED_AT_ONCE connections wait to be accepted.
+        for listener in sockets or ():
             listener.listen(MOST_ANSWERED)
-        self._ready()
+        self._on_ready()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._stop()
+        self._on_stop()
         await super().shutdown(sockets)
-        if self.force_exit:  # uvicorn leaves it out at a second Ctrl-C, with a traceback
+        if self.force_exit:  # after a second Ctrl-C uvicorn does not shut the application down
             await self.lifespan.shutdown()
 
     async def on_tick(self, counter: int) -> bool:
-        """Called ten times a second."""
+        """End unused connections at times. uvicorn calls this ten times a second.
+
+        Returns:
+            Whether the server has to end.
+        """
         if counter % LOOK_TICKS == 0:
             self._end_unused()
         return await super().on_tick(counter)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """The application, or a refusal if it has too much to answer."""
+        """Pass a request on to the application; refuse it if too many are being answered."""
         if scope["type"] == "http" and self._num_answered() > MOST_ANSWERED:
             refusal = overloaded(f"{MOST_ANSWERED} requests are being answered already")
             refusal.headers = {"connection": "close"}
@@ -238,7 +252,7 @@ class Runner(uvicorn.Server):
             await self._app(scope, receive, send)
 
     def _num_answered(self) -> int:
-        """The number of requests that are being answered, with this one."""
+        """The number of requests that are being answered now."""
         connections: set[Any] = self.server_state.connections
         return sum(connection.unused is None for connection in connections)
 

@@ -46,7 +46,7 @@ _Opened = TypeVar("_Opened", IsolatedEngine, IsolatedEmbedder)
 
 
 class ServedFile(abc.ABC, Generic[_Opened]):
-    """A model under its name, with its engine while it is loaded.
+    """A model of the server: the facts about its file, and its engine while it is loaded.
 
     Args:
         name: the model's name for clients.
@@ -55,16 +55,16 @@ class ServedFile(abc.ABC, Generic[_Opened]):
     """
 
     context_length: int
-    """Tokens of context that it has here."""
+    """The tokens of context that the model has on this server."""
 
     needed_bytes = 0
-    """The memory that it takes while it is loaded."""
+    """The memory that the model takes while it is loaded; 0 if it is not known yet."""
 
     gpu_bytes: int | None = None
-    """The part of that memory on GPUs; None if it is not known here."""
+    """The part of `needed_bytes` on GPUs; None if it is not known."""
 
     device = ""
-    """Where it computes, and why, in words, while it is loaded."""
+    """The device that computes, and why, in words; "" before the model is loaded."""
 
     def __init__(self, name: str, header: Header, preset: Preset | None) -> None:
         self.name = name
@@ -73,62 +73,66 @@ class ServedFile(abc.ABC, Generic[_Opened]):
         """The name of its file, without folders."""
 
         self.created = int(info.st_mtime)
-        """The file's Unix time."""
+        """When the file was last changed, in Unix time."""
 
         self.size_bytes = info.st_size
         shape = ModelShape(header)
         self.architecture = header.architecture
         self.num_trained = shape.context_length
-        """Tokens of context that the model was trained for."""
+        """The tokens of context that the model was trained for."""
 
         self.width = shape.width
-        """Numbers of a row."""
+        """The size of its embedding vectors."""
 
         self.num_weights = header.num_weights
         self.size_label = header.size_label
         """See `Header`."""
 
         self.chat_template = str(header.metadata.get("tokenizer.chat_template", ""))
-        """The source of its template, or ""."""
+        """The source of its chat template; "" if it has none."""
 
         self.tool_template = str(header.metadata.get("tokenizer.chat_template.tool_use", ""))
-        """The source of its template for tools, or ""."""
+        """The source of its chat template for tools; "" if it has none."""
 
         self.quantization = ""
-        """What the preset says of it."""
+        """The quantization of its weights, as its preset names it; "" without a preset."""
 
         if preset is not None and preset.target is not None:
             self.quantization = preset.target.quantization
         self.keep_s: float | None = None
-        """Seconds that it stays loaded without a request; None is the server's default."""
+        """Seconds that it stays loaded without a request; None for the server's default."""
 
-        self._load_s = 0.0  # how long loading took
-        self._loaded_s = 0.0  # when loading ended
+        self._load_s = 0.0  # how long the last load took
+        self._loaded_s = 0.0  # when the last load ended, by `time.monotonic`
         self.engine: _Opened | None = None
+        """The engine; None while the model is not loaded."""
+
         self.loading: asyncio.Task[_Opened] | None = None
+        """The load that is under way; None if there is none."""
+
         self.num_users = 0
         """The number of requests that use the engine now."""
 
         self.used_s = 0.0
-        """When it was last used."""
+        """When a request last used the engine, by `time.monotonic`."""
 
     @property
     def fingerprint(self) -> str:
-        """A text that changes with the model's file and with localspec's version."""
+        """A short text that is different for another file, name or version of localspec."""
         facts = f"{__version__} {self.name} {self.size_bytes} {self.created}"
         digest = hashlib.sha256(facts.encode("utf-8", "replace")).hexdigest()
         return f"fp_{digest[:10]}"
 
     def is_called(self, name: str | None) -> bool:
-        """Whether the model has that name. Ollama's clients add a tag to a name."""
+        """Whether a name is the model's, perhaps with the tag that Ollama's clients add."""
         return name in (self.name, f"{self.name}:latest")
 
     @abc.abstractmethod
     def load(self) -> _Opened:
-        """Open the engine. Raises what loading raises."""
+        """Load the model, and return its engine. Raises what loading raises."""
 
     def timed_load(self) -> _Opened:
-        """Open the engine by `load`, and note how long that takes."""
+        """Load the model by `load`, and note how long that takes. Returns its engine."""
         started_s = time.monotonic()
         engine = self.load()
         self._loaded_s = time.monotonic()
@@ -137,13 +141,17 @@ class ServedFile(abc.ABC, Generic[_Opened]):
         return engine
 
     def loading_s(self, since_s: float) -> float:
-        """Seconds that loading took, if that ended after `since_s`; else 0."""
+        """Seconds that the last load took; 0 if it ended before `since_s`.
+
+        Args:
+            since_s: a time, by `time.monotonic`.
+        """
         if self._loaded_s >= since_s:
             return self._load_s
         return 0.0
 
     def left_s(self, unload_s: float) -> float:
-        """Seconds until it may be closed.
+        """Seconds until the model may be closed, if no request uses it; below 0 if it is late.
 
         Args:
             unload_s: the server's default for `keep_s`.
@@ -153,25 +161,26 @@ class ServedFile(abc.ABC, Generic[_Opened]):
             limit_s = unload_s
         if self.num_users > 0:
             return limit_s
-        return limit_s - (time.monotonic() - self.used_s)
+        unused_s = time.monotonic() - self.used_s
+        return limit_s - unused_s
 
 
 class ServedModel(ServedFile[IsolatedEngine]):
-    """A model that answers, under its name, with its engine while it is loaded.
+    """A model of the server that answers questions.
 
-    Its name is the preset's, a file's without its ending, or a hub model's own.
+    Its name is the name of its preset or of the hub's model, or the file's name without .gguf.
 
     Args:
         model: as for `localspec.load`: a preset or its name, a file, or a model of the hub.
-        context_length: tokens of context; None for the preset's, or the model's own.
-        rpc: RPC servers that hold layers of it, in place of the preset's.
+        context_length: tokens of context; None for the preset's number, or else the model's.
+        rpc: the RPC servers that hold layers of the model; None for those of the preset.
         device: as for `load`.
         exact: as for `load`.
         mmproj: as for `load`.
-        adapters: as for `load`, with the scales of answers that set none.
+        adapters: as for `load`. Their scales are those of answers that set none.
 
     Raises:
-        PresetError: its files are not here.
+        PresetError: the model's files are not on this machine.
         OptionError: an argument is wrong.
         ModelFileError: a file is damaged, or of the wrong kind.
     """
@@ -187,42 +196,44 @@ class ServedModel(ServedFile[IsolatedEngine]):
         mmproj: str | None = None,
         adapters: Sequence[AnyAdapter] | None = None,
     ) -> None:
-        found, preset = named_sources(model, {"mmproj": mmproj})
-        path = found["target"]
+        sources, preset = named_sources(model, {"mmproj": mmproj})
+        path = sources["target"]
         assert isinstance(path, Path)
         header = check_model_file(path)
-        name = str(model) if preset is None else preset.name
-        if preset is None and isinstance(resolve(name).model, LocalModel):
+        name = str(model)
+        if preset is not None:
+            name = preset.name
+        elif isinstance(resolve(name).model, LocalModel):
             name = path.stem
         super().__init__(name, header, preset)
         self.is_on_servers = bool(common_servers(rpc, preset))
         """Whether RPC servers hold layers of it."""
 
         self.sampling = SamplingParams()
-        """How answers are sampled that do not set it."""
+        """The sampling options of a request that sets none."""
 
-        wanted: tuple[Adapter, ...] = ()
+        chosen_adapters: tuple[Adapter, ...] = ()
         if preset is not None:
             self.sampling = preset.sampling
-            wanted = preset.adapters
+            chosen_adapters = preset.adapters
             context_length = context_length or preset.context_length
         if adapters is not None:
-            wanted = checked_adapters(adapters)
-        files = adapter_files(wanted, header)
+            chosen_adapters = checked_adapters(adapters)
+        files = adapter_files(chosen_adapters, header)
         self.adapters = tuple(Adapter(str(file.path), file.scale) for file in files)
         self.adapter_headers = tuple(file.header for file in files)
         """The headers of the adapters' files."""
 
         self.end_texts = [_token_text(header, role) for role in ("bos", "eos")]
-        """The texts of its begin and end tokens, or ""."""
+        """The texts of its begin and end tokens; "" for one that it lacks."""
 
         self.fim = fim_tokens(header)
-        """Its fill-in-the-middle tokens."""
+        """Its tokens for filling in a gap (fill in the middle); None if it has none."""
 
-        projector = found.get("mmproj") or projector_beside(header)
+        projector = sources.get("mmproj") or projector_beside(header)
         self._may_see = projector is not None and mmproj != NO_PROJECTOR
         self.context_length = target_context_length(header, context_length)
-        self._load = partial(
+        self._open_engine = partial(
             IsolatedEngine,
             model,
             context_length=self.context_length,
@@ -232,28 +243,28 @@ class ServedModel(ServedFile[IsolatedEngine]):
             mmproj=mmproj,
         )
         self.kept_bytes = 0
-        """Memory for the caches of parked texts."""
+        """Bytes of memory for the caches of parked texts."""
 
         self.parallel = 1
-        """As for `load`."""
+        """The number of answers at once, as for `load`."""
 
         self.cache_disk = CacheDisk(0)
-        """What may be kept on disk of texts, and of whose."""
+        """How much of its caches may be kept on disk, and for which clients."""
 
         self.remembers = True
-        """As `memory` for `load`."""
+        """The argument `memory` of `load`."""
 
         self.memory: PairMemory | None = None
-        """The memory of the models, once it was loaded."""
+        """The planned memory of the model and its draft; None before it is loaded."""
 
         self.token_s: float | None = None
-        """Seconds per token of the last long prompt, or None."""
+        """The seconds that a token of the last long prompt took; None before there was one."""
 
         self.kept_s = 0.0
-        """The value of `used_s` when its texts were last written to disk."""
+        """The value of `used_s` when its caches were last written to disk."""
 
     def load(self) -> IsolatedEngine:
-        engine = self._load(
+        engine = self._open_engine(
             kept_bytes=self.kept_bytes,
             parallel=self.parallel,
             memory=self.remembers,
@@ -271,16 +282,16 @@ class ServedModel(ServedFile[IsolatedEngine]):
         self.device = engine.device
         return engine
 
-    async def loaded_or_not(self) -> None:
-        """Wait while it is being loaded."""
+    async def wait_for_load(self) -> None:
+        """Wait until a load that is under way has ended, even if it fails."""
         if self.loading is not None:
             await asyncio.wait([self.loading])
 
     def set_scales(self, scales: Mapping[int, float]) -> None:
-        """Set the adapters' scales in later answers.
+        """Set the scales that the LoRA adapters have in later answers.
 
         Args:
-            scales: the scales by the adapters' numbers; an adapter without one gets 0.
+            scales: the scales by the adapters' numbers. An adapter that is left out gets 0.
 
         Raises:
             OptionError: there is no adapter of that number.
@@ -291,37 +302,40 @@ class ServedModel(ServedFile[IsolatedEngine]):
 
     @property
     def sees(self) -> bool:
-        """Whether the model sees images; before it is loaded, whether there is a projector."""
+        """Whether the model reads images; before it is loaded, whether it has a projector."""
         if self.engine is None:
             return self._may_see
         return self.engine.vision is not None
 
     @property
     def num_at_once(self) -> int:
-        """Concurrent answers. 1 while the model is not loaded: the first request loads it."""
+        """How many answers the model can give at once now.
+
+        1 while it is not loaded: other requests wait until the first one has loaded it.
+        """
         if self.engine is None:
             return 1
         return self.engine.parallel
 
     @property
     def num_slots(self) -> int:
-        """Concurrent answers of the loaded model; before, the number that was asked for."""
+        """How many answers the loaded model gives at once; before, the number to be tried."""
         if self.engine is None:
             return self.parallel
         return self.engine.parallel
 
 
-_RANK = 4  # the pooling_type of a reranker, in llama.cpp's numbers
+_RERANKER_POOLING = 4  # the pooling_type of a reranker, LLAMA_POOLING_TYPE_RANK
 
 
 class ServedEmbedder(ServedFile[IsolatedEmbedder]):
-    """A model for vectors, under its name.
+    """The model of the server that makes embeddings, or ranks documents.
 
     Args:
-        model: a preset, or as for `load_embedder`.
+        model: the name of a preset, or as for `load_embedder`.
 
     Raises:
-        PresetError: it is not here.
+        PresetError: the model's file is not on this machine.
         ModelFileError: its file is damaged, or of the wrong kind.
     """
 
@@ -334,25 +348,33 @@ class ServedEmbedder(ServedFile[IsolatedEmbedder]):
             name = preset.name
         super().__init__(name, header, preset)
         self.context_length = context_to_open(None, self.num_trained, self.file_name)
-        self.ranks = header.number(f"{self.architecture}.pooling_type") == _RANK
-        """Whether it is a reranker."""
+        pooling = header.number(f"{self.architecture}.pooling_type")
+        self.is_reranker = pooling == _RERANKER_POOLING
+        """Whether it ranks documents, and makes no embeddings."""
 
         self.needed_bytes = embedder_bytes(header, self.context_length)
         self.turn = asyncio.Lock()
-        """Held by the request whose texts it reads."""
+        """Held by the request whose texts the model reads."""
 
     def load(self) -> IsolatedEmbedder:
         return IsolatedEmbedder(self._path)
 
 
 def _token_text(header: Header, role: str) -> str:
+    """The text of a model's token by its role, such as "bos"; "" if there is none."""
     token = header.metadata.get(f"tokenizer.ggml.{role}_token_id")
     if not isinstance(token, int) or not 0 <= token < len(header.tokens):
         return ""
     return header.tokens[token].decode("utf-8", "replace")
 
 
-def _unknown(name: str, names: Sequence[str]) -> RequestError:
+def _unknown_model(name: str, names: Sequence[str]) -> RequestError:
+    """The error for a name that no model has.
+
+    Args:
+        name: the name.
+        names: the names to choose from.
+    """
     return RequestError(
         f"there is no model {name!r:.80}",
         f"Choose one of: {', '.join(names)}.",
@@ -362,6 +384,7 @@ def _unknown(name: str, names: Sequence[str]) -> RequestError:
 
 
 def _last_use_s(model: ServedFile[Any]) -> float:
+    """The key by which models are sorted, the one with the latest request last."""
     return model.used_s
 
 
@@ -371,12 +394,12 @@ def _is_idle(model: ServedFile[Any]) -> bool:
 
 
 class ServedModels:
-    """The models of a server.
+    """The models of a server: finds them by their names, loads and closes them.
 
     Args:
-        models: the models that answer, the default first.
-        takes_any_name: whether an unknown name means a model that is here.
-        embedder: the model for vectors, if there is one.
+        models: the models that answer. The first is the default.
+        takes_any_name: whether a request with an unknown name gets one of these models.
+        embedder: the model for embeddings, if there is one.
     """
 
     def __init__(
@@ -389,18 +412,20 @@ class ServedModels:
         self.all = tuple(models)
         self.embedder = embedder
         self.listed: tuple[ServedModel | ServedEmbedder, ...] = self.all
-        """All models, with the embedder."""
+        """All models, with the embedder at the end."""
 
         if embedder is not None:
             self.listed = (*self.all, embedder)
+        total_bytes = memory_here().total_bytes
         for model in self.all:
-            model.kept_bytes = served_kept_bytes(memory_here().total_bytes, len(self.all))
+            model.kept_bytes = served_kept_bytes(total_bytes, len(self.all))
         self._takes_any_name = takes_any_name
 
     def named(self, name: str | None) -> ServedModel:
-        """The model of that name; for an unknown name perhaps the loaded model used last.
+        """The model that answers a request, see `listed_named`.
 
-        Raises RequestError, also for the name of the embedder.
+        Raises:
+            RequestError: no model has the name, or the embedder has it.
         """
         model = self.listed_named(name)
         if isinstance(model, ServedEmbedder):
@@ -425,32 +450,40 @@ class ServedModels:
             )
         if name is None or self._takes_any_name or self.embedder.is_called(name):
             return self.embedder
-        raise _unknown(name, [self.embedder.name])
+        raise _unknown_model(name, [self.embedder.name])
 
     def listed_named(self, name: str | None) -> ServedModel | ServedEmbedder:
-        """The model of `named`, or the embedder if the name is its own. Raises RequestError."""
+        """The model or embedder of a name.
+
+        Args:
+            name: the name in a request. For None, and for an unknown name where any name is
+                taken, it is the loaded model that was used last, or else the default.
+
+        Raises:
+            RequestError: no model has the name.
+        """
         for model in self.listed:
             if model.is_called(name):
                 return model
         if name is not None and not self._takes_any_name:
-            raise _unknown(name, self._names)
+            raise _unknown_model(name, self._names)
         loaded = [model for model in self.all if model.engine is not None]
         if loaded:
             return max(loaded, key=_last_use_s)
         return self.all[0]
 
     def open_first(self) -> None:
-        """Load the default before the server starts. Raises what loading raises."""
+        """Load the default model before the server starts. Raises what loading raises."""
         default = self.all[0]
         default.engine = default.timed_load()
 
     @contextlib.asynccontextmanager
     async def opened(self, model: ServedFile[_Opened]) -> AsyncGenerator[_Opened, None]:
-        """The engine of a model, open until the context is left, for a request that may begin.
+        """Give the engine of a model, which stays open until the context is left.
 
-        The model is loaded if need be. Other models are closed for it where memory is short,
-        or where an RPC server, which serves one model at a time, is taken. Raises what loading
-        raises.
+        The model is loaded if it is not. If memory is short, or an RPC server, which serves one
+        model at a time, holds layers of another model, unused models are closed for it. Only a
+        request whose turn has come may call this. Raises what loading raises.
         """
         model.num_users += 1
         try:
@@ -463,21 +496,23 @@ class ServedModels:
             model.used_s = time.monotonic()
 
     async def _load(self, model: ServedFile[_Opened]) -> None:
+        """Load a model, and close unused models until it fits. Raises what loading raises."""
         while model.engine is None:
-            others = list(self._other_loads(model))
-            if others:  # for a client that gave up; two at a time might not fit
-                await asyncio.wait(others)
+            # Loads of clients that have left. Two loads at a time might not fit into memory.
+            other_loads = list(self._other_loads(model))
+            if other_loads:
+                await asyncio.wait(other_loads)
                 continue
             if model.loading is None:
                 model.loading = asyncio.create_task(self._open(model))
             try:
-                # Shielded: if the client gives up, the next one can use it.
+                # Shielded: if the client leaves, the next request can use the model.
                 await asyncio.shield(model.loading)
-            except (MemoryLimitError, RpcError):  # an RPC server may serve another model
-                idle = [other for other in self.listed if _is_idle(other)]
-                if not idle:
+            except (MemoryLimitError, RpcError):  # closing another model may help
+                idle_models = [other for other in self.listed if _is_idle(other)]
+                if not idle_models:
                     raise
-                await self.close_one(min(idle, key=_last_use_s))
+                await self.close_one(min(idle_models, key=_last_use_s))
 
     def _other_loads(self, model: ServedFile[Any]) -> Iterator[asyncio.Task[Any]]:
         """The loads of other models that are under way."""
@@ -486,6 +521,7 @@ class ServedModels:
                 yield other.loading
 
     async def _open(self, model: ServedFile[_Opened]) -> _Opened:
+        """Load a model in a thread. It is the task `loading` of the model."""
         try:
             model.engine = await asyncio.to_thread(model.timed_load)
             return model.engine
@@ -493,29 +529,37 @@ class ServedModels:
             model.loading = None
 
     async def close_unused(self, seconds: float) -> None:
-        """Close the models that were unused for that long, or for their own `keep_s`.
+        """Close the models that have been unused for too long.
 
-        The caller is alone in the line.
+        No other request may be answered meanwhile: the caller has the only turn.
+
+        Args:
+            seconds: how long a model may be unused that has no `keep_s` of its own.
         """
         for model in self.listed:
             if _is_idle(model) and model.left_s(seconds) <= 0:
                 await self.close_one(model)
 
     async def keep_unused(self, seconds: float) -> None:
-        """Write the texts of the models that were unused for that long to disk."""
+        """Write the caches of models that have been unused for a while to disk, where they may.
+
+        Args:
+            seconds: for how long a model has to be unused.
+        """
         for model in self.all:
             engine = model.engine
             if engine is None or model.num_users > 0:
                 continue
             if time.monotonic() - model.used_s < seconds:
                 continue
-            if model.cache_disk.num_bytes > 0 and model.kept_s != model.used_s:
+            is_kept = model.kept_s == model.used_s
+            if model.cache_disk.num_bytes > 0 and not is_kept:
                 model.kept_s = model.used_s
-                with contextlib.suppress(LocalspecError):  # the next question meets the error
+                with contextlib.suppress(LocalspecError):  # the next question raises it again
                     await asyncio.to_thread(engine._keep_on_disk)
 
     async def close_one(self, model: ServedFile[Any]) -> None:
-        """Free a model. The next request loads it again."""
+        """Close a model, and forget its `keep_s`. The next request loads it again."""
         engine = model.engine
         model.engine = None
         model.keep_s = None
@@ -523,15 +567,15 @@ class ServedModels:
             await asyncio.to_thread(engine.close)
 
     def stop_embedding(self) -> None:
-        """End the embedder in the middle of its work."""
+        """Kill the embedder's process, even if it reads texts now."""
         if self.embedder is not None and self.embedder.engine is not None:
             self.embedder.engine.kill()
 
     async def close(self) -> None:
-        """Free all models, including one that is being loaded."""
+        """Close all models, also one that is being loaded."""
         self.stop_embedding()
         for model in self.listed:
             if model.loading is not None:
                 await asyncio.wait([model.loading])
-            with contextlib.suppress(LocalspecError):  # then it ends with this process
+            with contextlib.suppress(LocalspecError):  # its process ends with this one
                 await self.close_one(model)

@@ -345,7 +345,7 @@ def library_path(library: ctypes.CDLL) -> str:
 
 def say_ready(runner: Runner) -> None:
     """What the server says once it serves: a test hears it from one that never does."""
-    runner._ready()
+    runner._on_ready()
 
 
 # commands
