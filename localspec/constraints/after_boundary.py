@@ -14,7 +14,7 @@ import numpy as np
 
 from localspec.constraints.spelling import Crossing, Spelling
 from localspec.errors import Interrupted
-from localspec.sampling.constraint import Constraint, Mask, gone_wrong
+from localspec.sampling.constraint import Constraint, Mask, commit_error
 
 if TYPE_CHECKING:
     from typing_extensions import Self  # in typing from Python 3.11 on
@@ -287,7 +287,7 @@ class AfterBoundary:
             if self._stage is _Stage.ENDED:
                 return
             if not self._may_come(token):
-                raise gone_wrong(f"token {token} is not allowed at this point of the answer")
+                raise commit_error(f"token {token} is not allowed at this point of the answer")
             self._advance(token)
 
     def forced(self) -> list[int]:

@@ -20,7 +20,7 @@ from localspec.constraints.relaxing import relaxed
 from localspec.constraints.spec import ConstraintSpec, Kind, for_converter, readable_schema
 from localspec.constraints.spelling import DIGITS, Spelling
 from localspec.errors import ConstraintError
-from localspec.sampling.constraint import Constraint, Mask, gone_wrong
+from localspec.sampling.constraint import Constraint, Mask, commit_error
 from localspec.system.call_thread import Result, on_deep_stack
 from localspec.tools.partial_text import JsonReader
 from localspec.tools.schemas import Node
@@ -349,7 +349,7 @@ class Guidance:
                 return
             if token in self._guide.spelling.ends:
                 if not self._matcher.is_accepting():
-                    raise gone_wrong("the answer ends before the constraint is complete")
+                    raise commit_error("the answer ends before the constraint is complete")
                 self._has_ended = True
                 return
             self._matcher.consume_token(token)
@@ -462,7 +462,7 @@ class NumberBound:
     def commit(self, tokens: Sequence[int]) -> None:
         for token in tokens:
             if self._is_long(token, self._digits) and not self._may_come(token):
-                raise gone_wrong(f"token {token} makes a number too long")
+                raise commit_error(f"token {token} makes a number too long")
             self._inner.commit([token])
             self._digits.push(self._spelling.texts[token])
 

@@ -7,6 +7,7 @@ that a constraint forbids are removed from the row before the cuts.
 from __future__ import annotations
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import cached_property, lru_cache, partial
 
@@ -22,15 +23,15 @@ from localspec.vocabulary import WholeVocabulary
 
 
 class SamplerChain:
-    """The chain of one answer, the same for target and draft.
+    """All that shapes the distributions of one answer, the same for target and draft.
 
     Args:
-        num_prompt_tokens: The position in the text at which the answer begins.
         params: The settings.
+        num_prompt_tokens: Tokens of the text before the answer.
         num_said: Tokens that the answer already has.
-        ends: Every end-of-generation id of the target.
+        ends: Every end-of-generation id of the target; needed only if they may be banned.
         breakers: dry_sequence_breakers as token ids of the target.
-        constraint: The answer's constraint, in its state after the tokens said.
+        constraint: The answer's constraint, in its state after the tokens that the answer has.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class SamplerChain:
         self._bias_ids = np.array([token for token, _ in biased], dtype=np.int64)
         self._bias = np.array([bias for _, bias in biased], dtype=np.float32)
         self._ends = np.array(sorted(ends), dtype=np.int64)
-        self._ends_from = num_prompt_tokens + params.min_tokens
+        self._least_length = num_prompt_tokens + params.min_tokens  # of the text, to end
         self._breakers = breakers or {}
         has_additive = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
         has_penalty = params.repetition_penalty != 1.0 or has_additive
@@ -73,13 +74,13 @@ class SamplerChain:
         return self._states.committed
 
     def commit(self, tokens: Sequence[int]) -> None:
-        """Continue the answer with tokens. Raises ConstraintError for forbidden ones."""
+        """Continue the constraint with tokens. Raises ConstraintError for forbidden ones."""
         if self._states is not None:
             self._states.commit(tokens)
             self._num_committed += len(tokens)
 
     def num_allowed(self, draft_tokens: Sequence[int]) -> int:
-        """How many of the tokens, counted from the first, the constraint allows next."""
+        """How many of the draft tokens, counted from the first, the constraint allows."""
         if self._states is None or not draft_tokens:
             return len(draft_tokens)
         return self._states.committed.validate(draft_tokens)
@@ -90,16 +91,16 @@ class SamplerChain:
         tokens: Sequence[int],
         draft_tokens: Sequence[int] = (),
     ) -> Distribution:
-        """The distribution after `tokens` followed by `draft_tokens`.
+        """A draft's distribution after `tokens` followed by `draft_tokens`.
 
-        For a draft, any distribution is correct. So a constraint is applied only at the end of
-        the text, and only if it allows a token of the row.
+        For a draft, any distribution is correct. So the constraint is applied only if `tokens`
+        end where it was committed, and only if it allows a token of the row. The next call of
+        `distributions` overwrites the result.
 
         Args:
             logits: (vocab,), not changed.
-            tokens: Prompt and answer so far, which only grow from call to call; draft_tokens
-                may be others each time. The distribution is good until the next call of
-                `distributions`.
+            tokens: Prompt and answer so far. From call to call, tokens are only added.
+            draft_tokens: Tokens after these, which may be others in each call.
 
         Raises:
             DecodeError: If the row holds NaN or no finite maximum.
@@ -109,7 +110,7 @@ class SamplerChain:
             tokens,
             draft_tokens,
             self._draft_masses,
-            must_fit=False,
+            is_target=False,
         )
 
     def draft_distribution(
@@ -118,11 +119,10 @@ class SamplerChain:
         tokens: Sequence[int],
         draft_tokens: Sequence[int] = (),
     ) -> Distribution:
-        """Draft distribution after the same tokens; no error of a draft ends an answer.
+        """As `distribution`, but without DecodeError: an answer goes on if its draft fails.
 
-        If bans leave none of the draft's tokens, its row counts without them: the target may
-        know other tokens that are not banned. If the row has no numbers, the first token is
-        proposed.
+        If bans leave none of the draft's tokens, they do not count: the target may know other
+        tokens that are not banned. If the row has no finite maximum, token 0 is certain.
         """
         with contextlib.suppress(DecodeError):
             return self.distribution(logits, tokens, draft_tokens)
@@ -138,11 +138,21 @@ class SamplerChain:
     ) -> list[Distribution]:
         """The target's distributions after `tokens` and the first 0, 1, 2 … draft tokens.
 
-        `tokens` must end where the constraint was committed. Nothing is kept after a draft
-        token that the constraint forbids, so any distribution is correct there. The list ends
-        in front of a later row without numbers, as verification may refuse the draft token
-        before it. All are good until the next call. Raises DecodeError if the first row has no
-        numbers, ConstraintError if no token of a row is left.
+        After a draft token that the constraint forbids, any distribution is correct: nothing is
+        kept there. The next call overwrites the results.
+
+        Args:
+            rows: (rows, vocab) logits, not changed.
+            tokens: Prompt and answer so far, which end where the constraint was committed.
+            draft_tokens: The draft tokens, one less than there are rows.
+
+        Returns:
+            One distribution for each row. It has fewer if a later row holds NaN or no finite
+            maximum: verification may refuse the draft token before that row.
+
+        Raises:
+            DecodeError: If the first row holds NaN or no finite maximum.
+            ConstraintError: If the constraint and bans leave no token of a row.
         """
         distributions: list[Distribution] = []
         buffers = self._target_masses
@@ -151,18 +161,18 @@ class SamplerChain:
         for index, row in enumerate(rows):
             drafted = draft_tokens[:index]
             try:
-                made = self._distribution(
+                distribution = self._distribution(
                     row,
                     tokens,
                     drafted,
                     buffers,
-                    must_fit=True,
+                    is_target=True,
                 )
             except DecodeError:
                 if not distributions:
                     raise
                 break
-            distributions.append(made)
+            distributions.append(distribution)
         return distributions
 
     def _distribution(
@@ -172,12 +182,20 @@ class SamplerChain:
         draft_tokens: Sequence[int],
         buffers: _Buffers,
         *,
-        must_fit: bool,
+        is_target: bool,
     ) -> Distribution:
+        """The distribution of a row.
+
+        Args:
+            buffers: Where masses are written.
+            is_target: Whether the constraint is always applied, with ConstraintError if it
+                leaves no token. Otherwise as for `distribution`.
+        """
         row = self._transformed(logits, tokens, draft_tokens)
         mask = None
         # In a replay a draft reads tokens before the constraint's state.
-        if self._states and (must_fit or len(tokens) == self._num_committed):
+        is_at_state = is_target or len(tokens) == self._num_committed
+        if self._states and is_at_state:
             state = self._states.after(draft_tokens)
             if state is not None:
                 mask = state.mask()
@@ -185,11 +203,11 @@ class SamplerChain:
             return filtered_distribution(row, self.params, buffers.take)
         # Only allowed tokens go through the cuts: usually far fewer.
         ids = mask[: len(row)].nonzero()[0]
-        left = row[ids]
-        if len(left) > 0 and left.max() != -np.inf:
-            kept = filtered_distribution(left, self.params, buffers.take)
-            return kept._replace(ids=ids[kept.ids])
-        if must_fit:
+        allowed = row[ids]
+        if len(allowed) > 0 and allowed.max() != -np.inf:
+            distribution = filtered_distribution(allowed, self.params, buffers.take)
+            return distribution._replace(ids=ids[distribution.ids])
+        if is_target:
             raise ConstraintError(
                 "no token is left: the constraint allows none, or only banned ones",
                 "Remove bans (logit_bias), or let the constraint allow more.",
@@ -202,23 +220,29 @@ class SamplerChain:
         tokens: Sequence[int],
         draft_tokens: Sequence[int],
     ) -> Logits:
-        """The row before any cut: the row itself, or a copy that the next call overwrites."""
+        """The row with biases and penalties, before any cut.
+
+        It is `logits` itself if there are none, or a copy that the next call overwrites.
+        """
         length = len(tokens) + len(draft_tokens)
-        ends_banned = self.params.ignore_eos or length < self._ends_from
-        looks_back = self._penalises_tokens or self._penalises_repeats
-        if not (len(self._bias) or ends_banned or looks_back):
+        are_ends_banned = self.params.ignore_eos or length < self._least_length
+        has_penalties = self._penalises_tokens or self._penalises_repeats
+        if not (len(self._bias) or are_ends_banned or has_penalties):
             return logits
         if len(self._row) < len(logits):
             self._row = np.empty(len(logits), dtype=np.float32)
         row = self._row[: len(logits)]
         np.copyto(row, logits)  # libllama's own row stays what it is
-        num_known = int(np.searchsorted(self._bias_ids, len(row)))
-        # A damaged file's numbers may overflow; the cuts refuse a row without a largest one.
+        # A draft's row may be shorter than the target's: ids beyond it are skipped.
+        num_biased = int(np.searchsorted(self._bias_ids, len(row)))
+        biased = self._bias_ids[:num_biased]
+        # A damaged file's numbers may overflow; the cuts refuse a row without a finite maximum.
         with np.errstate(over="ignore", invalid="ignore"):
-            row[self._bias_ids[:num_known]] += self._bias[:num_known]
-            if ends_banned:
-                row[self._ends[self._ends < len(row)]] = -np.inf
-            if looks_back:
+            row[biased] += self._bias[:num_biased]
+            if are_ends_banned:
+                ends = self._ends[self._ends < len(row)]
+                row[ends] = -np.inf
+            if has_penalties:
                 text = self._text.extended(tokens, draft_tokens)
                 if self._penalises_tokens:
                     penalise_tokens(row, text, self.params)
@@ -228,14 +252,14 @@ class SamplerChain:
 
 
 class _Buffers:
-    """Rows of masses that each step reuses: page faults of new rows cost more than sums."""
+    """Arrays for masses that each step reuses: page faults of new ones cost more than sums."""
 
     def __init__(self) -> None:
         self._rows: dict[int, Logits] = {}
         self.num_used = 0
 
     def take(self, size: int) -> Logits:
-        """A row of this size that nothing else holds until `num_used` is set back."""
+        """An array of this size that is not given out again until `num_used` is set to 0."""
         row = self._rows.get(self.num_used)
         if row is None or len(row) < size:
             row = np.empty(size, dtype=np.float32)
@@ -245,7 +269,7 @@ class _Buffers:
 
 
 class _GrowingText:
-    """A text as an array, without pictures, to which only new tokens are copied."""
+    """The text as an array, to which only new tokens are copied."""
 
     def __init__(self) -> None:
         self._buffer = np.empty(256, dtype=np.int64)
@@ -253,13 +277,17 @@ class _GrowingText:
         self._has_cells = False
 
     def extended(self, tokens: Sequence[int], draft_tokens: Sequence[int]) -> TokenIds:
-        """`tokens` and then `draft_tokens`: a view that the next call overwrites."""
+        """`tokens` and then `draft_tokens`, without the cells of pictures.
+
+        The next call overwrites the result. From call to call, `tokens` only grow.
+        """
         length = len(tokens) + len(draft_tokens)
         if length > len(self._buffer):
             self._buffer = np.resize(self._buffer, 2 * length)
         new = self._buffer[self._length : len(tokens)]
         new[:] = tokens[self._length :]
-        self._has_cells = self._has_cells or bool((new < 0).any())
+        if (new < 0).any():
+            self._has_cells = True
         self._length = len(tokens)
         self._buffer[self._length : length] = draft_tokens
         text = self._buffer[:length]
@@ -272,7 +300,11 @@ _LONGEST_TAIL = 20  # tokens of a breaker after its first; llama.cpp's bound
 
 
 class Resolver:
-    """Resolves options against the target's vocabulary, and caches the results of scans."""
+    """Makes the chains of answers: checks settings by the target's vocabulary, and finds
+    tokens.
+
+    What it finds by a scan of the vocabulary is cached.
+    """
 
     def __init__(self, vocabulary: WholeVocabulary) -> None:
         self._vocabulary = vocabulary
@@ -288,11 +320,17 @@ class Resolver:
     ) -> SamplerChain:
         """The chain of an answer.
 
-        Raises OptionError for a bias on an id without a token, or a constrained answer that
-        must not end at the end of its constraint.
+        Raises OptionError for a bias on an id without a token, or a constrained answer whose
+        end is banned.
+
+        Args:
+            params, num_prompt_tokens, constraint, num_said: As for `SamplerChain`.
         """
-        if constraint is not None and (params.ignore_eos or params.min_tokens):
-            name = "ignore_eos" if params.ignore_eos else "min_tokens"
+        bans_ends = params.ignore_eos or params.min_tokens > 0
+        if constraint is not None and bans_ends:
+            name = "min_tokens"
+            if params.ignore_eos:
+                name = "ignore_eos"
             raise OptionError(
                 f"{name} is set for an answer that has to end where its constraint ends",
                 "Leave out one of the two.",
@@ -305,7 +343,7 @@ class Resolver:
                 f"Token ids are 0 to {size - 1}.",
             )
         ends: Sequence[int] = ()
-        if params.ignore_eos or params.min_tokens:
+        if bans_ends:
             ends = self._ends
         breakers: Breakers = {}
         if params.dry_multiplier:
@@ -327,21 +365,21 @@ class Resolver:
 def find_breakers(texts: tuple[str, ...], vocabulary: WholeVocabulary) -> Breakers:
     """Every way in which tokens can spell one of `texts`, perhaps with other text around it.
 
-    After llama.cpp: a token that contains the text is a breaker alone; a token that ends with
-    the text's beginning is a breaker if the tokens of the other part follow.
+    As in llama.cpp: a token that contains the text is a breaker alone; a token that ends with
+    the text's beginning is a breaker if the tokens of the remaining text follow.
     """
-    breakers: dict[int, set[tuple[int, ...]]] = {}
+    tails: dict[int, set[tuple[int, ...]]] = defaultdict(set)
     spellings = list(enumerate(vocabulary.spellings()))
     for text in texts:
         whole = text.encode()
         for token, spelling in spellings:
             if whole in spelling:
-                breakers.setdefault(token, set()).add(())
-        for cut in range(1, len(text)):
-            start = text[:cut].encode()
-            rest = vocabulary.tokenize(text[cut:], parse_special=False)
-            tail = tuple(rest[:_LONGEST_TAIL])
+                tails[token].add(())
+        for split in range(1, len(text)):
+            start = text[:split].encode()
+            remaining = vocabulary.tokenize(text[split:], parse_special=False)
+            tail = tuple(remaining[:_LONGEST_TAIL])
             for token, spelling in spellings:
                 if spelling.endswith(start) and whole not in spelling:
-                    breakers.setdefault(token, set()).add(tail)
-    return {token: sorted(tails) for token, tails in breakers.items()}
+                    tails[token].add(tail)
+    return {token: sorted(its_tails) for token, its_tails in tails.items()}

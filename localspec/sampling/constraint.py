@@ -19,7 +19,7 @@ Mask = NDArray[np.bool_]
 class Constraint(Protocol):
     """Decides which tokens may come next in one answer, after the committed ones.
 
-    Every method raises ConstraintError where its limits are reached. After a token that ends
+    Every method raises ConstraintError if it would take too much work. After a token that ends
     the answer nothing is forbidden, because nothing after it is emitted.
     """
 
@@ -36,12 +36,12 @@ class Constraint(Protocol):
         """
 
     def validate(self, tokens: Sequence[int]) -> int:
-        """How many of the tokens may come, counted from the first. The state stays."""
+        """How many of the tokens, counted from the first, may come. Nothing is changed."""
 
     def commit(self, tokens: Sequence[int]) -> None:
         """Continue after these tokens.
 
-        Raises ConstraintError if they may not come, and cannot be used after that.
+        Raises ConstraintError if they may not come. The constraint cannot be used after that.
         """
 
     def copy(self) -> Self:
@@ -54,13 +54,13 @@ class Constraint(Protocol):
         """
 
 
-def gone_wrong(what: str) -> ConstraintError:
+def commit_error(problem: str) -> ConstraintError:
     """The error of `Constraint.commit` for tokens that may not come."""
-    return ConstraintError(what, "Ask again: this answer has gone wrong.")
+    return ConstraintError(problem, "Ask again: this answer has gone wrong.")
 
 
 class ConstraintStates:
-    """A constraint after the text, and after each drafted token in turn."""
+    """The states of a constraint: after the text, and after drafted tokens."""
 
     def __init__(self, committed: Constraint) -> None:
         self.committed = committed
@@ -74,14 +74,15 @@ class ConstraintStates:
         self.committed.commit(tokens)
 
     def after(self, draft_tokens: Sequence[int]) -> Constraint | None:
-        """The state after these tokens; None if they may not come. Must not be changed.
+        """The state after draft tokens; None if they may not come. It must not be changed.
 
-        If they continue the tokens of the last call, only the new ones cost time.
+        If they begin with the draft tokens of the last call, only the other ones cost time.
         """
         if not draft_tokens:
             return self.committed
         num_known = len(self._drafted)
-        if num_known == 0 or list(draft_tokens[:num_known]) != self._drafted:
+        begins_alike = list(draft_tokens[:num_known]) == self._drafted
+        if num_known == 0 or not begins_alike:
             self._drafted = []
             self._state = self.committed.copy()
             num_known = 0

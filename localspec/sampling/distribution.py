@@ -1,7 +1,7 @@
-"""A distribution of the next token, and its arrays.
+"""A distribution of the next token, and the types of its arrays.
 
-`filters` and `chain` turn logits into one. Nothing here knows a model, a draft or a random
-stream.
+`filters` and `chain` turn logits into a distribution. Nothing here knows a model, a draft or a
+random stream.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ TokenIds = NDArray[np.int64]
 CERTAIN: Probs = np.ones(1)  # the masses of every distribution that leaves one token
 CERTAIN.setflags(write=False)
 
-MANY = 4096  # masses above this number are summed and searched in parts
-_PART = 256
+MANY = 4096  # if there are more masses, they are summed and searched in parts
+_PART = 256  # masses
 
 
 class Distribution(NamedTuple):
-    """A distribution over the vocabulary, kept by its survivors."""
+    """A distribution over the vocabulary, as the tokens that were not cut and their masses."""
 
     ids: TokenIds
     """(m,) strictly ascending token ids."""
 
     masses: Masses
-    """(m,) in proportion to the probabilities. Ids that are not listed have probability 0. A
-    row without a cut lists all ids, also banned ones; if it is long, its masses are float32."""
+    """(m,) the probabilities times `total`. Ids that are not listed have probability 0. A row
+    without a cut lists all ids, also banned ones; if it is long, its masses are float32."""
 
     total: float = 1.0
     """The sum of the masses."""
@@ -61,32 +61,44 @@ class Distribution(NamedTuple):
         return 0.0
 
     def draw(self, uniform: float) -> int:
-        """The token whose share of the unit interval holds `uniform`, from [0, 1)."""
+        """The token that a number from [0, 1) draws, by inversion.
+
+        In the order of ids, each token has a part of [0, 1) as long as its probability. The
+        result is the token whose part holds `uniform`.
+        """
         if len(self.ids) == 1:
             return int(self.ids[0])
         masses = self.masses
         if len(masses) <= MANY:
-            reached = masses.cumsum()
-            return int(self.ids[_holder(reached, uniform * reached[-1])])
-        # First the part that holds the number, then the mass within the part.
-        reached = _part_sums(masses).cumsum(dtype=np.float64)
-        sought = uniform * reached[-1]
-        part = _holder(reached, sought)
-        start = 0.0
+            sums = masses.cumsum()
+            index = _index_at(sums, uniform * sums[-1])
+            return int(self.ids[index])
+        # First find the part of the row that holds the number, then the mass within the part.
+        part_ends = _part_sums(masses).cumsum(dtype=np.float64)
+        position = uniform * part_ends[-1]
+        part = _index_at(part_ends, position)
+        part_start = 0.0
         if part > 0:
-            start = float(reached[part - 1])
+            part_start = float(part_ends[part - 1])
         begin = part * _PART
-        inner = masses[begin : begin + _PART].cumsum(dtype=np.float64)
-        inner *= (reached[part] - start) / inner[-1]  # the part's own sum was rounded
-        inner += start
-        return int(self.ids[begin + _holder(inner, sought)])
+        sums = masses[begin : begin + _PART].cumsum(dtype=np.float64)
+        # The sum of the part was rounded in another way.
+        sums *= (part_ends[part] - part_start) / sums[-1]
+        sums += part_start
+        return int(self.ids[begin + _index_at(sums, position)])
 
 
-def _holder(reached: Probs, sought: float) -> int:
-    """The index of the mass that holds a number. reached: the sums of the masses up to each."""
+def _index_at(sums: Probs, position: float) -> int:
+    """The index of the mass at a position, where masses lie end to end from 0 on.
+
+    Args:
+        sums: The sum of the masses up to each, including it.
+        position: From 0 to the last sum.
+    """
     # The product of a uniform and a sum can round up to the sum: stay on the last mass.
-    last = int(reached.searchsorted(reached[-1]))
-    return min(int(reached.searchsorted(sought, side="right")), last)
+    last = int(sums.searchsorted(sums[-1]))
+    index = int(sums.searchsorted(position, side="right"))
+    return min(index, last)
 
 
 def mass_of(masses: Masses) -> float:
@@ -97,10 +109,12 @@ def mass_of(masses: Masses) -> float:
 
 
 def _part_sums(masses: Masses) -> Masses:
-    """The sums of consecutive parts of the masses."""
-    whole = len(masses) // _PART * _PART
+    """The sums of consecutive parts of _PART masses; the last part may be shorter."""
+    num_in_whole_parts = len(masses) // _PART * _PART
+    parts = masses[:num_in_whole_parts].reshape(-1, _PART)
     # Three times as fast as a sum along an axis.
-    sums: Masses = np.einsum("ij->i", masses[:whole].reshape(-1, _PART))
-    if whole == len(masses):
+    sums: Masses = np.einsum("ij->i", parts)
+    if num_in_whole_parts == len(masses):
         return sums
-    return np.append(sums, masses[whole:].sum())
+    last_sum = masses[num_in_whole_parts:].sum()
+    return np.append(sums, last_sum)

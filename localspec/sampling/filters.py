@@ -1,8 +1,8 @@
 """The cuts: one row of logits → the distribution of the next token.
 
 In llama.cpp's default order: top-n-sigma, top-k, typical-p, top-p, min-p, temperature. Each cut
-sees only the survivors of the last one, and no cut sorts a whole vocabulary: thresholds do most
-of the work, so a row of 152 064 logits costs a few passes of NumPy.
+sees only the tokens that the cuts before it kept. No cut sorts a whole vocabulary: thresholds
+do most of the work, so a row of 152 064 logits costs a few passes of NumPy.
 """
 
 from __future__ import annotations
@@ -33,23 +33,29 @@ _DEEPEST_BUCKET = 32.0  # nats; tokens further away have next to no mass
 # At this temperature only the larger of two float32 has mass, and no quotient overflows.
 _LOWEST_TEMPERATURE = 1e-200
 _LOWEST_FLOAT32 = 1e-38
-_FEW = 128  # tokens that plain floats cut faster than arrays do
+_FEW = 128  # up to this number of tokens plain floats are faster than arrays
+# Where top-k finds its candidates: columns for each token to keep and at least in all, and
+# columns of columns' maxima
+_COLUMNS_PER_TOKEN = 64
+_LEAST_COLUMNS = 1024
+_NUM_TIERS = 8
+_MOST_CANDIDATES = 4  # columns for each token to keep; more save nothing
 
 
 def filtered_distribution(
     logits: Logits,
     params: SamplingParams,
-    row_of: Callable[[int], Logits] = lambda size: np.empty(size, np.float32),
+    allocate: Callable[[int], Logits] = lambda size: np.empty(size, np.float32),
 ) -> Distribution:
     """The distribution that the cuts and the temperature make of a row.
 
     Biases and penalties are not applied here: see `SamplerChain.distribution`. If equal logits
-    are at the edge of a cut, the lowest ids survive. Returns no view of the row.
+    are at the edge of a cut, the lowest ids are kept. The result shares no memory with the row.
 
     Args:
-        logits: (vocab,).
+        logits: (vocab,), not changed.
         params: The settings.
-        row_of: Gives an array of that size for the masses of a long row without a cut.
+        allocate: Returns an array of a size, for the masses of a long row without a cut.
 
     Raises:
         DecodeError: If the row has NaN or no finite maximum.
@@ -59,17 +65,19 @@ def filtered_distribution(
         _require_finite(logits[best])
         return one_hot(best)
     if params.top_n_sigma <= 0.0 and 0 < params.top_k <= _FEW and params.typical_p == 1.0:
-        return _of_few(logits, params)
+        return _top_k_distribution(logits, params)
     _require_finite(logits.max())
     ids, kept = _cut(logits, params)
     if params.is_greedy:
-        return one_hot(int(ids[kept.argmax()]))
+        best = int(kept.argmax())
+        return one_hot(int(ids[best]))
     if len(kept) > MANY:
-        return _of_many(ids, kept, params.temperature, row_of(len(kept)))
+        return _float32_softmax(ids, kept, params.temperature, allocate(len(kept)))
     return Distribution(ids, _softmax(kept, params.temperature))
 
 
 def _require_finite(largest: np.float32) -> None:
+    """Raise DecodeError if the largest logit of a row is no finite number."""
     if not math.isfinite(largest):
         raise DecodeError(
             f"the largest logit of a row is {largest}",
@@ -83,7 +91,7 @@ def one_hot(token: int) -> Distribution:
 
 
 def _cut(logits: Logits, params: SamplingParams) -> tuple[TokenIds, Logits]:
-    """Ids of the tokens that survive the cuts, ascending, and their logits."""
+    """Ids of the tokens that the cuts keep, ascending, and their logits."""
     everything = _all_ids(len(logits))
     ids = everything
     if params.top_n_sigma > 0.0:
@@ -113,12 +121,14 @@ def _cut(logits: Logits, params: SamplingParams) -> tuple[TokenIds, Logits]:
 
 @functools.lru_cache(maxsize=4)  # rows of a target and of a few drafts
 def _all_ids(num_tokens: int) -> TokenIds:
+    """0, 1, … num_tokens - 1. The array is shared, so it cannot be changed."""
     ids = np.arange(num_tokens)
     ids.setflags(write=False)
     return ids
 
 
 def _softmax(logits: Logits, temperature: float) -> Probs:
+    """The probabilities by logits ÷ temperature, in float64."""
     scaled: Probs = np.subtract(logits, logits.max(), dtype=np.float64)
     if temperature != 1.0:
         scaled /= max(temperature, _LOWEST_TEMPERATURE)
@@ -127,13 +137,18 @@ def _softmax(logits: Logits, temperature: float) -> Probs:
     return scaled
 
 
-def _of_many(
+def _float32_softmax(
     ids: TokenIds,
     logits: Logits,
     temperature: float,
     masses: Logits,
 ) -> Distribution:
-    """The softmax of a long row in float32, which moves 1e-7 of the mass."""
+    """The softmax of a long row in float32, whose rounding moves 1e-7 of the mass.
+
+    Args:
+        ids, logits: (m,) the tokens and their logits.
+        masses: (m,) where the result's masses are written.
+    """
     with np.errstate(over="ignore"):  # overflow to -inf, whose mass is 0
         np.subtract(logits, logits.max(), out=masses)
         if temperature != 1.0:
@@ -142,9 +157,12 @@ def _of_many(
     return Distribution(ids, masses, mass_of(masses))
 
 
-def _of_few(logits: Logits, params: SamplingParams) -> Distribution:
-    """The distribution if top-k leaves few tokens: plain floats are faster than arrays."""
-    ids = _at_least(logits, params.top_k)
+def _top_k_distribution(logits: Logits, params: SamplingParams) -> Distribution:
+    """The distribution if top-k leaves few tokens and is the first cut.
+
+    The other cuts are top-p and min-p. Plain floats are faster than arrays here.
+    """
+    ids = _top_k_candidates(logits, params.top_k)
     if ids is None or len(ids) > 8 * params.top_k:  # many ties, a short row, or no numbers
         _require_finite(logits.max())
         ids = top_k(logits, params.top_k)
@@ -154,19 +172,20 @@ def _of_few(logits: Logits, params: SamplingParams) -> Distribution:
     del order[params.top_k :]
     best = values[order[0]]
     masses = [math.exp(values[index] - best) for index in order]
-    needed = math.inf
+    needed_mass = math.inf
     if params.top_p < 1.0:
-        needed = params.top_p * math.fsum(masses)
+        needed_mass = params.top_p * math.fsum(masses)
     temperature = max(params.temperature, _LOWEST_TEMPERATURE)
-    kept: list[tuple[int, float]] = []
-    reached = 0.0
+    kept: list[tuple[int, float]] = []  # tokens with their masses at the temperature
+    kept_mass = 0.0  # at temperature 1
     for index, mass in zip(order, masses, strict=True):
         if mass < params.min_p or values[index] == -math.inf:
             break
-        if kept and reached >= needed:  # top-p 0 keeps the best token
+        if kept and kept_mass >= needed_mass:  # top-p 0 keeps the best token
             break
-        reached += mass
-        kept.append((tokens[index], math.exp((values[index] - best) / temperature)))
+        kept_mass += mass
+        scaled = (values[index] - best) / temperature
+        kept.append((tokens[index], math.exp(scaled)))
     kept.sort()
     kept_ids = [token for token, _ in kept]
     kept_masses = [mass for _, mass in kept]
@@ -189,52 +208,58 @@ def top_k(logits: Logits, k: int) -> TokenIds:
     """Indices of the k largest logits, ascending; of equal logits the first."""
     if k >= len(logits):
         return _all_ids(len(logits))
-    candidates = _at_least(logits, k)
+    candidates = _top_k_candidates(logits, k)
     if candidates is not None:
         logits = logits[candidates]
-    kth = np.partition(logits, len(logits) - k)[len(logits) - k]
+    position = len(logits) - k  # of the k-th largest in ascending order
+    kth = np.partition(logits, position)[position]
     above = (logits > kth).nonzero()[0]
-    ties = (logits == kth).nonzero()[0][: k - len(above)]
-    best: TokenIds = np.sort(np.concatenate([above, ties]))
+    ties = (logits == kth).nonzero()[0]
+    first_ties = ties[: k - len(above)]
+    best: TokenIds = np.sort(np.concatenate([above, first_ties]))
     if candidates is None:
         return best
     return candidates[best]
 
 
-def _at_least(logits: Logits, k: int) -> TokenIds | None:
-    """Ascending indices of the k largest logits and a few more.
+def _top_k_candidates(logits: Logits, k: int) -> TokenIds | None:
+    """Indices of the k largest logits and a few more; equal logits are in ascending order.
 
-    None if that saves nothing, or the row is not finite.
+    None if that saves nothing, or the row has NaN or no finite maximum.
 
-    The row is dealt into columns, and their maxima into columns of columns. The k best maxima
-    of these belong to k different tokens, so at least k logits reach the k-th of them, and
-    all that do are in columns whose maximum does. Far cheaper than a partition of the whole
-    row, because taking maxima runs at memory speed.
+    The row is laid out as a table, and the maxima of its columns as a second table. The k best
+    maxima of the second table's columns are logits of k different tokens. So at least k logits
+    reach the lowest of these, the floor, and all that do are in columns of the first table
+    whose maximum does. Far cheaper than a partition of the whole row, because taking maxima
+    runs at memory speed.
     """
-    columns = max(64 * k, 1024)
-    rows = len(logits) // columns
-    if rows <= 1:
+    num_columns = max(_COLUMNS_PER_TOKEN * k, _LEAST_COLUMNS)
+    num_rows = len(logits) // num_columns
+    if num_rows <= 1:
         return None
-    table = logits[: rows * columns].reshape(rows, columns)
-    rest = logits[rows * columns :]
+    table_size = num_rows * num_columns
+    table = logits[:table_size].reshape(num_rows, num_columns)
+    last_row = logits[table_size:]  # shorter than the others
     maxima = np.maximum.reduce(table)
-    np.maximum(maxima[: len(rest)], rest, out=maxima[: len(rest)])
-    highest = np.maximum.reduce(maxima.reshape(8, -1))
+    begun_columns = maxima[: len(last_row)]
+    np.maximum(begun_columns, last_row, out=begun_columns)
+    highest = np.maximum.reduce(maxima.reshape(_NUM_TIERS, -1))
     highest.partition((len(highest) - k, len(highest) - 1))  # NaN is the last
     floor = highest[-k]
     if not math.isfinite(highest[-1]):
         return None
     # `nonzero()[0]` where few tokens are left: `flatnonzero` takes twice as long there.
-    tall = (maxima >= floor).nonzero()[0]
-    if len(tall) > 4 * k:  # ties, or neighbours: no saving
+    high_columns = (maxima >= floor).nonzero()[0]
+    if len(high_columns) > _MOST_CANDIDATES * k:  # ties, or neighbours: no saving
         return None
     # Flat, as `nonzero` of a table takes eight times as long.
-    places = (table.take(tall, axis=1) >= floor).ravel().nonzero()[0]
-    row = places // len(tall)
-    column = tall[places % len(tall)]
-    above = row * columns + column
-    last = (rest >= floor).nonzero()[0] + rows * columns
-    return np.concatenate([above, last])
+    is_high = table.take(high_columns, axis=1) >= floor
+    places = is_high.ravel().nonzero()[0]
+    row = places // len(high_columns)
+    column = high_columns[places % len(high_columns)]
+    in_table = row * num_columns + column
+    in_last_row = (last_row >= floor).nonzero()[0] + table_size
+    return np.concatenate([in_table, in_last_row])
 
 
 def typical(logits: Logits, typical_p: float) -> TokenIds:
@@ -244,70 +269,78 @@ def typical(logits: Logits, typical_p: float) -> TokenIds:
     content is near the row's entropy. A token of probability 0 adds nothing to the entropy,
     and is never typical (in llama.cpp it makes the entropy NaN).
     """
-    possible = None
-    known = logits
+    allowed = None
+    allowed_logits = logits
     if not logits.min() > -np.inf:
-        possible = np.flatnonzero(logits > -np.inf)  # not the banned tokens
-        known = logits[possible]
-    shifted = np.subtract(known, known.max(), dtype=np.float64)
+        allowed = np.flatnonzero(logits > -np.inf)  # not the banned tokens
+        allowed_logits = logits[allowed]
+    shifted = np.subtract(allowed_logits, allowed_logits.max(), dtype=np.float64)
     mass = np.exp(shifted)
     total = float(mass.sum())
     # -log p - entropy = mean - shifted, as the normalisation cancels out.
     mean = float((mass * shifted).sum()) / total
+    distances = np.abs(shifted - mean)  # of information and entropy
     # The mass must exceed typical_p, while top-p's must only reach top_p.
     needed = math.nextafter(typical_p * total, math.inf)
-    kept = _leading(np.abs(shifted - mean), mass, needed)
-    if possible is None:
+    kept = _smallest_keys(distances, mass, needed)
+    if allowed is None:
         return kept
-    return possible[kept]
+    return allowed[kept]
 
 
 def top_p_min_p(logits: Logits, top_p: float, min_p: float) -> TokenIds:
     """Indices of the tokens that top-p and then min-p keep, ascending.
 
-    top-p keeps the fewest most probable tokens whose mass reaches top_p, min-p those at
-    least min_p times as probable as the best. Both keep a beginning of the same order, and the
-    shorter one counts. So the threshold of min-p goes first, and only its survivors are
-    ordered.
+    top-p keeps the fewest most probable tokens whose mass reaches top_p. min-p keeps those at
+    least min_p times as probable as the best. Both keep the first tokens of the same order, and
+    the one that keeps fewer decides. So the threshold of min-p comes first, and only the tokens
+    that it keeps are ordered.
     """
     with np.errstate(over="ignore"):
         depths = logits.max() - logits  # in nats below the best; inf where banned
     mass = np.exp(-depths)
     needed = top_p * float(mass.sum())
     if min_p == 0.0:
-        return _leading(depths, mass, needed)
+        return _smallest_keys(depths, mass, needed)
     near: TokenIds = (depths <= -math.log(min_p)).nonzero()[0]
     if top_p == 1.0:
         return near
-    return near[_leading(depths[near], mass[near], needed)]
+    return near[_smallest_keys(depths[near], mass[near], needed)]
 
 
-def _leading(keys: Logits | Probs, mass: Logits | Probs, needed: float) -> TokenIds:
-    """Ascending indices of the fewest smallest keys whose mass reaches `needed`.
+def _smallest_keys(keys: Logits | Probs, mass: Logits | Probs, needed: float) -> TokenIds:
+    """Ascending indices of the smallest keys, as few as have together the mass `needed`.
 
-    All of them if it is never reached; of equal keys the first.
+    All of them if they have less. Of equal keys the first count.
 
     Args:
-        keys: 0 or above, in nats.
+        keys: (m,) 0 or above, in nats.
+        mass: (m,) the mass of each key.
     """
     if len(keys) <= _SORTED_AT_ONCE:
-        return np.sort(_first(keys, mass, needed))
+        return np.sort(_smallest_keys_sorted(keys, mass, needed))
     # Only the bucket in which the mass is reached has to be sorted.
-    numbers = (np.minimum(keys, _DEEPEST_BUCKET) * _BUCKETS_PER_NAT).astype(np.int64)
-    reached = np.bincount(numbers, mass).cumsum()
-    bucket = int(np.searchsorted(reached, needed))
-    kept = numbers < bucket
-    edge = np.flatnonzero(numbers == bucket)
-    if bucket > 0:
-        needed -= float(reached[bucket - 1])
-    first = _first(keys[edge], mass[edge], needed)
-    kept[edge[first]] = True
-    return np.flatnonzero(kept)
+    depths = np.minimum(keys, _DEEPEST_BUCKET)
+    buckets = (depths * _BUCKETS_PER_NAT).astype(np.int64)
+    sums = np.bincount(buckets, mass).cumsum()
+    last_bucket = int(np.searchsorted(sums, needed))
+    is_kept = buckets < last_bucket
+    in_last = np.flatnonzero(buckets == last_bucket)
+    if last_bucket > 0:
+        needed -= float(sums[last_bucket - 1])
+    kept_in_last = _smallest_keys_sorted(keys[in_last], mass[in_last], needed)
+    is_kept[in_last[kept_in_last]] = True
+    return np.flatnonzero(is_kept)
 
 
-def _first(keys: Logits | Probs, mass: Logits | Probs, needed: float) -> TokenIds:
-    """The indices of `_leading` by ascending key."""
+def _smallest_keys_sorted(
+    keys: Logits | Probs,
+    mass: Logits | Probs,
+    needed: float,
+) -> TokenIds:
+    """As `_smallest_keys`, but the smallest key is the first."""
     order = keys.argsort(kind="stable")
-    reached = mass[order].cumsum(dtype=np.float64)
-    first: TokenIds = order[: int(reached.searchsorted(needed)) + 1]
-    return first
+    sums = mass[order].cumsum(dtype=np.float64)
+    num_kept = int(sums.searchsorted(needed)) + 1
+    smallest: TokenIds = order[:num_kept]
+    return smallest

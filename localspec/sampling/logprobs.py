@@ -65,36 +65,37 @@ def token_logprobs(
         num_top: How many of the best tokens to list.
         bytes_of: Gives the bytes of a token.
     """
-    own = float(_logprobs(logits, np.array([token]))[0])
+    before = float(_logprobs(logits, np.array([token]))[0])
     raw: dict[int, bytes] = {}
 
     def text_of(token_id: int) -> str:
+        """A token's text. Bytes that are not whole characters are also added to `raw`."""
         data = bytes_of(token_id)
         text = data.decode("utf-8", "replace")
         if text.encode() != data:
             raw[token_id] = data
         return text
 
-    def named(top: list[tuple[int, float]]) -> tuple[TokenLogprob, ...]:
+    def with_texts(top: list[tuple[int, float]]) -> tuple[TokenLogprob, ...]:
         entries = []
         for token_id, logprob in top:
             entries.append(TokenLogprob(token_id, logprob, text_of(token_id)))
         return tuple(entries)
 
-    after = own
+    after = before
     top_before: tuple[TokenLogprob, ...] = ()
     top_after: tuple[TokenLogprob, ...] = ()
     if distribution is not None:
         after = math.log(distribution.prob(token))
     if num_top:
-        top_before = named(top_of_row(logits, num_top))
+        top_before = with_texts(top_of_row(logits, num_top))
     if num_top and distribution is not None:
-        top_after = named(top_of_distribution(distribution, num_top))
+        top_after = with_texts(top_of_distribution(distribution, num_top))
     return TokenLogprobs(
         token_id=token,
         text=text_of(token),
         raw=raw,
-        before=own,
+        before=before,
         after=after,
         top_before=top_before,
         top_after=top_after,
@@ -102,13 +103,14 @@ def token_logprobs(
 
 
 def top_of_row(logits: Logits, num_tokens: int) -> list[tuple[int, float]]:
-    """Best tokens by the softmax of `logits` (vocab,), with their log-probabilities.
+    """The most probable tokens by the softmax of a row, and their log-probabilities.
 
     The best comes first; of equal ones the lowest id.
 
     Args:
-        logits: The row.
-        num_tokens: 1 or more; fewer come back if fewer are possible.
+        logits: The row, (vocab,).
+        num_tokens: How many, 1 or more. If fewer have a probability above 0, fewer are
+            returned.
 
     Raises:
         DecodeError: If the row holds NaN or no finite maximum.
@@ -118,6 +120,7 @@ def top_of_row(logits: Logits, num_tokens: int) -> list[tuple[int, float]]:
 
 
 def _logprobs(logits: Logits, ids: TokenIds) -> Probs:
+    """The log-probabilities of tokens by the softmax of a row. Raises as `top_of_row`."""
     largest = logits.max()
     if not math.isfinite(largest):  # if that token is banned, others can be drawn
         raise DecodeError(
@@ -127,20 +130,24 @@ def _logprobs(logits: Logits, ids: TokenIds) -> Probs:
     with np.errstate(over="ignore"):  # overflow to -inf
         total = np.exp(logits - largest).sum(dtype=np.float64)
     # In double precision from here on.
-    return logits[ids].astype(np.float64) - float(largest) - math.log(total)
+    depths = logits[ids].astype(np.float64) - float(largest)
+    return depths - math.log(total)
 
 
 def top_of_distribution(distribution: Distribution, num_tokens: int) -> list[tuple[int, float]]:
-    """Best tokens of the distribution from which a token is drawn; as `top_of_row`."""
+    """As `top_of_row`, by the distribution from which a token is drawn."""
     probs = distribution.probs
-    possible = probs > 0.0
-    return _best_first(distribution.ids[possible], np.log(probs[possible]), num_tokens)
+    is_possible = probs > 0.0
+    logprobs = np.log(probs[is_possible])
+    return _best_first(distribution.ids[is_possible], logprobs, num_tokens)
 
 
 def _best_first(ids: TokenIds, logprobs: Probs, num_tokens: int) -> list[tuple[int, float]]:
+    """The tokens of the highest log-probabilities with these; without any of probability 0."""
     order = np.argsort(-logprobs, kind="stable")[:num_tokens]
     pairs = []
-    for token, value in zip(ids[order].tolist(), logprobs[order].tolist(), strict=True):
-        if value > -math.inf:
-            pairs.append((token, value))
+    for index in order.tolist():
+        logprob = float(logprobs[index])
+        if logprob > -math.inf:
+            pairs.append((int(ids[index]), logprob))
     return pairs

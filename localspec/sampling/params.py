@@ -17,9 +17,10 @@ from localspec.keywords import known_fields, ours_for
 
 _LARGEST_BIAS = 1e9  # far beyond any logit, and far from overflowing a float32
 _INT32_MAX = 2**31 - 1
+_MOST_BREAKER_BYTES = 40
 
-# Lowest and highest value, and the hint for any other. If the lowest is a whole number, only
-# whole numbers are valid.
+# Lowest and highest value, and the hint for a value outside. If the lowest is written as an
+# int, only whole numbers are valid.
 _RANGES: dict[str, tuple[float, float, str]] = {
     "repetition_penalty": (0.01, 100.0, "Choose 0.01 to 100; 1 or 0 is off."),
     "presence_penalty": (-100.0, 100.0, "Choose -100 to 100; 0 is off."),
@@ -38,12 +39,12 @@ _RANGES: dict[str, tuple[float, float, str]] = {
     "min_tokens": (0, _INT32_MAX, "Choose 0 or more."),
 }
 
-# Many clients send 0 for "off" here, which would leave one odd token or none. It is replaced by
-# the value that is off.
+# Many clients send 0 to turn these off. As a value it would leave one odd token or none, so it
+# is replaced by the value that does nothing.
 _OFF_AT_0 = {"repetition_penalty": 1.0, "typical_p": 1.0}
 
-# Samplers of llama.cpp against which no draft can be verified, by the beginning of their
-# options.
+# Samplers of llama.cpp against which no draft can be verified: the beginning of their options'
+# names, and why.
 _NO_DISTRIBUTIONS = {
     "xtc": "XTC drops tokens by a random number of its own",
     "mirostat": "mirostat steers by what was drawn before",
@@ -117,15 +118,16 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         for name, off in _OFF_AT_0.items():
-            if _is_number(getattr(self, name)) and getattr(self, name) == 0:
+            value = getattr(self, name)
+            if _is_number(value) and value == 0:
                 object.__setattr__(self, name, off)
         for name, (lowest, highest, hint) in _RANGES.items():
             value = getattr(self, name)
-            right_kind = _is_number(value)
+            is_right_kind = _is_number(value)
             if isinstance(lowest, int):
-                right_kind = right_kind and isinstance(value, Integral)
+                is_right_kind = is_right_kind and isinstance(value, Integral)
             # Written as "not inside" so that NaN, which compares false, is refused too.
-            if not (right_kind and lowest <= value <= highest):
+            if not (is_right_kind and lowest <= value <= highest):
                 raise OptionError(f"{name} is {value!r}", hint)
         if not isinstance(self.ignore_eos, bool):
             raise OptionError(f"ignore_eos is {self.ignore_eos!r:.80}", "Choose True or False.")
@@ -136,21 +138,26 @@ class SamplingParams:
 
     @property
     def is_greedy(self) -> bool:
+        """Whether the best token is always taken."""
         return self.temperature == 0.0
 
     def changed(self, changes: Mapping[str, Any]) -> SamplingParams:
-        """These params with other values for some fields, named as a person wrote them.
+        """These params with other values for some fields.
 
-        Raises OptionError for a name that is not a field, and says why for llama.cpp's
-        samplers that give no fixed distribution of a row.
+        Raises OptionError for a value outside its range, and for a name that is not a field. If
+        the name is that of a sampler without a fixed distribution, the error says so.
+
+        Args:
+            changes: Values by field, as a person wrote them.
         """
+        fields = self.__dataclass_fields__
         for name in changes:
-            if name in self.__dataclass_fields__:
+            if name in fields:
                 continue
             check_has_distribution(name)
-            known = ", ".join(self.__dataclass_fields__)
-            near = did_you_mean(ours_for(name), self.__dataclass_fields__).strip()
-            hint = near or f"Choose from: {known}."
+            hint = did_you_mean(ours_for(name), fields).strip()
+            if not hint:
+                hint = f"Choose from: {', '.join(fields)}."
             raise OptionError(f"{name} is not a sampling option", hint)
         return dataclasses.replace(self, **changes)
 
@@ -171,20 +178,21 @@ def _is_number(value: object) -> bool:
 
 
 def _checked_bias(bias: Mapping[int, float]) -> dict[int, float]:
+    """A copy of a logit_bias with ids as int and numbers as float. Raises OptionError."""
     if not isinstance(bias, Mapping):
         raise OptionError(f"logit_bias is {bias!r}", "Map token ids to numbers.")
     checked: dict[int, float] = {}
     for token, value in bias.items():
+        token_id = token
         try:
-            # Keys of JSON and TOML are texts.
-            token_id = int(token) if isinstance(token, str) else token
+            if isinstance(token, str):  # as the keys of JSON and TOML
+                token_id = int(token)
             added = float(value)
         except (TypeError, ValueError, OverflowError):
-            token_id = -1
             added = math.nan
-        if not (isinstance(token_id, Integral) and token_id >= 0) or not (
-            abs(added) <= _LARGEST_BIAS or added == -math.inf
-        ):
+        is_id = isinstance(token_id, Integral) and token_id >= 0
+        is_bias = abs(added) <= _LARGEST_BIAS or added == -math.inf  # not NaN
+        if not (is_id and is_bias):
             raise OptionError(
                 f"logit_bias of token {token!r} is {value!r}",
                 "Map token ids to numbers up to 1e9 in size, or to -inf for a ban.",
@@ -194,16 +202,21 @@ def _checked_bias(bias: Mapping[int, float]) -> dict[int, float]:
 
 
 def _checked_breakers(breakers: tuple[str, ...]) -> tuple[str, ...]:
-    if isinstance(breakers, str) or not isinstance(breakers, Sequence):
-        what = "the text " if isinstance(breakers, str) else ""
+    """The dry_sequence_breakers as a tuple. Raises OptionError."""
+    if isinstance(breakers, str):
         raise OptionError(
-            f"dry_sequence_breakers is {what}{breakers!r}",
+            f"dry_sequence_breakers is the text {breakers!r}",
+            "Give a tuple of texts.",
+        )
+    if not isinstance(breakers, Sequence):
+        raise OptionError(
+            f"dry_sequence_breakers is {breakers!r}",
             "Give a tuple of texts.",
         )
     for text in breakers:
         if isinstance(text, str):
             require_unicode("a dry_sequence_breaker", text)
-        if not isinstance(text, str) or not 0 < len(text.encode()) <= 40:
+        if not isinstance(text, str) or not 0 < len(text.encode()) <= _MOST_BREAKER_BYTES:
             raise OptionError(
                 f"a dry_sequence_breaker is {text!r}",
                 "Choose a text of 1 to 40 bytes.",
