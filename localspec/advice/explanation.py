@@ -40,7 +40,13 @@ from localspec.llama.model_options import LlamaOptions
 from localspec.llama.placement import require_device
 from localspec.llama.quirks.tiled_kernels import are_tiled
 from localspec.planning.device_plans import device_in_words, ranked_plans
-from localspec.planning.free_memory import MemoryRoom, PairMemory, Planned, free_memory, suited
+from localspec.planning.free_memory import (
+    MemoryRoom,
+    PairMemory,
+    Planned,
+    free_memory,
+    suited_options_here,
+)
 from localspec.planning.memory import DEFAULT_KEPT_BYTES
 from localspec.planning.plan import (
     AtOnce,
@@ -764,7 +770,7 @@ def _gain(costs: Curve, acceptance: float) -> ExpectedGain:
 
 def _exact_settings(header: Header) -> tuple[str, ...]:
     """The settings, in words, with which a file is opened for exact decodes."""
-    options = suited(LlamaOptions(exact=True), header, DEFAULT_CONTEXT_LENGTH)
+    options = suited_options_here(LlamaOptions(exact=True), header, DEFAULT_CONTEXT_LENGTH)
     settings = []
     if options.flash_attention == "off":
         settings.append("no flash attention")

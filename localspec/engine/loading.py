@@ -58,7 +58,7 @@ from localspec.llama.quirks import tiled_kernels
 from localspec.llama.quirks.spinning import computed_apart
 from localspec.llama.rpc_servers import reset_lines_at_end
 from localspec.planning.device_plans import Ranked, device_in_words, ranked_plans
-from localspec.planning.free_memory import Planned, suited
+from localspec.planning.free_memory import Planned, suited_options_here
 from localspec.planning.memory import DEFAULT_KEPT_BYTES
 from localspec.planning.plan import (
     Plan,
@@ -415,7 +415,7 @@ def _open(source: Source, stack: contextlib.ExitStack) -> LlamaModel:
     context = target_context_length(header, options.context_length)
     content = FileContent(header)
     adapter_contents = [FileContent(adapter.header) for adapter in source.adapters]
-    options = suited(options, header, context)
+    options = suited_options_here(options, header, context)
     prepare_kernels(options, header)
     model = LlamaModel.open(header.path, options, source.report, source.adapters)
     stack.callback(model.close)
@@ -537,7 +537,7 @@ def _open_head(
     if source.role == "head":
         own_path = header.path
     options = replace(source.options, max_outputs=REPLAY_TOKENS, num_snapshots=0)
-    options = suited(options, header, target.context_length)
+    options = suited_options_here(options, header, target.context_length)
     content = FileContent(header)
     head: LlamaHead | MedusaHeads
     if facts.graph is HeadGraph.MEDUSA:

@@ -1,4 +1,4 @@
-"""Which device a model is loaded on: what each costs, as it was measured, and which is best.
+"""The times of a model on the devices of this machine, as they were measured.
 
 A trial times a miniature of the model (`planning.device_trials`). The time of a model whose
 layers are on several devices follows from the share of its weights that each reads, and from
@@ -20,7 +20,7 @@ _NOTHING = Times(0.0, 0.0)
 
 @dataclass(frozen=True, slots=True)
 class DeviceTimes:
-    """What the trials of a device found."""
+    """The results of the trials of one model on one device."""
 
     whole: Times | None = None
     """The times with every layer on the GPU; None if that was not tried."""
@@ -41,7 +41,7 @@ class DeviceTimes:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What was measured of a model on this machine."""
+    """The times of a model on all devices of this machine."""
 
     gpus: tuple[Device, ...]
     """The GPUs that may be chosen, in libllama's order."""
@@ -49,7 +49,7 @@ class Measured:
     cpu: Times | None = None
     """The times of the processor; None if the miniature cannot be timed there."""
 
-    found: Mapping[str, DeviceTimes] = field(default_factory=dict)
+    gpu_times: Mapping[str, DeviceTimes] = field(default_factory=dict)
     """The times of each GPU that was tried, by its name."""
 
     fault: str = ""
@@ -58,37 +58,41 @@ class Measured:
     @property
     def is_complete(self) -> bool:
         """Whether the processor and every GPU have been measured, or failed."""
-        return self.cpu is not None and all(gpu.name in self.found for gpu in self.gpus)
+        if self.cpu is None:
+            return False
+        return all(gpu.name in self.gpu_times for gpu in self.gpus)
 
     def times(self, names: Sequence[str], share: float, num_copies: float) -> Times | None:
-        """The times of a model of which GPUs read a share; None where one is not known.
+        """The times of a model of which a share is on GPUs; None where one is not known.
 
         Args:
-            names: The names of the GPUs that compute. The first one also computes large batches
-                of the layers in main memory.
-            share: The share that they have of the weights that a token reads, 0 to 1.
+            names: The names of the GPUs that compute; none for the processor alone. The first
+                one also computes large batches of the layers in main memory.
+            share: The share of the weights that a token reads which is on the GPUs, 0 to 1.
             num_copies: How often a decode changes to a GPU and back.
         """
         if not names:
             return self.cpu
         on_gpus = _NOTHING
         for name in names:
-            of_gpu = self.found.get(name)
-            if of_gpu is None or of_gpu.whole is None:
+            known = self.gpu_times.get(name)
+            if known is None or known.whole is None:
                 return None
-            on_gpus = on_gpus.plus(of_gpu.whole.scaled(1 / len(names)))
-        first = self.found[names[0]]
+            part = known.whole.scaled(1 / len(names))  # all GPUs have equal parts of the layers
+            on_gpus = on_gpus.plus(part)
+        first = self.gpu_times[names[0]]
         copy = first.copies or _NOTHING
-        in_main = first.offload or self.cpu
+        in_main_memory = first.offload or self.cpu
         if share == 1:
             return on_gpus.plus(copy.scaled(len(names) - 1))
-        if in_main is None or share == 0:
-            return in_main
-        mixed = on_gpus.scaled(share).plus(in_main.scaled(1 - share))
-        return mixed.plus(copy.scaled(num_copies))
+        if in_main_memory is None or share == 0:
+            return in_main_memory
+        gpu_part = on_gpus.scaled(share)
+        main_part = in_main_memory.scaled(1 - share)
+        return gpu_part.plus(main_part).plus(copy.scaled(num_copies))
 
-    def of_plan(self, plan: Plan) -> Times | None:
-        """The times of a plan's target."""
+    def plan_times(self, plan: Plan) -> Times | None:
+        """The times of a plan's target; None where one is not known."""
         target = plan.models[0]
         options = target.options
         free_bytes = [gpu.free_bytes for gpu in plan.free.gpus]
@@ -99,10 +103,11 @@ class Measured:
                 names.append(gpu.name)
         if not names and options.device is not None:
             names = [options.device]
-        copies = max(1, placement.num_cpu_moe_layers)
-        return self.times(names, placement.read_share(target.header), copies)
+        num_copies = max(1, placement.num_cpu_moe_layers)
+        share = placement.read_share(target.header)
+        return self.times(names, share, num_copies)
 
-    def in_words(self, used: Sequence[Device], helping: Sequence[Device]) -> str:
+    def describe(self, used: Sequence[Device], helping: Sequence[Device]) -> str:
         """The chosen device and why: "CPU: Vulkan0 (Intel UHD) was measured at 0.62 of it …".
 
         Args:
@@ -117,26 +122,34 @@ class Measured:
         best = self.cpu
         others = []
         if used:
-            whole = self.found[used[0].name].whole
+            whole = self.gpu_times[used[0].name].whole
             assert whole is not None
             best = whole
             others.append(_compared("the CPU", self.cpu, best))
         for gpu in self.gpus:
-            of_gpu = self.found.get(gpu.name)
-            if gpu in used or of_gpu is None:
+            known = self.gpu_times.get(gpu.name)
+            if gpu in used or known is None:
                 continue
-            what = f"{gpu.name} ({gpu.description})"
-            if of_gpu.fault:
-                others.append(f"{what} {of_gpu.fault} and is not used")
-            elif of_gpu.whole is not None:
-                others.append(_compared(what, of_gpu.whole, best))
+            described = f"{gpu.name} ({gpu.description})"
+            if known.fault:
+                others.append(f"{described} {known.fault} and is not used")
+            elif known.whole is not None:
+                others.append(_compared(described, known.whole, best))
         if others:
             return f"{name}: {'; '.join(others)}"
         return name
 
 
-def _compared(what: str, other: Times, best: Times) -> str:
-    """A device's speed as a multiple of the best one's, in words."""
-    writing = best.write_s / other.write_s
-    reading = best.read_s / other.read_s
-    return f"{what} was measured at {writing:.2g} of it for writing, {reading:.2g} for reading"
+def _compared(device: str, times: Times, best: Times) -> str:
+    """A device's speed as a multiple of the best one's, in words.
+
+    Args:
+        device: The device in words.
+        times: Its times.
+        best: The times of the device that was chosen.
+    """
+    writing = best.write_s / times.write_s
+    reading = best.read_s / times.read_s
+    return (
+        f"{device} was measured at {writing:.2g} of it for writing, {reading:.2g} for reading"
+    )

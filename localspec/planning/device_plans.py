@@ -20,7 +20,7 @@ MakePlan = Callable[[Sequence[Planned]], Plan]
 
 
 class _PlanAttempt(NamedTuple):
-    """A plan that is to be tried."""
+    """A plan to try, by loading its models."""
 
     plan: Plan
     may_shrink: bool
@@ -33,25 +33,26 @@ class Ranked:
 
     plans: list[Plan]
     measured: Measured | None = None
-    """The times that they were compared by; None where the user chose the device, or there is
+    """The times by which they were compared; None where the user chose the device, or there is
     only one."""
 
     def attempts(self) -> Iterator[Plan]:
-        """The plans to try, the best first. Take the next one if memory runs out with the last.
+        """The plans to try, the best first. Asking for the next one says that the last failed.
 
-        Once a plan has failed, plans with fewer layers on its GPUs are tried, too.
+        After a plan that failed, for example for lack of memory, plans with fewer layers on its
+        GPUs are added.
         """
         waiting = [_PlanAttempt(plan, may_shrink=True) for plan in self.plans]
         while waiting:
             attempt = waiting.pop(0)
             yield attempt.plan
-            # The caller wants another plan: this one has failed.
+            # The caller asks for another plan: this one has failed.
             if not attempt.may_shrink:
                 continue
-            for smaller in attempt.plan.fewer():
+            for smaller in attempt.plan.smaller_plans():
                 waiting.append(_PlanAttempt(smaller, may_shrink=False))
             if self.measured is not None:
-                waiting.sort(key=lambda other: _cost_s(self.measured, other.plan))
+                waiting.sort(key=lambda attempt: _cost_s(self.measured, attempt.plan))
 
 
 def ranked_plans(
@@ -64,10 +65,10 @@ def ranked_plans(
     """Plan the models for each device, and compare the plans.
 
     Args:
-        wanted: The models as asked for, the target first.
+        wanted: The models with the options that the user set, the target first.
         make_plan: Makes a plan of models.
         measure: Whether to measure devices whose times are not known, which may take seconds.
-        again: Whether to measure the other devices again.
+        again: Whether to measure devices whose times are known again, too.
 
     Raises:
         What `make_plan` raises.
@@ -98,62 +99,66 @@ def _choices(
     gpus: Sequence[Device],
     measured: Measured,
 ) -> list[list[Planned]]:
-    """The models on the processor, on each GPU that works, and on all of libllama's default."""
-    choices = [_placed(wanted, num_gpu_layers=0)]
+    """The models with their device set to each possible one.
+
+    These are the processor; each GPU that works, with layers and with large batches only; and
+    all the GPUs together that libllama takes by default.
+    """
+    choices = [_with_device(wanted, num_gpu_layers=0)]
     usable = []
     for gpu in gpus:
-        times = measured.found.get(gpu.name)
+        times = measured.gpu_times.get(gpu.name)
         if times is None or times.fault:
             continue
         usable.append(gpu)
-        choices.append(_placed(wanted, device=gpu.name))
-        choices.append(_placed(wanted, device=gpu.name, num_gpu_layers=0))
-    of_default = [gpus[index] for index in default_gpus(gpus)]
-    if len(of_default) > 1 and all(gpu in usable for gpu in of_default):
+        choices.append(_with_device(wanted, device=gpu.name))
+        choices.append(_with_device(wanted, device=gpu.name, num_gpu_layers=0))
+    defaults = [gpus[index] for index in default_gpus(gpus)]
+    if len(defaults) > 1 and all(gpu in usable for gpu in defaults):
         choices.append(list(wanted))
     return choices
 
 
 def gpus_to_choose_from(options: LlamaOptions) -> list[Device]:
     """The GPUs of this machine; none where options or the environment fix the device."""
-    is_chosen = (
-        os.environ.get("LOCALSPEC_MEASURE") == "0"
-        or options.num_gpu_layers is not None
-        or options.device is not None
-        or options.main_gpu is not None
-        or options.num_cpu_moe_layers is not None
-        or any(options.tensor_split)
-        or bool(options.rpc)
+    if os.environ.get("LOCALSPEC_MEASURE") == "0":
+        return []
+    settings = (
+        options.num_gpu_layers,
+        options.device,
+        options.main_gpu,
+        options.num_cpu_moe_layers,
     )
-    if is_chosen:
+    is_set = any(setting is not None for setting in settings)
+    if is_set or any(options.tensor_split) or options.rpc:
         return []
     from localspec.llama.library import devices  # loads libllama
 
     return list(usable_gpus(devices()))
 
 
-def _placed(
+def _with_device(
     wanted: Sequence[Planned],
     *,
     device: str | None = None,
     num_gpu_layers: int | None = None,
 ) -> list[Planned]:
-    """The models on a device, except those whose device the user chose."""
-    placed = []
+    """The models with these options, except projectors and models whose device the user set."""
+    models = []
     for model in wanted:
         options = model.options
         is_open = options.num_gpu_layers is None and options.device is None
         if is_open and options.main_gpu is None and model.role != "mmproj":
             model = model.changed(device=device, num_gpu_layers=num_gpu_layers)
-        placed.append(model)
-    return placed
+        models.append(model)
+    return models
 
 
 def _cost_s(measured: Measured | None, plan: Plan) -> float:
     """The measured cost of a plan's target, in seconds; infinite if it is not known."""
     if measured is None:
         return float("inf")
-    times = measured.of_plan(plan)
+    times = measured.plan_times(plan)
     if times is None:
         return float("inf")
     return times.cost_s
@@ -173,5 +178,5 @@ def device_in_words(plan: Plan, measured: Measured | None) -> str:
     if used:
         helping = []
     if measured is not None:
-        return measured.in_words(used, helping)
+        return measured.describe(used, helping)
     return named_devices(used, helping)

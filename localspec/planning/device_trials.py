@@ -26,7 +26,7 @@ from localspec.llama.devices import Device
 from localspec.llama.drivers import driver_version
 from localspec.llama.model_options import LlamaOptions
 from localspec.planning.device_choice import DeviceTimes, Measured
-from localspec.planning.free_memory import suited
+from localspec.planning.free_memory import suited_options_here
 from localspec.policy.profile import Profile, kept_profiles, trials_folder
 from localspec.system.machine import last_cache_bytes, num_usable_cores
 
@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 TRIAL_S = 30.0  # limit for the trials of one device
 _MOST_BYTES = 300_000_000  # of a miniature's layers
 _CPU = "CPU"
-_NEVER_SLOW_S = 1e9
+_NEVER_SLOW_S = 1e9  # no device takes that long
 _VERSION = "1"  # of the trial; times of different versions are not compared
 _CONTEXT_LENGTH = 1024  # tokens, for the choice of settings
 
@@ -52,8 +52,8 @@ def measured_devices(
     Args:
         header: The header of the model's file.
         gpus: The GPUs of this machine that may be chosen.
-        measure: Whether to measure devices without kept times, which may take seconds.
-        again: Whether to measure the other devices again.
+        measure: Whether to measure devices whose times are not kept, which may take seconds.
+        again: Whether to measure devices whose times are kept again, too.
     """
     profiles = {_CPU: _profile(header, None)}
     for gpu in gpus:
@@ -61,23 +61,23 @@ def measured_devices(
     kept: dict[str, DeviceTimes | None] = dict.fromkeys(profiles)
     if not again:
         for name, profile in profiles.items():
-            kept[name] = _saved(profile)
+            kept[name] = _load_times(profile)
     if measure and None in kept.values():
         logger.info("measuring which device suits %s", header.path.name)
         fault = _measure(header, gpus, kept)
         if fault:
             return Measured(tuple(gpus), fault=fault)
-        for name, found in kept.items():
-            if found is not None and found.is_lasting:
-                profiles[name].save(asdict(found))
-    of_cpu = kept.pop(_CPU)
-    of_gpus = {name: found for name, found in kept.items() if found is not None}
-    if of_cpu is None:
-        return Measured(tuple(gpus), found=of_gpus)
+        for name, times in kept.items():
+            if times is not None and times.is_lasting:
+                profiles[name].save(asdict(times))
+    cpu_times = kept.pop(_CPU)
+    gpu_times = {name: times for name, times in kept.items() if times is not None}
+    if cpu_times is None:
+        return Measured(tuple(gpus), gpu_times=gpu_times)
     fault = ""
-    if of_cpu.fault:
-        fault = f"the processor {of_cpu.fault}"
-    return Measured(tuple(gpus), of_cpu.whole, of_gpus, fault)
+    if cpu_times.fault:
+        fault = f"the processor {cpu_times.fault}"
+    return Measured(tuple(gpus), cpu_times.whole, gpu_times, fault)
 
 
 def _profile(header: Header, gpu: Device | None) -> Profile:
@@ -91,15 +91,16 @@ def _profile(header: Header, gpu: Device | None) -> Profile:
 
     shapes = [f"{tensor.name} {tensor.kind} {tensor.shape}" for tensor in header.tensors]
     text = "\n".join(shapes)
-    shape = hashlib.sha256(text.encode()).hexdigest()[:16]
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
     device = f"{_CPU} · {num_usable_cores()} cores"
     if gpu is not None:
         device = f"{gpu.name} · {gpu.description} · {driver_version(gpu)}"
-    what = f"{header.architecture} {header.size_label} {shape}"
-    return Profile([what, device, kernels(), _VERSION], trials_folder())
+    model = f"{header.architecture} {header.size_label} {digest}"
+    identity = [model, device, kernels(), _VERSION]
+    return Profile(identity, trials_folder())
 
 
-def _saved(profile: Profile) -> DeviceTimes | None:
+def _load_times(profile: Profile) -> DeviceTimes | None:
     """The times that were kept; None if there are none, or the file is damaged."""
     kept = profile.load()
     if kept is None:
@@ -111,17 +112,17 @@ def _parse_times(kept: dict[str, Any]) -> DeviceTimes | None:
     """The times in a file's content; None if it is of another version or damaged."""
     try:
         return DeviceTimes(
-            whole=_times_of(kept["whole"]),
-            offload=_times_of(kept["offload"]),
-            copies=_times_of(kept["copies"]),
+            whole=_parse_pair(kept["whole"]),
+            offload=_parse_pair(kept["offload"]),
+            copies=_parse_pair(kept["copies"]),
             fault=str(kept["fault"]),
         )
     except DAMAGES:
         return None
 
 
-def _times_of(seconds: Any) -> Times | None:
-    """The times that a file has as a list of two numbers, or as null."""
+def _parse_pair(seconds: Any) -> Times | None:
+    """The times in a file: two numbers, or null, which gives None. Raises one of DAMAGES."""
     if seconds is None:
         return None
     read_s, write_s = seconds
@@ -131,16 +132,18 @@ def _times_of(seconds: Any) -> Times | None:
 def trials_in_words() -> Iterator[str]:
     """A sentence for each measurement that is kept, the latest first."""
     for _, identity, learned in kept_profiles(trials_folder()):
-        found = _parse_times(learned)
-        if found is None:
+        times = _parse_times(learned)
+        if times is None:
             continue
-        model = " ".join(identity[0].split()[:-1])  # without the hash of its shape
-        device = " · ".join(identity[1].split(" · ")[:2])  # without the driver's version
-        if found.whole is None:
-            yield f"{device}, {model}: {found.fault}"
+        model_parts = identity[0].split()
+        device_parts = identity[1].split(" · ")
+        model = " ".join(model_parts[:-1])  # without the hash of its shape
+        device = " · ".join(device_parts[:2])  # without the driver's version
+        if times.whole is None:
+            yield f"{device}, {model}: {times.fault}"
         else:
-            reading = TRIAL_TOKENS / found.whole.read_s
-            writing = 1 / found.whole.write_s
+            reading = TRIAL_TOKENS / times.whole.read_s
+            writing = 1 / times.whole.write_s
             yield f"{device}, {model}: reads {reading:.3g}, writes {writing:.3g} tokens/s"
 
 
@@ -149,12 +152,12 @@ def _measure(
     gpus: Sequence[Device],
     kept: dict[str, DeviceTimes | None],
 ) -> str:
-    """Measure the devices without kept times, the processor first.
+    """Measure the devices whose times are not kept, the processor first.
 
     Args:
         header: The header of the model's file.
         gpus: The GPUs that may be chosen.
-        kept: The times by device, None where there are none. New times are added to it.
+        kept: The times by device, None where there are none. New times are added here.
 
     Returns:
         Why nothing can be measured, in words, or "".
@@ -164,30 +167,34 @@ def _measure(
     size = min(2 * last_cache_bytes(), _MOST_BYTES)
     try:
         with tempfile.TemporaryDirectory(prefix="localspec-") as folder:
-            made = write_miniature(header, Path(folder, "miniature.gguf"), size)
-            cpu = kept[_CPU]
-            if cpu is None:
-                whole = suited(LlamaOptions(num_gpu_layers=0), header, _CONTEXT_LENGTH)
-                cpu = _times_of_model(
-                    run_trials(made, {"whole": whole}, slow_s=_NEVER_SLOW_S),
-                    made,
-                )
-                kept[_CPU] = cpu
-            if cpu.whole is None:  # then nothing can be compared with it
+            miniature = write_miniature(header, Path(folder, "miniature.gguf"), size)
+            cpu_times = kept[_CPU]
+            if cpu_times is None:
+                cpu_times = _measure_cpu(header, miniature)
+                kept[_CPU] = cpu_times
+            if cpu_times.whole is None:  # then no GPU can be compared with the processor
                 return ""
-            slow_s = MUCH_SLOWER * cpu.whole.cost_s / made.scale
+            slow_s = MUCH_SLOWER * cpu_times.whole.cost_s / miniature.scale
             for gpu in gpus:
                 if kept[gpu.name] is None:
-                    kept[gpu.name] = _gpu_times(header, gpu, made, slow_s)
+                    kept[gpu.name] = _measure_gpu(header, gpu, miniature, slow_s)
     except OSError as error:
         return f"no file can be made for it: {error}"
     return ""
 
 
-def _gpu_times(
+def _measure_cpu(header: Header, miniature: Miniature) -> DeviceTimes:
+    """Measure the processor. The header is that of the model's file."""
+    on_cpu = LlamaOptions(num_gpu_layers=0)
+    options = {"whole": suited_options_here(on_cpu, header, _CONTEXT_LENGTH)}
+    results = run_trials(miniature, options, slow_s=_NEVER_SLOW_S)
+    return _whole_model_times(results, miniature)
+
+
+def _measure_gpu(
     header: Header,
     gpu: Device,
-    made: Miniature,
+    miniature: Miniature,
     slow_s: float,
 ) -> DeviceTimes:
     """Measure a GPU.
@@ -195,42 +202,49 @@ def _gpu_times(
     Args:
         header: The header of the model's file.
         gpu: The GPU.
-        made: The model's miniature.
+        miniature: The model's miniature.
         slow_s: As in `run_trials`.
     """
-    num_layers = made.num_layers + 1  # the output counts as one
+    num_layers = miniature.num_layers + 1  # the output counts as one
     half = num_layers // 2
     options = {}
-    for name, on_gpu in (("whole", num_layers), ("offload", 0), ("half", half)):
-        on_device = LlamaOptions(device=gpu.name, num_gpu_layers=on_gpu)
-        options[name] = suited(on_device, header, _CONTEXT_LENGTH)
-    tried = run_trials(made, options, slow_s)
-    found = _times_of_model(tried, made, half / num_layers)
-    if found.fault:
-        logger.info("%s (%s) %s", gpu.name, gpu.description, found.fault)
-    return found
+    for name, num_gpu_layers in (("whole", num_layers), ("offload", 0), ("half", half)):
+        on_device = LlamaOptions(device=gpu.name, num_gpu_layers=num_gpu_layers)
+        options[name] = suited_options_here(on_device, header, _CONTEXT_LENGTH)
+    results = run_trials(miniature, options, slow_s)
+    times = _whole_model_times(results, miniature, half / num_layers)
+    if times.fault:
+        logger.info("%s (%s) %s", gpu.name, gpu.description, times.fault)
+    return times
 
 
-def _times_of_model(tried: Tried, made: Miniature, half: float = 0.5) -> DeviceTimes:
+def _whole_model_times(
+    results: TrialResults,
+    miniature: Miniature,
+    half: float = 0.5,
+) -> DeviceTimes:
     """The times of the whole model, from those of its miniature.
 
     Args:
-        tried: The miniature's times.
-        made: The miniature.
+        results: The miniature's times.
+        miniature: The miniature.
         half: The share of the layers that were on the GPU in the trial "half".
     """
-    if tried.fault:
-        return DeviceTimes(fault=tried.fault, is_lasting=not tried.lacks_memory)
-    whole = tried.times["whole"]
-    offload = tried.times.get("offload")
-    if offload is None or "half" not in tried.times:
-        return DeviceTimes(whole.scaled(made.scale))
-    without = whole.scaled(half).plus(offload.scaled(1 - half))
-    copies = tried.times["half"].beyond(without)
-    return DeviceTimes(whole.scaled(made.scale), offload.scaled(made.scale), copies)
+    if results.fault:
+        return DeviceTimes(fault=results.fault, is_lasting=not results.lacks_memory)
+    times = results.times
+    whole = times["whole"]
+    scale = miniature.scale
+    offload = times.get("offload")
+    if offload is None or "half" not in times:
+        return DeviceTimes(whole.scaled(scale))
+    gpu_part = whole.scaled(half)
+    main_part = offload.scaled(1 - half)
+    copies = times["half"].beyond(gpu_part.plus(main_part))
+    return DeviceTimes(whole.scaled(scale), offload.scaled(scale), copies)
 
 
-class Tried(NamedTuple):
+class TrialResults(NamedTuple):
     """The results of a process of trials."""
 
     times: dict[str, Times]
@@ -244,64 +258,68 @@ class Tried(NamedTuple):
     """Whether the fault was a lack of memory."""
 
 
-def run_trials(made: Miniature, options: dict[str, LlamaOptions], slow_s: float) -> Tried:
+def run_trials(
+    miniature: Miniature, options: dict[str, LlamaOptions], slow_s: float
+) -> TrialResults:
     """Time the miniature in another process.
 
     Args:
-        made: The miniature.
-        options: The options that it is opened with, by a name for each trial, in this order.
-        slow_s: A device that takes longer in its first trial gets no other: see `device_trial`.
+        miniature: The miniature.
+        options: The options with which each trial opens it, by the trial's name, in this order.
+        slow_s: A device that costs more seconds in its first trial gets no other: see
+            `device_trial`.
     """
     trials = []
-    for name, of_trial in options.items():
-        trials.append({"name": name, "options": asdict(of_trial)})
-    asked = {
-        "path": str(made.path),
-        "num_tokens": made.num_tokens,
+    for name, trial_options in options.items():
+        trials.append({"name": name, "options": asdict(trial_options)})
+    request = {
+        "path": str(miniature.path),
+        "num_tokens": miniature.num_tokens,
         "trials": trials,
         "slow_s": slow_s,
         "seconds": 2 * TRIAL_S,
     }
-    command = trial_command(json.dumps(asked))
+    command = trial_command(json.dumps(request))
+    paths = os.pathsep.join(filter(None, sys.path))  # without "", the present folder
     with subprocess.Popen(
         command,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        env={**os.environ, "PYTHONPATH": paths},
         creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0),
     ) as process:
         try:
-            said, _ = process.communicate(timeout=TRIAL_S)
+            output, _ = process.communicate(timeout=TRIAL_S)
         except subprocess.TimeoutExpired:
             process.kill()
-            return Tried({}, f"was not done with its trial in {TRIAL_S:.0f} s")
+            return TrialResults({}, f"was not done with its trial in {TRIAL_S:.0f} s")
     times: dict[str, Times] = {}
     is_slow = False
-    for line in said.decode(errors="replace").splitlines():
+    for line in output.decode(errors="replace").splitlines():
         if not line.startswith("{"):
             continue
         result = json.loads(line)
         if "error" in result:
             fault = f"failed in its trial ({result['error']})"
-            return Tried({}, fault, lacks_memory=result["lacks_memory"])
+            return TrialResults({}, fault, lacks_memory=result["lacks_memory"])
         times[result["name"]] = Times(result["read_s"], result["write_s"])
         is_slow = is_slow or result["is_slow"]
     if len(times) < len(options) and not is_slow:
-        return Tried({}, f"crashed in its trial ({_ending(process.returncode)})")
-    return Tried(times)
+        return TrialResults({}, f"crashed in its trial ({_exit_in_words(process.returncode)})")
+    return TrialResults(times)
 
 
-def trial_command(asked: str) -> list[str]:
+def trial_command(request: str) -> list[str]:
     """The command line that runs trials.
 
     Args:
-        asked: The trials in JSON, as `device_trial` reads them.
+        request: The trials in JSON, as `device_trial` reads them.
     """
-    return [sys.executable, "-m", "localspec.llama.device_trial", asked]
+    return [sys.executable, "-m", "localspec.llama.device_trial", request]
 
 
-def _ending(code: int) -> str:
+def _exit_in_words(code: int) -> str:
     """How a process ended, in words."""
     if code < 0:
         return f"signal {-code}"

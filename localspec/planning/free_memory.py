@@ -2,10 +2,11 @@
 
 Attention on a CPU is fused, or done product by product. ggml's fused kernel ("flash attention")
 takes the queries one at a time unless there are 64 or more of them, so the cost of decoding a
-few tokens grows quickly with the text: after 3000 cached tokens a 0.5B model takes 552 ms for 5
-tokens with it and 133 ms without, and 162 against 86 ms for one token. Such are the decodes of
-an answer with and without a draft. The fused kernel reads prompts of whole batches faster, by
-up to a fifth (see `model_options.graph_batch_size`), and in less memory.
+few tokens grows quickly with the text. After 3000 cached tokens, a 0.5B model takes 552 ms for
+5 tokens with the fused kernel and 133 ms without; for one token it takes 162 and 86 ms. The
+decodes of an answer have such sizes, with and without a draft. The fused kernel reads prompts
+of whole batches faster, by up to a fifth (see `model_options.graph_batch_size`), and in less
+memory.
 
 A model's file is mapped into memory, or read. ggml's CPU backend repacks many types of weights
 (see `repacked_types`). The weights of a mapped file are then in memory twice: as the file's
@@ -63,15 +64,16 @@ class MemoryRoom:
     def shortages(self, memory: PairMemory) -> list[Shortage]:
         """The devices with less memory than is needed there; none if all fits."""
         main_bytes = memory.main_bytes
-        found = []
+        shortages = []
         for gpu, needed in zip(self.gpus, memory.gpu_bytes, strict=True):
             if is_in_main_memory(gpu):
                 main_bytes += needed
-            if needed > gpu.free_bytes and gpu.total_bytes > 0:  # else unknown
-                found.append(Shortage(gpu.name, needed, gpu.free_bytes))
+            is_known = gpu.total_bytes > 0
+            if is_known and needed > gpu.free_bytes:
+                shortages.append(Shortage(gpu.name, needed, gpu.free_bytes))
         if main_bytes > self.main_bytes:
-            found.insert(0, Shortage("", main_bytes, self.main_bytes))
-        return found
+            shortages.insert(0, Shortage("", main_bytes, self.main_bytes))
+        return shortages
 
 
 def free_memory(rpc: Sequence[str] = ()) -> MemoryRoom:
@@ -106,7 +108,7 @@ class Shortage(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """A model to open, and its options without the context."""
+    """A model to open, and its options. The context is planned apart from them."""
 
     header: Header
     options: LlamaOptions = LlamaOptions()
@@ -116,7 +118,7 @@ class Planned(NamedTuple):
     """The model's LoRA adapters."""
 
     def changed(self, **changes: Any) -> Planned:
-        """The model with other options."""
+        """The model with other values for some of its options."""
         return self._replace(options=replace(self.options, **changes))
 
 
@@ -159,13 +161,19 @@ class PairMemory:
 
     @property
     def peak_bytes(self) -> int:
-        """The largest size of the process, without the interpreter."""
+        """The largest size of the process in main memory, without Python itself."""
         of_models = sum(model.peak_bytes for model in self.models)
         return _PROCESS_BYTES + SMALL_BYTES * len(self.models) + of_models
 
 
 def pair_memory(models: Sequence[Planned], context_length: int, free: MemoryRoom) -> PairMemory:
-    """The memory that the models take, opened in this order: the target first."""
+    """The memory that the models take if they are opened in this order.
+
+    Args:
+        models: The models, the target first.
+        context_length: Tokens.
+        free: The free memory, which decides where layers are placed.
+    """
     estimates: list[MemoryEstimate] = []
     free_bytes = [gpu.free_bytes for gpu in free.gpus]
     for model in models:
@@ -206,12 +214,12 @@ def _of_model(
     if model.role == "draft":
         changes["context_length"] = min(context_length, ModelShape(header).context_length)
     options = model.changed(**changes).options
-    on_gpu = bool(chosen_gpus(free.gpus, options))
+    is_on_gpu = bool(chosen_gpus(free.gpus, options))
     options, repacked = suited_options(
         options,
         header,
         free,
-        uses_gpu=on_gpu,
+        uses_gpu=is_on_gpu,
     )
     placement = place_layers(header, options, free.gpus, free_bytes)
     return estimate_memory(header, options, repacked, placement, model.adapters)
@@ -234,9 +242,9 @@ def _of_projector(
         free_bytes: The free bytes of each GPU, once the models are loaded.
     """
     num_gpus = len(free.gpus)
-    here = [index for index, gpu in enumerate(free.gpus) if not gpu.server]
-    if target.num_gpu_layers != 0 and here:
-        first = here[0]
+    local_gpus = [index for index, gpu in enumerate(free.gpus) if not gpu.server]
+    if target.num_gpu_layers != 0 and local_gpus:
+        first = local_gpus[0]
         on_gpu = projector_memory(header, num_gpus, first)
         is_known = free.gpus[first].total_bytes > 0
         if not is_known or free_bytes[first] > sum(on_gpu.gpu_bytes):
@@ -251,15 +259,16 @@ def suited_options(
     *,
     uses_gpu: bool,
 ) -> tuple[LlamaOptions, Mapping[str, float]]:
-    """The options, with open choices made to suit the file; the types that are repacked.
-
-    No types are repacked where a GPU computes.
+    """The options with choices that suit the file where they leave it open.
 
     Args:
         options: The options, with a context length.
         header: The header of the model's file.
         free: This machine's memory, and the types that its processor repacks.
         uses_gpu: Whether a GPU computes.
+
+    Returns:
+        The options, and the types of weights that are repacked: none where a GPU computes.
     """
     length = options.context_length or 0
     options = with_exact_settings(
@@ -287,9 +296,9 @@ def with_suited_attention(
     *,
     uses_gpu: bool,
 ) -> LlamaOptions:
-    """The options, with flash attention off if they leave it open and that is faster.
+    """The options, with flash attention off if they leave it open and it is slower.
 
-    It is "auto", libllama's choice, on a GPU, and where it saves much memory.
+    On a GPU, and where flash attention saves much memory, it stays "auto": libllama's choice.
     """
     shape = ModelShape(header)
     is_open = options.flash_attention == "auto" and options.cache_type_v in _PLAIN_TYPES
@@ -311,14 +320,14 @@ def with_exact_settings(
 ) -> LlamaOptions:
     """The options, with the settings that exact decodes need, if they ask for exactness.
 
-    On a processor flash attention has one kernel for decodes of any size where keys and values
-    have different types (else ggml-cpu splits the row of one token among threads, and rows of
-    many tokens into tiles). Keys in bf16 cost less time than values in bf16, and lose as
-    little. On a GPU its kernels change with every size, and those without it stay the same for
-    a few tokens.
+    On a processor, flash attention has one kernel for decodes of any size if keys and values
+    have different types. With the same type, ggml-cpu splits the row of one token among
+    threads, and the rows of many tokens into tiles. Keys in bf16 cost less time than values in
+    bf16, and both lose little precision. On a GPU, the kernels of flash attention change with
+    every size, and those without it stay the same for a few tokens.
 
     Args:
-        uneven: Types whose repacked kernels add differently, see `tensor_types`.
+        uneven: Types whose repacked kernels make rows differ, see `tensor_types`.
     """
     if not options.exact:
         return options
@@ -347,7 +356,7 @@ def with_suited_mapping(
     header: Header,
     repacked: Mapping[str, float],
 ) -> LlamaOptions:
-    """The options, with a small file read if more than a quarter of it is repacked.
+    """The options, with mapping off for a small file of which more than a quarter is repacked.
 
     Args:
         repacked: The types that are repacked, see `tensor_types`.
@@ -355,7 +364,8 @@ def with_suited_mapping(
     if options.use_mmap is not None:
         return options
     is_small = header.weights_bytes <= _MOST_READ_BYTES
-    if is_small and 4 * repacked_bytes(header, repacked) > header.weights_bytes:
+    least_bytes = header.weights_bytes / 4
+    if is_small and repacked_bytes(header, repacked) > least_bytes:
         return replace(options, use_mmap=False)
     return options
 
@@ -367,11 +377,16 @@ def uses_gpu(options: LlamaOptions) -> bool:
     return options.num_gpu_layers != 0 and bool(options.rpc or usable_gpus(devices()))
 
 
-def suited(options: LlamaOptions, header: Header, context_length: int) -> LlamaOptions:
-    """The options, with open choices made to suit the file on this machine."""
-    asked = replace(options, context_length=context_length)
+def suited_options_here(
+    options: LlamaOptions, header: Header, context_length: int
+) -> LlamaOptions:
+    """As `suited_options`, for this machine now and a context of `context_length` tokens.
+
+    The context in the options stays as it is.
+    """
+    with_context = replace(options, context_length=context_length)
     chosen, _ = suited_options(
-        asked,
+        with_context,
         header,
         free_memory(),
         uses_gpu=uses_gpu(options),

@@ -31,13 +31,14 @@ from localspec.speculative.policy_api import REPLAY_TOKENS
 
 DEFAULT_KEPT_BYTES = 2**30  # limit for the caches of waiting conversations
 
-_FLOAT = 4
+_FLOAT = 4  # bytes
 _HALF = 2  # bytes
 SMALL_BYTES = 2 << 20  # a model's buffers that are too small to be listed: measured
 _ACTIVATION = "q8_0"  # the type of ggml's copies of activations for products
 # Of a projector that encodes a picture:
 _STREAMS = 8  # buffers of a layer's width
 _MOST_SCORES = 4096  # columns of scores at once
+_REPACKED_ROWS = 8  # ggml repacks matrices whose number of rows is a multiple of it
 _BYTES_PER_TOKEN = 310  # of libllama's vocabulary, its merges and texts: measured
 
 
@@ -55,7 +56,8 @@ class MemoryEstimate:
     """The part of weights_bytes that LoRA adapters take."""
 
     repacked_bytes: int = 0
-    """The repacked weights' pages of a mapped file, which are in memory a second time."""
+    """Weights that are in memory a second time: the pages of a mapped file that hold weights
+    which were repacked."""
 
     cache_bytes: int = 0
     """Keys, values and recurrent states."""
@@ -139,42 +141,46 @@ def estimate_memory(
             num_layers=len(placement.layers),
             gpu_layers=(0,) * placement.num_gpus,
         )
-    model_context, head_context = _contexts(header, options)
+    model_context, head_context = _context_options(header, options)
     with_head = head_context is not None
+    # These lists, and those below, have the bytes on each GPU and, last, in main memory.
     weights = placement.weights_bytes(header, with_head=with_head)
-    for tensor in _products(header):  # repacked weights may be larger
+    for tensor in _repackable_weights(header):  # repacked weights may be larger
         growth = repacked.get(type_name(tensor.kind), 1.0) - 1
         weights[MAIN_MEMORY] += int(tensor.size_bytes * growth)
-    of_adapters = placement.zeros()
+    adapter_weights = placement.zeros()
     for adapter in adapters:
-        of_adapters = _sums(of_adapters, placement.weights_bytes(adapter, with_head=True))
-    weights = _sums(weights, of_adapters)
+        sizes = placement.weights_bytes(adapter, with_head=True)
+        adapter_weights = _element_sums(adapter_weights, sizes)
+    weights = _element_sums(weights, adapter_weights)
     caches = placement.zeros()
     for layer, size in enumerate(_layer_cache_bytes(header, options)):
         caches[placement.layers[layer]] += size
     compute = placement.zeros()
     for context in (model_context, head_context):
         if context is not None:
-            compute = _sums(compute, _compute_by_place(header, context, placement))
+            compute = _element_sums(compute, _compute_by_place(header, context, placement))
     if facts is not None and with_head:
         compute[MAIN_MEMORY] += _rows_bytes(header, facts, options.num_sequences)
-    num_snapshots = (options.num_snapshots or 0) * ModelShape(header).has_snapshots
-    one_state = cache_bytes(header, replace(options, num_snapshots=0))
-    places = _sums(weights, caches, compute)
+    num_snapshots = 0
+    if ModelShape(header).has_snapshots:
+        num_snapshots = options.num_snapshots or 0
+    without_snapshots = cache_bytes(header, replace(options, num_snapshots=0))
+    totals = _element_sums(weights, caches, compute)
     twice_bytes = 0
     if options.use_mmap is not False:
         twice_bytes = repacked_bytes(header, repacked)
     return MemoryEstimate(
         with_head=with_head,
         weights_bytes=sum(weights),
-        adapter_bytes=sum(of_adapters),
+        adapter_bytes=sum(adapter_weights),
         repacked_bytes=twice_bytes,
         cache_bytes=sum(caches),
         num_snapshots=num_snapshots,
-        snapshot_bytes=sum(caches) - one_state,
+        snapshot_bytes=sum(caches) - without_snapshots,
         compute_bytes=sum(compute),
         vocabulary_bytes=len(header.tokens) * _BYTES_PER_TOKEN,
-        gpu_bytes=tuple(places[:MAIN_MEMORY]),
+        gpu_bytes=tuple(totals[:MAIN_MEMORY]),
         num_layers=len(placement.layers),
         gpu_layers=placement.gpu_layers(),
         num_cpu_moe_layers=placement.num_cpu_moe_layers,
@@ -184,8 +190,8 @@ def estimate_memory(
 def projector_memory(header: Header, num_gpus: int, place: int = MAIN_MEMORY) -> MemoryEstimate:
     """The memory of a projector: weights, encoding of a picture, and kept pictures.
 
-    Encoding is bounded for a picture of the projector's own size, without tiles: one layer's
-    scores of attention and its buffers.
+    Encoding takes the most for a picture of the projector's own size, without tiles: the scores
+    of attention of one layer, and its buffers.
 
     Args:
         header: The projector's header.
@@ -197,15 +203,16 @@ def projector_memory(header: Header, num_gpus: int, place: int = MAIN_MEMORY) ->
     width = header.number("clip.vision.embedding_length")
     hidden = header.number("clip.vision.feed_forward_length")
     heads = header.number("clip.vision.attention.head_count")
-    patches = (size // max(patch, 1)) ** 2
-    scores = min(patches, _MOST_SCORES) * heads
-    encoding_bytes = patches * (_STREAMS * width + 2 * hidden + scores) * _FLOAT
-    places = [0] * (num_gpus + 1)
-    places[place] = header.weights_bytes + encoding_bytes
+    num_patches = (size // max(patch, 1)) ** 2
+    num_scores = min(num_patches, _MOST_SCORES) * heads
+    values_per_patch = _STREAMS * width + 2 * hidden + num_scores
+    encoding_bytes = num_patches * values_per_patch * _FLOAT
+    sizes = [0] * (num_gpus + 1)  # on each GPU, and in main memory
+    sizes[place] = header.weights_bytes + encoding_bytes
     return MemoryEstimate(
         weights_bytes=header.weights_bytes,
         compute_bytes=encoding_bytes,
-        gpu_bytes=tuple(places[:MAIN_MEMORY]),
+        gpu_bytes=tuple(sizes[:MAIN_MEMORY]),
         gpu_layers=(0,) * num_gpus,
         picture_bytes=KEPT_PICTURE_BYTES + KEPT_ROW_BYTES,
     )
@@ -218,38 +225,43 @@ def _rows_bytes(header: Header, facts: HeadFacts, num_sequences: int) -> int:
     if facts.layers_read:
         width = header.number("eagle3.target_hidden_size") or shape.width  # of the target
         width *= len(facts.layers_read)
-    return (BATCH_SIZE + NUM_KEPT_ROWS * num_sequences) * width * _FLOAT
+    num_rows = BATCH_SIZE + NUM_KEPT_ROWS * num_sequences
+    return num_rows * width * _FLOAT
 
 
-def _contexts(
+def _context_options(
     header: Header,
     options: LlamaOptions,
 ) -> tuple[LlamaOptions | None, LlamaOptions | None]:
-    """The options of the contexts of a file's model and head; None for one that it lacks.
+    """The options of the context of a file's model, and of that of its head.
 
-    A head decodes one text at a time.
+    None for a context that is not made: the file has no model, or no head that is used. A head
+    decodes one text at a time.
     """
     facts = head_facts(header)
-    if facts is None or not (facts.layers_read or facts.is_apart or options.with_head):
+    if facts is None:
+        return options, None
+    is_head_alone = bool(facts.layers_read) or facts.is_apart  # the file has no model
+    if not (is_head_alone or options.with_head):
         return options, None
     max_outputs = REPLAY_TOKENS
     if facts.layers_read:
         max_outputs = ROWS_BATCH_SIZE
     elif facts.is_apart:
         max_outputs = options.max_outputs
-    head = replace(options, max_outputs=max_outputs, num_sequences=1)
-    if facts.layers_read or facts.is_apart:
-        return None, head
-    return options, head
+    head_options = replace(options, max_outputs=max_outputs, num_sequences=1)
+    if is_head_alone:
+        return None, head_options
+    return options, head_options
 
 
-def _sums(*places: list[int]) -> list[int]:
-    """The sums of several lists, element by element."""
-    return [sum(sizes) for sizes in zip(*places, strict=True)]
+def _element_sums(*lists: list[int]) -> list[int]:
+    """The sums of several lists of the same length, element by element."""
+    return [sum(elements) for elements in zip(*lists, strict=True)]
 
 
 def _compute_by_place(header: Header, options: LlamaOptions, placement: Placement) -> list[int]:
-    """Intermediate results in each memory."""
+    """The bytes of intermediate results on each GPU and, last, in main memory."""
     context_length = options.context_length or 0
     max_outputs = options.most_outputs
     attention = options.flash_attention
@@ -272,9 +284,9 @@ def _compute_by_place(header: Header, options: LlamaOptions, placement: Placemen
 
 
 def repacked_bytes(header: Header, repacked: Mapping[str, float]) -> int:
-    """The size of the weights in the file that ggml's CPU backend repacks."""
+    """The size in the file of the weights that ggml's CPU backend repacks."""
     size_bytes = 0
-    for tensor in _products(header):
+    for tensor in _repackable_weights(header):
         if type_name(tensor.kind) in repacked:
             size_bytes += tensor.size_bytes
     return size_bytes
@@ -290,19 +302,21 @@ def cache_bytes(header: Header, options: LlamaOptions) -> int:
 
 
 def _layer_cache_bytes(header: Header, options: LlamaOptions) -> list[int]:
-    """`cache_bytes` of each layer; the layers of a used head come last."""
+    """`cache_bytes` of each layer. If the head is used, its layers come last."""
     shape = ModelShape(header)
     width = shape.key_width * bytes_per_value(options.cache_type_k or "f16")
     if not shape.is_latent:
         width += shape.value_width * bytes_per_value(options.cache_type_v or "f16")
     cells = num_cells(options.context_length or 0) * options.num_sequences
-    num_states = 1 + (options.num_snapshots or 0) * shape.has_snapshots
-    num_states *= options.num_sequences
+    states_per_text = 1
+    if shape.has_snapshots:
+        states_per_text += options.num_snapshots or 0
+    num_states = states_per_text * options.num_sequences
     state_bytes = shape.state_width() * _FLOAT * num_states
-    model_context, head_context = _contexts(header, options)
+    model_context, head_context = _context_options(header, options)
     heads_by_layer = shape.kv_heads()
-    # Layers that share another's cache.
-    heads_by_layer += [0] * (shape.num_layers - len(heads_by_layer))
+    num_sharing = shape.num_layers - len(heads_by_layer)  # layers that use another's cache
+    heads_by_layer += [0] * num_sharing
     sizes = []
     for num_heads in heads_by_layer:
         if model_context is None:
@@ -361,7 +375,8 @@ def graph_bytes(
     # keeps since October 2026; the layer's input, norm, residual and result. A model of one or
     # two layers has fewer of them, since its last layer has max_outputs rows only.
     streams = min(5, 2 * shape.num_layers - 1) * shape.width
-    feed_forward = 3 * shape.hidden + shape.num_experts_used * shape.width + streams
+    expert_results = shape.num_experts_used * shape.width
+    feed_forward = 3 * shape.hidden + expert_results + streams
     queries = shape.num_heads * shape.key_width
     attention = 2 * queries + streams
     if flash_attention == "off":
@@ -374,7 +389,7 @@ def graph_bytes(
 
 
 def _mask_bytes(shape: ModelShape, context_length: int, attention: FlashAttention) -> int:
-    """The masks of attention: one, and another one for a sliding window."""
+    """Bytes of the masks of attention: one, and another one for a sliding window."""
     if shape.architecture.is_recurrent:
         return 0
     num_masks = 1
@@ -388,24 +403,30 @@ def _mask_bytes(shape: ModelShape, context_length: int, attention: FlashAttentio
     return num_masks * batch * cells * value_bytes
 
 
-def _products(header: Header) -> list[Tensor]:
+def _repackable_weights(header: Header) -> list[Tensor]:
     """The weights that ggml may repack: all matrices but the token embeddings.
 
     If the embeddings are the output layer, too, libllama makes a second tensor of them.
     """
     has_output = any(tensor.name == "output.weight" for tensor in header.tensors)
-    found = []
+    weights = []
     for tensor in header.tensors:
         if has_output and tensor.name == "token_embd.weight":
             continue
         is_weight = tensor.name.endswith(".weight")
-        if is_weight and len(tensor.shape) > 1 and tensor.shape[1] % 8 == 0:
-            found.append(tensor)
-    return found
+        is_matrix = len(tensor.shape) > 1
+        if is_weight and is_matrix and tensor.shape[1] % _REPACKED_ROWS == 0:
+            weights.append(tensor)
+    return weights
 
 
 def embedder_bytes(header: Header, context_length: int) -> int:
-    """Memory of a model for vectors, for texts of that length; at most a fifth too much."""
+    """Bytes of memory of a model for vectors, at most a fifth too many.
+
+    Args:
+        header: The header of the model's file.
+        context_length: The length of the longest text, in tokens.
+    """
     shape = ModelShape(header)
     batch = embedding_batch_size(header, context_length)
     streams = 4 * shape.width
@@ -415,9 +436,11 @@ def embedder_bytes(header: Header, context_length: int) -> int:
     if "bert" not in header.architecture:  # BERT has neither logits nor a cache
         logits = len(header.tokens)
         caches = cache_bytes(header, LlamaOptions(context_length=context_length))
+    feed_forward = 3 * shape.hidden + streams
+    attention = queries + streams
     # The logits count twice: libllama computes them, and hands out a copy.
-    rows = max(3 * shape.hidden + streams, queries + streams, logits) + logits
-    mask = context_length
-    compute = batch * (rows + mask) * _FLOAT
+    row = max(feed_forward, attention, logits) + logits
+    mask_row = context_length
+    compute = batch * (row + mask_row) * _FLOAT
     vocabulary = len(header.tokens) * _BYTES_PER_TOKEN
     return header.weights_bytes + caches + compute + vocabulary + SMALL_BYTES

@@ -1,16 +1,17 @@
 """Plans the layers on GPUs, and the texts side by side, and says whether the models fit.
 
-A draft goes onto GPUs first and whole, if it can: it runs several times a step. The remaining
+A draft goes onto GPUs first, as a whole if it fits: it runs several times a step. The remaining
 memory gets as many of the target's layers as fit, counted from the last one. RPC servers hold
-layers as GPUs do, of the models that name them. The experts of a mixture of experts go last: a
-token reads only a few of them, but all the other weights of a layer, so a GPU's memory is
-better used for those. Numbers that a user sets do not change, but for snapshots: where
-memory is short there are fewer.
+layers as GPUs do, for the models whose options name them. The experts of a mixture of experts
+go last: a token reads only a few of them, but all the other weights of a layer, so a GPU's
+memory
+    is
+better used for those. Numbers that a user sets do not change, except that there are fewer
+snapshots where memory is short.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
@@ -36,10 +37,10 @@ _KEPT_PART = 8  # caches of texts that wait take up to 1/8 of a server's memory
 # are copied there to read a prompt, and for other programs. If that is not enough, a GPU's
 # library may end the process. llama.cpp leaves as much (--fit-target).
 MARGIN_BYTES = 1 << 30
-# Shares of a plan's GPU memory for the next plans, if there was too little for the plan.
+# If a plan failed: the shares of its GPU memory that the next plans take.
 _SHARES = (0.75, 0.5, 0.0)
 _CONTEXT_STEP = 256  # tokens
-_OVER_FILES = 1.2  # a preset's memory over its files' size, as a rule of thumb
+_OVER_FILES = 1.2  # a preset's memory ÷ its files' size, as a rule of thumb
 _FEWER_SNAPSHOTS = (4, 2, 1, 0)  # of a hybrid's states, if the wanted number does not fit
 
 
@@ -62,44 +63,46 @@ class Plan:
         """The memory that the models take."""
         return pair_memory(self.models, self.context_length, self.free)
 
-    def fewer(self) -> Iterator[Plan]:
-        """Plans with fewer and fewer layers on GPUs that fit into main memory.
+    def smaller_plans(self) -> Iterator[Plan]:
+        """Plans with fewer and fewer layers on GPUs whose other layers fit into main memory.
 
         There are none if the user fixed the number of layers.
         """
-        taken = self.memory.gpu_bytes
-        last = self.models
+        gpu_bytes = self.memory.gpu_bytes
+        last_models = self.models
         for share in _SHARES:
             gpus = []
-            for gpu, size in zip(self.free.gpus, taken, strict=True):
-                total = max(1, gpu.total_bytes)
+            for gpu, size in zip(self.free.gpus, gpu_bytes, strict=True):
+                total = max(1, gpu.total_bytes)  # 0 would say that it is unknown
                 gpus.append(replace(gpu, free_bytes=int(share * size), total_bytes=total))
             limited = replace(self.free, gpus=tuple(gpus))
-            models = _chosen(self.wanted, self.context_length, limited)
+            models = _placed_on_gpus(self.wanted, self.context_length, limited)
             smaller = replace(self, models=models)
-            if models != last and not self.free.shortages(smaller.memory):
-                last = models
+            if models != last_models and not self.free.shortages(smaller.memory):
+                last_models = models
                 yield smaller
 
 
 def plan_layers(models: Sequence[Planned], context_length: int, free: MemoryRoom) -> Plan:
-    """Choose what the options leave open, so that the models fit if they can.
+    """The best plan with which the models fit; if there is none, the last that was tried.
+
+    It sets what the options leave open: the head, snapshots, and layers on GPUs.
 
     Args:
-        models: The models as asked for, the target first.
+        models: The models with the options that the user set, the target first.
         context_length: Tokens.
         free: The free memory.
     """
     target = models[0]
-    for options in _left_open(target):
+    for options in _options_to_try(target):
         wanted = (target._replace(options=options), *models[1:])
-        plan = _with_layers(wanted, context_length, free)
+        plan = _with_margin(wanted, context_length, free)
         if not free.shortages(plan.memory):
             break
     return plan
 
 
-def _left_open(target: Planned) -> Iterator[LlamaOptions]:
+def _options_to_try(target: Planned) -> Iterator[LlamaOptions]:
     """The target's options to try in turn until the models fit, the best first.
 
     They differ in whether the head is used, if that is left open, and in how many snapshots
@@ -107,61 +110,76 @@ def _left_open(target: Planned) -> Iterator[LlamaOptions]:
     """
     options = target.options
     facts = head_facts(target.header)
-    heads: list[bool | None] = [options.with_head]
-    if options.with_head is None and facts is not None and not facts.why_not:
-        heads = [True, False]
-    for with_head in heads:
+    has_usable_head = facts is not None and not facts.why_not
+    head_choices: list[bool | None] = [options.with_head]
+    if options.with_head is None and has_usable_head:
+        head_choices = [True, False]
+    most = options.num_snapshots
+    if most is None:
+        most = DEFAULT_SNAPSHOTS
+    fewer = [count for count in _FEWER_SNAPSHOTS if count < most]
+    for with_head in head_choices:
         chosen = replace(options, with_head=with_head)
         if not ModelShape(target.header).has_snapshots:
             yield chosen
             continue
-        most = options.num_snapshots
-        if most is None:
-            most = DEFAULT_SNAPSHOTS
-        fewer = [count for count in _FEWER_SNAPSHOTS if count < most]
         for count in (most, *fewer):
             if count or not with_head:  # a head needs snapshots
                 yield replace(chosen, num_snapshots=count)
 
 
-def _with_layers(wanted: tuple[Planned, ...], context_length: int, free: MemoryRoom) -> Plan:
-    """Choose the layers that the options leave open, so that the models fit if they can."""
-    # Without the margin, if main memory cannot take the other layers.
+def _with_margin(wanted: tuple[Planned, ...], context_length: int, free: MemoryRoom) -> Plan:
+    """The plan with the most layers on GPUs that leaves MARGIN_BYTES of each free.
+
+    If main memory cannot take the other layers, nothing is left free.
+    """
     for margin in (MARGIN_BYTES, 0):
         gpus = []
         for gpu in free.gpus:
             gpus.append(replace(gpu, free_bytes=max(0, gpu.free_bytes - margin)))
         limited = replace(free, gpus=tuple(gpus))
-        chosen = _chosen(wanted, context_length, limited)
-        plan = Plan(wanted, chosen, context_length, free)
-        if chosen == wanted or not free.shortages(plan.memory):
+        models = _placed_on_gpus(wanted, context_length, limited)
+        plan = Plan(wanted, models, context_length, free)
+        if models == wanted or not free.shortages(plan.memory):
             break
     return plan
 
 
-def _chosen(
+def _placed_on_gpus(
     wanted: tuple[Planned, ...],
     context_length: int,
     free: MemoryRoom,
 ) -> tuple[Planned, ...]:
-    """The models with the most layers that the GPUs have memory for."""
+    """The models with the most layers on GPUs that these have memory for, the target last.
+
+    Numbers of layers that the options set do not change.
+    """
     if not free.gpus:
         return wanted
+    # At first, models whose number of layers is open have none on GPUs.
     models = []
     for model in wanted:
         if model.options.num_gpu_layers is None:
             model = model.changed(num_gpu_layers=0)
         models.append(model)
-    for index, model in reversed(list(enumerate(wanted))):
+    for index in reversed(range(len(wanted))):
+        model = wanted[index]
         is_open = model.role != "mmproj" and model.options.num_gpu_layers is None
         if is_open and chosen_gpus(free.gpus, model.options):
             models[index] = model
-            models[index] = _Search(models, index, context_length, free).best()
+            models[index] = _LayerSearch(models, index, context_length, free).best()
     return tuple(models)
 
 
-class _Search:
-    """Finds the most layers of the model at `index` that fit together with the others."""
+class _LayerSearch:
+    """Finds the most layers on GPUs of one model that fit together with the other models.
+
+    Args:
+        models: All models, the target first.
+        index: The position of the model in `models`.
+        context_length: Tokens.
+        free: The free memory.
+    """
 
     def __init__(
         self,
@@ -178,28 +196,38 @@ class _Search:
         self._free = free
         self._num_layers = ModelShape(model.header).num_blocks + 1
         self._gpus = chosen_gpus(free.gpus, model.options)
-        # Whether to choose the layers of each GPU. Otherwise their total number decides that.
-        self._is_split_here = len(self._gpus) > 1 and not any(model.options.tensor_split)
+        # Whether to choose the layers of each GPU. Otherwise libllama divides their total.
+        self._chooses_split = len(self._gpus) > 1 and not any(model.options.tensor_split)
 
     def best(self) -> Planned:
-        """The model with the most layers on GPUs."""
-        fixed = self._model.options.num_cpu_moe_layers
-        options = self._most(fixed or 0)
-        if fixed is None and has_experts(self._model.header) and not self._is_whole(options):
-            num_blocks = self._num_layers - 1
+        """The model with the most layers on GPUs.
 
-            def fits_with_experts(count: int) -> bool:
-                return self._is_whole(self._most(num_blocks - count))
-
-            options = self._most(num_blocks - largest(num_blocks - 1, fits_with_experts))
+        If not all fit, the experts of as few layers as possible stay in main memory.
+        """
+        set_by_user = self._model.options.num_cpu_moe_layers
+        options = self._most_layers(set_by_user or 0)
+        is_open = set_by_user is None and has_experts(self._model.header)
+        if is_open and not self._is_whole(options):
+            options = self._most_experts()
             if options.num_gpu_layers == 0:  # all layers are in main memory anyway
                 options = replace(options, num_cpu_moe_layers=None)
         return self._model._replace(options=options)
 
     def _is_whole(self, options: LlamaOptions) -> bool:
+        """Whether all layers are on GPUs."""
         return options.num_gpu_layers == self._num_layers
 
-    def _most(self, num_cpu_moe_layers: int) -> LlamaOptions:
+    def _most_experts(self) -> LlamaOptions:
+        """The options with the most layers whose experts are on GPUs, too."""
+        num_blocks = self._num_layers - 1
+
+        def fits_with_experts(count: int) -> bool:
+            return self._is_whole(self._most_layers(num_blocks - count))
+
+        num_with_experts = largest_fitting(num_blocks - 1, fits_with_experts)
+        return self._most_layers(num_blocks - num_with_experts)
+
+    def _most_layers(self, num_cpu_moe_layers: int) -> LlamaOptions:
         """The options with the most layers on GPUs.
 
         Args:
@@ -208,46 +236,40 @@ class _Search:
         base = self._model.options
         if num_cpu_moe_layers:
             base = replace(base, num_cpu_moe_layers=num_cpu_moe_layers)
-        if not self._is_split_here:
-            count = largest(
+        if not self._chooses_split:
+            count = largest_fitting(
                 self._num_layers,
-                lambda n: self._fits(replace(base, num_gpu_layers=n)),
+                lambda count: self._fits(replace(base, num_gpu_layers=count)),
             )
             return replace(base, num_gpu_layers=count)
-        whole = self._split(base, self._by_free_memory(base))
+        whole = _with_split(base, self._counts_by_free_memory(base))
         if self._fits(whole):
             return whole
         counts = [0] * len(self._gpus)
-        for index in reversed(range(len(counts))):  # the last layers are the last GPU's
+        for index in reversed(range(len(counts))):  # the last GPU has the last layers
 
             def fits(count: int, index: int = index) -> bool:
                 tried = list(counts)
                 tried[index] = count
-                return self._fits(self._split(base, tried))
+                return self._fits(_with_split(base, tried))
 
-            counts[index] = largest(self._num_layers - sum(counts), fits)
-        return self._split(base, counts)
+            num_left = self._num_layers - sum(counts)
+            counts[index] = largest_fitting(num_left, fits)
+        return _with_split(base, counts)
 
-    def _by_free_memory(self, options: LlamaOptions) -> list[int]:
-        """Layers of each GPU if libllama divides all layers by free memory."""
+    def _counts_by_free_memory(self, options: LlamaOptions) -> list[int]:
+        """Layers of each chosen GPU if libllama divides all layers by free memory."""
         gpus = self._free.gpus
         free_bytes = [gpu.free_bytes for gpu in gpus]
         others = list(self._models)
         del others[self._index]
         if others:
             memory = pair_memory(others, self._context_length, self._free)
-            for gpu, taken in enumerate(memory.gpu_bytes):
-                free_bytes[gpu] = max(0, free_bytes[gpu] - taken)
+            for gpu, needed in enumerate(memory.gpu_bytes):
+                free_bytes[gpu] = max(0, free_bytes[gpu] - needed)
         placement = place_layers(self._model.header, options, gpus, free_bytes)
         layers = placement.gpu_layers()
         return [layers[gpu] for gpu in self._gpus]
-
-    def _split(self, options: LlamaOptions, counts: Sequence[int]) -> LlamaOptions:
-        """The options with this number of layers on each GPU."""
-        shares: tuple[float, ...] = ()
-        if any(counts):
-            shares = tuple(map(float, counts))
-        return replace(options, num_gpu_layers=sum(counts), tensor_split=shares)
 
     def _fits(self, options: LlamaOptions) -> bool:
         """Whether the pair fits on each GPU with these options of the model."""
@@ -256,12 +278,27 @@ class _Search:
         return not any(shortage.gpu for shortage in self._free.shortages(memory))
 
 
-def largest(limit: int, fits: Callable[[int], bool]) -> int:
+def _with_split(options: LlamaOptions, counts: Sequence[int]) -> LlamaOptions:
+    """The options with a number of layers on each GPU."""
+    shares: tuple[float, ...] = ()
+    if any(counts):
+        shares = tuple(map(float, counts))
+    return replace(options, num_gpu_layers=sum(counts), tensor_split=shares)
+
+
+def largest_fitting(limit: int, fits: Callable[[int], bool]) -> int:
     """The largest number up to the limit that fits, by bisection. 0 counts as fitting."""
     if fits(limit):
         return limit
-    # The index of the first number that does not fit, which is the number before it.
-    return bisect_left(range(1, limit), 1, key=lambda number: not fits(number))
+    largest = 0
+    too_large = limit
+    while too_large - largest > 1:
+        middle = (largest + too_large) // 2
+        if fits(middle):
+            largest = middle
+        else:
+            too_large = middle
+    return largest
 
 
 def check_parallel(parallel: object) -> None:
@@ -271,7 +308,12 @@ def check_parallel(parallel: object) -> None:
 
 
 def served_kept_bytes(total_bytes: int, num_models: int = 1) -> int:
-    """The share of the machine's memory for caches of each of a server's models."""
+    """The limit of the memory for waiting conversations' caches, for each model of a server.
+
+    Args:
+        total_bytes: The memory of the machine.
+        num_models: The number of models that share it.
+    """
     return total_bytes // (_KEPT_PART * num_models)
 
 
@@ -297,29 +339,37 @@ def plan_side_by_side(
     parallel: int,
     kept_bytes: int,
 ) -> Plan:
-    """The plan for up to `parallel` texts side by side; for one text with RPC servers.
+    """The plan for as many texts side by side as fit, at most `parallel`.
 
     All texts but the first take at most half of kept_bytes, so that a copy of any text fits
-    into the other half. They cost no layer on a GPU and no snapshot.
+    into the other half. They cost no layer on a GPU and no snapshot. With RPC servers, the plan
+    is for one text.
+
+    Args:
+        wanted: The models with the options that the user set, the target first.
+        context_length: Tokens.
+        free: The free memory.
+        parallel: The most texts.
+        kept_bytes: The limit of the memory for other texts than the one that is decoded.
     """
     alone = plan_layers(wanted, context_length, free)
     if any(model.options.rpc for model in wanted):
         return alone
     for count in range(parallel, 1, -1):
-        planned = [model.changed(num_sequences=count) for model in wanted]
-        plan = plan_layers(planned, context_length, free)
+        models = [model.changed(num_sequences=count) for model in wanted]
+        plan = plan_layers(models, context_length, free)
         # Nothing but the sequences may differ from the plan for one text.
-        models = [model.changed(num_sequences=1) for model in plan.models]
-        is_like = models == list(alone.models)
+        of_one_text = [model.changed(num_sequences=1) for model in plan.models]
+        costs_no_layer = of_one_text == list(alone.models)
         reserved = plan.memory.needed_bytes - alone.memory.needed_bytes
         is_small = reserved <= kept_bytes // 2
-        if is_small and is_like and not free.shortages(plan.memory):
+        if is_small and costs_no_layer and not free.shortages(plan.memory):
             return replace(plan, reserved_bytes=reserved)
     return alone
 
 
 def target_context_length(header: Header, wanted: int | None) -> int:
-    """The context that a target is opened with. Raises OptionError: see `context_to_open`."""
+    """The context length with which a target is opened. Raises as `context_to_open`."""
     return context_to_open(wanted, ModelShape(header).context_length, header.path.name)
 
 
@@ -334,10 +384,10 @@ def plan_here(models: Sequence[Planned], parallel: int = 1, kept_bytes: int = 0)
     """
     target = models[0]
     context_length = target_context_length(target.header, target.options.context_length)
-    rpc: dict[str, None] = {}  # a set that keeps the order
+    addresses: dict[str, None] = {}  # a set that keeps the order
     for model in models:
-        rpc |= dict.fromkeys(model.options.rpc)
-    free = free_memory(tuple(rpc))
+        addresses |= dict.fromkeys(model.options.rpc)
+    free = free_memory(tuple(addresses))
     return plan_side_by_side(models, context_length, free, parallel, kept_bytes)
 
 
@@ -353,11 +403,11 @@ def check_fit(plan: Plan) -> None:
         names = " and ".join(model.header.path.name for model in plan.wanted)
         raise MemoryLimitError(
             f"{names} need {', '.join(needs)} at a context of {plan.context_length} tokens",
-            _way_out(plan.wanted, plan.context_length, plan.free),
+            _hint_of_what_fits(plan.wanted, plan.context_length, plan.free),
         )
 
 
-def _way_out(models: Sequence[Planned], context_length: int, free: MemoryRoom) -> str:
+def _hint_of_what_fits(models: Sequence[Planned], context_length: int, free: MemoryRoom) -> str:
     """The hint for models that do not fit: fewer layers, a shorter context, another preset."""
     ways = []
     if free.gpus and models[0].options.num_gpu_layers != 0:
@@ -383,7 +433,7 @@ def largest_context(models: Sequence[Planned], free: MemoryRoom) -> int:
         return not free.shortages(plan.memory)
 
     most = ModelShape(models[0].header).context_length // _CONTEXT_STEP
-    return largest(most, fits) * _CONTEXT_STEP
+    return largest_fitting(most, fits) * _CONTEXT_STEP
 
 
 def most_gpu_layers(
@@ -413,7 +463,10 @@ def most_gpu_layers(
 
 
 def fitting_preset(free: MemoryRoom) -> Preset | None:
-    """The largest preset of the newest year that fits, judged by the sizes of its files."""
+    """The largest preset of the newest year that fits, judged by the sizes of its files.
+
+    None if no preset fits.
+    """
     best: Preset | None = None
     best_rank = ("", 0)  # year, then bytes
     for preset in load_presets().values():
@@ -456,5 +509,6 @@ def fits_on_gpus(size_bytes: int, free: MemoryRoom) -> bool:
         size_bytes: The size of their files together.
         free: The free memory.
     """
-    own = sum(gpu.free_bytes for gpu in free.gpus if not is_in_main_memory(gpu))
-    return size_bytes * _OVER_FILES <= own
+    separate = [gpu for gpu in free.gpus if not is_in_main_memory(gpu)]
+    gpu_bytes = sum(gpu.free_bytes for gpu in separate)
+    return size_bytes * _OVER_FILES <= gpu_bytes

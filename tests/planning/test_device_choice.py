@@ -324,7 +324,7 @@ WELL = say(whole=(0.1, 0.001), offload=(0.2, 0.01), half=(0.15, 0.0065))
 def test_what_was_measured_is_kept_until_the_driver_changes(fake_gpu):
     found, started = fake_gpu(WELL)
     assert started == ["CPU", "GPU"]
-    gpu = found.found["Vulkan0"]
+    gpu = found.gpu_times["Vulkan0"]
     assert gpu.whole.write_s == pytest.approx(found.cpu.write_s / 10)
     assert gpu.copies.write_s == pytest.approx(0.001, rel=0.5)
     again, started = fake_gpu("raise SystemExit(1)")
@@ -358,25 +358,25 @@ def test_a_driver_that_fails_is_not_used_and_not_tried_again(
     if "sleep" in program:
         monkeypatch.setattr(device_trials, "TRIAL_S", 0.4)
     found, _ = fake_gpu(program, driver="2")
-    assert found.found["Vulkan0"] == DeviceTimes(fault=fault)
+    assert found.gpu_times["Vulkan0"] == DeviceTimes(fault=fault)
     found, started = fake_gpu(WELL, driver="2")
-    assert (found.found["Vulkan0"].fault, started) == (fault, [])
+    assert (found.gpu_times["Vulkan0"].fault, started) == (fault, [])
 
 
 @pytest.mark.process
 def test_memory_that_was_short_is_tried_again(fake_gpu):
     short = 'print(\'{"error": "no memory", "lacks_memory": true}\')'
     found, _ = fake_gpu(short)
-    assert "no memory" in found.found["Vulkan0"].fault
+    assert "no memory" in found.gpu_times["Vulkan0"].fault
     found, started = fake_gpu(WELL)
     assert started == ["GPU"]
-    assert found.found["Vulkan0"].whole is not None
+    assert found.gpu_times["Vulkan0"].whole is not None
 
 
 @pytest.mark.process
 def test_a_device_that_is_much_slower_is_compared_by_its_first_trial(fake_gpu):
     found, _ = fake_gpu(say(is_slow=True, whole=(50.0, 0.5)))
-    gpu = found.found["Vulkan0"]
+    gpu = found.gpu_times["Vulkan0"]
     assert (gpu.whole.write_s, gpu.offload) == (pytest.approx(found.cpu.write_s * 50), None)
 
 

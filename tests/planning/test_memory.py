@@ -328,7 +328,7 @@ def test_a_number_that_is_fixed_stays(header, draft, role):
     assert memory.models[1 - role].gpu_layers == (0,)
     assert plan.models[role] == plan.wanted[role]
     assert plan.free.shortages(memory) == []
-    assert list(plan.fewer()) == []
+    assert list(plan.smaller_plans()) == []
 
 
 def test_each_gpu_gets_the_layers_that_fit_there(header):

@@ -31,7 +31,7 @@ from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.tensor_types import unevenly_repacked
 from localspec.llama import exact_probe
 from localspec.llama.model_options import LlamaOptions
-from localspec.planning.free_memory import suited
+from localspec.planning.free_memory import suited_options_here
 from localspec.streaming.answer_options import AnswerOptions
 from localspec.streaming.cancellation import Watch
 
@@ -328,13 +328,13 @@ def test_other_architectures_are_exact_or_the_reason_is_told(
 
 def test_settings_are_chosen_by_what_the_file_needs(tmp_path, demo_target):
     header = check_model_file(demo_target)  # IQ4_NL, which is repacked evenly
-    chosen = suited(LlamaOptions(exact=True, num_gpu_layers=0), header, 512)
+    chosen = suited_options_here(LlamaOptions(exact=True, num_gpu_layers=0), header, 512)
     assert (chosen.flash_attention, chosen.cache_type_k, chosen.cache_type_v) == (
         *("on", "bf16", "f16"),
     )
     assert chosen.repack is None or "IQ4_NL" in unevenly_repacked("")
     given = LlamaOptions(exact=True, num_gpu_layers=0, cache_type_k="f16")
-    assert suited(given, header, 512).cache_type_v == "bf16"
+    assert suited_options_here(given, header, 512).cache_type_v == "bf16"
     assert unevenly_repacked("AVX2 = 1 | REPACK = 1") == {"Q4_K", "MXFP4"}
     assert "Q4_0" in unevenly_repacked("AVX2 = 1 | AMX_INT8 = 1 | REPACK = 1")
 

@@ -26,7 +26,7 @@ from localspec.llama.handle import Handle
 from localspec.llama.model import LlamaModel
 from localspec.llama.model_options import DEFAULT_SNAPSHOTS, LlamaOptions
 from localspec.llama.opening import context_params, new_context
-from localspec.planning.free_memory import suited
+from localspec.planning.free_memory import suited_options_here
 from localspec.planning.plan import target_context_length
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.cost import LARGEST_STEP
@@ -91,7 +91,7 @@ class Weights:
     def __init__(self, path: Path, options: LlamaOptions) -> None:
         header = check_model_file(path)
         length = target_context_length(header, options.context_length)
-        self._options = suited(options, header, length)
+        self._options = suited_options_here(options, header, length)
         prepare_kernels(self._options, header)
         self.reader = LlamaModel.open(path, self._options)
         self.reader.may_change_threads = options.num_threads is None
