@@ -31,24 +31,25 @@ from localspec.cli.commands.models import models
 from localspec.cli.commands.serve import serve
 from localspec.cli.commands.sessions import sessions
 from localspec.cli.help import Group
-from localspec.cli.progress_line import line_gone
+from localspec.cli.progress_line import line_cleared
 from localspec.cli.screen import error_lines, note, printable
 from localspec.errors import LocalspecError, OptionError
 
-_READER_GONE = (errno.EPIPE, errno.EINVAL)  # the second from Windows
+_READER_GONE = (errno.EPIPE, errno.EINVAL)  # Windows raises the second
 
 
 class _Main(Group):
     """Turns every failure into two lines and an exit code: 1 failed, 2 usage, 130 Ctrl-C."""
 
-    def main(self, *args: Any, **extra: Any) -> Any:
-        extra["standalone_mode"] = False
+    def main(self, *args: Any, **keywords: Any) -> Any:
+        """Run the command that is typed, and end the process with its exit code."""
+        keywords["standalone_mode"] = False  # click raises its errors, and returns exit codes
         logging.lastResort = _WarningNotes(logging.WARNING)
         for stream in (sys.stdin, sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="replace")  # a character the terminal lacks is "?"
         try:
-            code = super().main(*args, **extra)
+            code = super().main(*args, **keywords)
         except click.ClickException as error:
             error.show()
             code = error.exit_code
@@ -60,13 +61,13 @@ class _Main(Group):
             if isinstance(error, OptionError):
                 code = exit_codes.USAGE
         except OSError as error:
-            # The reader of our output has gone, or the disk is full. The rest of the buffer is
-            # discarded, so that the interpreter does not complain at exit.
+            # The program that reads our output has ended, or the disk is full. The rest of the
+            # buffer goes nowhere, so that the interpreter does not complain at exit.
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, 1)
             if error.filename or error.errno not in _READER_GONE:
-                what = printable(str(error.filename or "output"))
-                click.echo(f"Error: {error.strerror}: {what}", err=True)
+                file = printable(str(error.filename or "output"))
+                click.echo(f"Error: {error.strerror}: {file}", err=True)
             code = exit_codes.FAILED
         sys.exit(code)
 
@@ -76,12 +77,12 @@ class _WarningNotes(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Show the warning."""
-        with line_gone():
+        with line_cleared():
             note(record.getMessage())
 
 
-# Commands of Ollama, LM Studio and llama.cpp.
-_ELSEWHERE = {
+# Commands of Ollama, LM Studio and llama.cpp, and what to type here.
+_FOREIGN_COMMANDS = {
     **dict.fromkeys(
         ("run", "cli"),
         "localspec chat MODEL, or localspec generate -m MODEL PROMPT",
@@ -106,7 +107,7 @@ _ELSEWHERE = {
 
 @click.group(
     cls=_Main,
-    elsewhere=_ELSEWHERE,
+    foreign_commands=_FOREIGN_COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="Completion for bash, zsh and fish: localspec completion --help",
 )

@@ -14,12 +14,12 @@ AGENT_CONTEXT = 32_768
 """Tokens of context with which every agent here works."""
 
 _ROOM = 4_000
-"""Tokens that an agent needs beside its first prompt: for a file that it reads, and answers."""
+"""Tokens that an agent needs beside its first prompt: for files that it reads, and answers."""
 
-_OUTPUT_SHARE = 4
-"""opencode leaves one part in this many of the context free for an answer."""
+_CONTEXT_PER_ANSWER = 4
+"""opencode reserves for an answer the context divided by this."""
 
-_KEY = "local"  # a server without keys takes any
+_KEY = "local"  # a server without keys accepts any key
 
 
 class ServerFound(NamedTuple):
@@ -38,7 +38,8 @@ class ServerFound(NamedTuple):
     """The tokens of context that the model was trained for."""
 
 
-# Arguments and variables with which a program uses a server; None removes a variable.
+# Arguments and environment variables with which a program uses a server. A variable whose value
+# is None is removed.
 LaunchSettings = tuple[list[str], dict[str, str | None]]
 
 
@@ -58,25 +59,27 @@ class Agent(NamedTuple):
     """
 
     settings_for: Callable[[ServerFound], LaunchSettings]
-    """Makes its arguments and variables for a server."""
+    """Gives its arguments and environment variables for a server."""
 
     settings: Template
     """The same settings for a person to copy, below a line that says where they belong."""
 
     @property
     def least_context(self) -> int:
-        """The tokens of context below which it is of no use."""
+        """The smallest context, in tokens, with which the agent works."""
         return self.first_prompt + _ROOM
 
 
 def _settings_for_claude(served: ServerFound) -> LaunchSettings:
-    clouds = [name for name in os.environ if name.startswith("CLAUDE_CODE_USE_")]
-    return ["--model", served.model], {
-        **dict.fromkeys(clouds),  # it would ask one of them
+    variables: dict[str, str | None] = {
         "ANTHROPIC_BASE_URL": served.address,
         "ANTHROPIC_AUTH_TOKEN": _KEY,
         "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(served.context),
     }
+    for name in os.environ:
+        if name.startswith("CLAUDE_CODE_USE_"):
+            variables[name] = None  # with it Claude Code would ask a cloud instead
+    return ["--model", served.model], variables
 
 
 def _settings_for_codex(served: ServerFound) -> LaunchSettings:
@@ -92,18 +95,19 @@ def _settings_for_codex(served: ServerFound) -> LaunchSettings:
     }
     arguments = []
     for key, value in settings.items():
-        # A string of JSON is one of TOML, too.
+        # A JSON string is also a TOML string.
         arguments += ["-c", f"{key}={json.dumps(value, ensure_ascii=False)}"]
     return arguments, {}
 
 
 def _settings_for_opencode(served: ServerFound) -> LaunchSettings:
-    return [], {"OPENCODE_CONFIG_CONTENT": _opencode_json(served, _KEY)}  # above its files
+    # This variable takes precedence over opencode's files.
+    return [], {"OPENCODE_CONFIG_CONTENT": _opencode_json(served, _KEY)}
 
 
 def _opencode_json(served: ServerFound, key: str) -> str:
-    """The content of opencode.json for a server."""
-    limit = {"context": served.context, "output": served.context // _OUTPUT_SHARE}
+    """The content of an opencode.json for a server, with an API key of the server."""
+    limit = {"context": served.context, "output": served.context // _CONTEXT_PER_ANSWER}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
         "options": {"baseURL": f"{served.address}/v1", "apiKey": key},
@@ -113,7 +117,8 @@ def _opencode_json(served: ServerFound, key: str) -> str:
     return json.dumps(settings, ensure_ascii=False)
 
 
-# Agents that do not know the context length assume a far longer one, and send too much.
+# The context length is among the settings: agents that do not know it assume a far longer one,
+# and send too much.
 _CLAUDE_SETTINGS = Template("""\
 Claude Code:
   export ANTHROPIC_BASE_URL=$address ANTHROPIC_AUTH_TOKEN=$key
@@ -155,7 +160,7 @@ AGENTS = {
 
 
 def settings_of_agents(served: ServerFound, key: str) -> str:
-    """Settings to copy into the agents, and which agents need a larger context.
+    """Text with settings to copy into the agents, and with the agents that need more context.
 
     Args:
         served: the server and its model.
@@ -167,17 +172,17 @@ def settings_of_agents(served: ServerFound, key: str) -> str:
         "opencode": _opencode_json(served, key),
     }
     settings = ""
-    lacking = []
+    unsuited = []
     for agent in AGENTS.values():
         if agent.least_context <= served.context:
             settings += agent.settings.substitute(fields)
         else:
-            lacking.append(agent)
-    if not lacking:
+            unsuited.append(agent)
+    if not unsuited:
         return settings
-    needs = ", ".join(f"{agent.title} ({agent.least_context:,} tokens)" for agent in lacking)
-    least = min(agent.least_context for agent in lacking)
-    remedy = _context_option(served.num_trained, least)
+    needs = ", ".join(f"{agent.title} ({agent.least_context:,} tokens)" for agent in unsuited)
+    least_context = min(agent.least_context for agent in unsuited)
+    remedy = _context_option(served.num_trained, least_context)
     if remedy is None:
         remedy = f"this model was trained for {served.num_trained:,} tokens"
     return f"{settings}A larger context is needed for {needs}: {remedy}.\n"
@@ -187,7 +192,7 @@ def require_context(
     agent: Agent,
     context: int,
     num_trained: int,
-    first: str,
+    first_step: str,
 ) -> None:
     """Raise OptionError if the context is too small for the agent.
 
@@ -195,24 +200,31 @@ def require_context(
         agent: the agent.
         context: the context of the model in tokens.
         num_trained: the tokens of context that the model was trained for.
-        first: the step before another context can be given: a sentence and a space, or "".
+        first_step: what the user has to do before the context can be changed: a sentence and a
+            space, or "".
     """
-    least = agent.least_context
-    if context >= least:
+    least_context = agent.least_context
+    if context >= least_context:
         return
-    option = _context_option(num_trained, least)
+    option = _context_option(num_trained, least_context)
     if option is None:
         remedy = f"Choose another model: this one was trained for {num_trained:,} tokens."
     else:
         remedy = f"Give a larger one: {option}."
     raise OptionError(
-        f"{agent.title} does not work with a context of {context:,} tokens: it needs {least:,}",
-        f"{first}{remedy}",
+        f"{agent.title} does not work with a context of {context:,} tokens: it needs "
+        f"{least_context:,}",
+        f"{first_step}{remedy}",
     )
 
 
-def _context_option(num_trained: int, least: int) -> str | None:
-    """The option for a context that suits agents; None if the model cannot have the least."""
-    if num_trained >= least:
+def _context_option(num_trained: int, least_context: int) -> str | None:
+    """The option that sets a context for agents; None if a model cannot have `least_context`.
+
+    Args:
+        num_trained: the tokens of context that the model was trained for.
+        least_context: the smallest useful context in tokens.
+    """
+    if num_trained >= least_context:
         return f"--ctx {min(num_trained, AGENT_CONTEXT)}"
     return None

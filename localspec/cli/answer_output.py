@@ -29,20 +29,21 @@ class PlainView:
 
     def __init__(self, *, show_draft: bool) -> None:
         self._show_draft = show_draft
-        self._write_said = text_writer(err=False)
-        self._write_thought = self._write_said
-        # One writer wraps all text on the same terminal.
-        self._are_one = is_terminal(sys.stdout) and is_terminal(sys.stderr)
-        if not self._are_one:
+        self._write_answer = text_writer(err=False)
+        self._write_thought = self._write_answer
+        # Answer and thoughts on the same terminal are wrapped by the same writer.
+        self._share_terminal = is_terminal(sys.stdout) and is_terminal(sys.stderr)
+        if not self._share_terminal:
             self._write_thought = text_writer(err=True)
-        self._was_thought: bool | None = None
+        self._was_thought: bool | None = None  # of the last piece; None before the first
 
     def push(self, piece: Piece) -> None:
         """Show one more piece."""
         if not piece.text:
             return
-        is_other = self._was_thought is not None and self._was_thought != piece.is_thought
-        if is_other and (self._was_thought or self._are_one):
+        is_first = self._was_thought is None
+        changes_kind = not is_first and self._was_thought != piece.is_thought
+        if changes_kind and (self._was_thought or self._share_terminal):
             self._write_thought("\n", None)
         self._was_thought = piece.is_thought
         text = printable(piece.text)
@@ -52,17 +53,20 @@ class PlainView:
         if piece.is_thought:
             self._write_thought(text, colour)
         else:
-            self._write_said(text, colour)
+            self._write_answer(text, colour)
 
     def finish(self) -> None:
-        """End the line."""
-        if self._was_thought and not self._are_one:
+        """End the last line, also that of thoughts on stderr."""
+        if self._was_thought and not self._share_terminal:
             self._write_thought("\n", None)
-        self._write_said("\n", None)
+        self._write_answer("\n", None)
 
 
 def write_answer(answer: Answer, *, show_draft: bool) -> Reply:
-    """Print an answer as it comes. Ctrl-C stops it and keeps the text so far."""
+    """Print an answer as it comes, and return its reply.
+
+    Ctrl-C stops the answer; its text so far is kept.
+    """
     view = PlainView(show_draft=show_draft)
     with cancel_on_interrupt(answer.cancel), answer:
         for piece in answer:
@@ -74,18 +78,20 @@ def write_answer(answer: Answer, *, show_draft: bool) -> Reply:
 def note_limits(reply: Reply, max_tokens: int | None, engine: BaseEngine) -> None:
     """Note that an answer was cut off, and which parts of its JSON schema were not enforced.
 
-    On a pipe there is no note at --max-tokens: the limit was asked for.
+    If `max_tokens` cut the answer off, only a terminal shows the note: on a pipe the limit is
+    no surprise.
     """
-    is_full = max_tokens is not None and len(reply.token_ids) >= max_tokens
-    if reply.finish_reason == "length" and not is_full:
+    num_tokens = len(reply.token_ids)
+    is_at_limit = max_tokens is not None and num_tokens >= max_tokens
+    if reply.finish_reason == "length" and not is_at_limit:
         trained = engine.trained_context_length
-        more = "This model's context cannot be larger."
+        remedy = "This model's context cannot be larger."
         if engine.context_length < trained:
-            more = f"For more: --ctx, up to {trained}."
-        note(f"Cut off: the context of {engine.context_length} tokens is full. {more}")
+            remedy = f"For more: --ctx, up to {trained}."
+        note(f"Cut off: the context of {engine.context_length} tokens is full. {remedy}")
     elif reply.finish_reason == "length" and is_terminal(sys.stderr):
-        more = "--max-tokens; in a chat /continue, or /set max_tokens"
-        note(f"Cut off after {counted(len(reply.token_ids), 'token')}. For more: {more}.")
+        remedy = "--max-tokens; in a chat /continue, or /set max_tokens"
+        note(f"Cut off after {counted(num_tokens, 'token')}. For more: {remedy}.")
     if reply.not_kept:
         parts = ", ".join(reply.not_kept)
         note(
@@ -95,7 +101,7 @@ def note_limits(reply: Reply, max_tokens: int | None, engine: BaseEngine) -> Non
 
 
 def text_writer(*, err: bool) -> Callable[[str, str | None], None]:
-    """A function that writes text in a colour to stdout or stderr.
+    """A function that writes a text in a colour to stdout or stderr; None is no colour.
 
     On a terminal lines are wrapped between words, so a word is written once it is complete.
     Elsewhere the text is written unchanged and without colour.

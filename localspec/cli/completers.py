@@ -33,7 +33,7 @@ def complete_preset(
     _param: click.Parameter,
     incomplete: str,
 ) -> list[CompletionItem]:
-    """Presets, those on this machine first."""
+    """Presets that begin with `incomplete`, those on this machine first."""
     by_state: dict[str, list[str]] = {state: [] for state in _STATES}
     with _quietly:
         for name, preset in load_presets().items():
@@ -51,9 +51,9 @@ def complete_model(
     param: click.Parameter,
     incomplete: str,
 ) -> list[CompletionItem]:
-    """Presets and files. In this order bash shows files only if no preset matches."""
-    file = CompletionItem(incomplete, type="file")
-    return [file, *complete_preset(context, param, incomplete)]
+    """Files and presets. In this order bash shows files only if no preset matches."""
+    files = CompletionItem(incomplete, type="file")  # the shell lists the files
+    return [files, *complete_preset(context, param, incomplete)]
 
 
 def complete_session(
@@ -61,7 +61,10 @@ def complete_session(
     _param: click.Parameter,
     incomplete: str,
 ) -> list[CompletionItem]:
-    """Names of sessions. zsh and fish quote names themselves; for bash it is done here."""
+    """Names of sessions that begin with `incomplete`.
+
+    They are quoted for bash; zsh and fish quote them themselves.
+    """
     names: Iterable[str] = ()
     with _quietly:
         names = session_names()
@@ -76,6 +79,6 @@ def complete_template(
     _param: click.Parameter,
     incomplete: str,
 ) -> list[CompletionItem]:
-    """Built-in chat templates, and files."""
+    """Files, and built-in chat templates that begin with `incomplete`."""
     names = [CompletionItem(name) for name in BUILT_IN if name.startswith(incomplete)]
     return [CompletionItem(incomplete, type="file"), *names]

@@ -53,7 +53,7 @@ class Conversation:
 
     session: str | None = None
     is_editing: bool = False
-    """Whether the next question replaces the last one and its answer."""
+    """Whether the next question replaces the previous one and its answer."""
 
     attachments: list[Attachment] = field(default_factory=list)
     """Files for the next question."""
@@ -71,34 +71,36 @@ class Conversation:
     """Whether the session's file is up to date."""
 
     shown_error: str = ""
-    """The last error of saving that was shown."""
+    """The text of the last saving error that was shown; "" if the last attempt succeeded."""
 
     toolbox: Toolbox | None = None
     """The tools of MCP servers."""
 
     @property
     def is_kept(self) -> bool:
-        """Whether everything that has to be saved is on disk."""
+        """Whether nothing would be lost at the end: the session is saved, or there is none."""
         return self.session is None or self.is_saved
 
     def ask(self, text: str) -> None:
         """Answer a question, with the attached files.
 
         The files stay attached until a question with them is part of the conversation.
-        Raises ContextError if it does not fit; the conversation is then unchanged.
+        Raises ContextError if the question does not fit; the conversation is then unchanged.
         """
         question = attached(text, self.attachments)
-        ask = self.chat.send
+        start_answer = self.chat.send
         images = pictures_in(self.attachments)
         if self.is_editing:
-            files, _ = without_files(self.chat.last_question)
-            question = files + question
-            ask = self.chat.edit
+            files_text, _ = without_files(self.chat.last_question)
+            question = files_text + question  # the old question's files stay
+            start_answer = self.chat.edit
             self.is_editing = False
         try:
-            self._answer(ask(question, self.options, images=images))
+            self._answer(start_answer(question, self.options, images=images))
         finally:
-            if [message["content"] for message in self.chat.messages[-2:-1]] == [question]:
+            messages = self.chat.messages
+            is_answered = len(messages) >= 2 and messages[-2]["content"] == question
+            if is_answered:
                 self.attachments.clear()
             elif self.attachments:
                 names = self.file_names()
@@ -106,15 +108,18 @@ class Conversation:
 
     def edited_text(self) -> str:
         """The last question as it was typed. Raises OptionError if there was none."""
-        return without_files(self.chat.last_question)[1]
+        _, typed = without_files(self.chat.last_question)
+        return typed
 
     def attach(self, attachment: Attachment) -> None:
         """Attach a file to the next question.
 
-        Raises ContextError if it does not fit, OptionError for a picture that is not seen.
+        Raises ContextError if it does not fit, OptionError for a picture that the model cannot
+        see.
         """
         files = [*self.attachments, attachment]
         try:
+            # Made only for its errors.
             self.chat.prompt_tokens(attached("", files), pictures_in(files))
         except ContextError as error:
             raise ContextError(
@@ -132,7 +137,7 @@ class Conversation:
         self._answer(self.chat.retry(self.options))
 
     def continue_answer(self) -> None:
-        """Continue the last answer where it was cut."""
+        """Generate more of the last answer, which was cut off or stopped."""
         answer = self.chat.continue_answer(self.options)
         self.text_so_far = self.chat.messages[-1]["content"]
         try:
@@ -141,6 +146,7 @@ class Conversation:
             self.text_so_far = ""
 
     def _answer(self, answer: Answer) -> None:
+        """Show an answer, with the tool calls that it makes, and save the session."""
         num_forgotten = self.chat.num_forgotten
         try:
             if self.toolbox is None:
@@ -153,7 +159,7 @@ class Conversation:
             note("The context is full: from now on the oldest turns are dropped.")
 
     def _answer_with_tools(self, answer: Answer, toolbox: Toolbox) -> None:
-        """Show the answer, make its allowed calls, show the next answer, and so on."""
+        """Show the answer, make the calls that are allowed, show the next answer, and so on."""
         functions = functions_of(self.chat, self.options)
         steps = steps_from(self.chat, answer, self.options, functions)
         with contextlib.closing(steps):
@@ -165,13 +171,13 @@ class Conversation:
                 else:
                     step.refuse()
 
-    def begin_anew(self) -> None:
-        """Ask again about calls that were allowed for the conversation until now."""
+    def forget_allowed_calls(self) -> None:
+        """Ask again before tool calls that the user allowed for this conversation."""
         if self.toolbox is not None:
-            self.toolbox.forget()
+            self.toolbox.forget_allowed()
 
     def save(self) -> None:
-        """Write the session, if there is one. An error is shown once."""
+        """Write the session, if there is one. The same error twice in a row is shown once."""
         if self.session is None:
             return
         self.is_saved = False
@@ -180,13 +186,13 @@ class Conversation:
             self.is_saved = True
             self.shown_error = ""
         except SessionError as error:
-            before = self.shown_error
+            previous_error = self.shown_error
             self.shown_error = error_lines(error)
-            if self.shown_error != before:
+            if self.shown_error != previous_error:
                 click.echo(self.shown_error, err=True)
 
     def leave(self) -> None:
-        """Write the session if that failed before. An error is shown."""
+        """Save the session again if the last attempt failed. An error is shown in any case."""
         if not self.is_kept:
             self.shown_error = ""
             self.save()
@@ -199,8 +205,8 @@ class Conversation:
 
         Args:
             name: the session's name.
-            may_replace: called before another session of that name is replaced, when nothing
-                else can prevent it.
+            may_replace: asks whether another session of that name may be replaced. It is called
+                once that session is locked.
         """
         name = known_name(name)
         with self._locked(name) as lock:
@@ -212,15 +218,15 @@ class Conversation:
         return True
 
     def load(self, name: str, *, may_drop: Callable[[], bool]) -> bool:
-        """Continue a session that exists.
+        """Continue a saved session in place of the present conversation.
 
-        Returns False if the present conversation was not dropped. Raises OptionError if there
-        is no session of that name, SessionError if it cannot be read or is in use.
+        Returns False if the present conversation was kept. Raises OptionError if there is no
+        session of that name, SessionError if it cannot be read or is in use.
 
         Args:
             name: the session's name.
-            may_drop: called before a conversation that is not saved is dropped, once the
-                session was read.
+            may_drop: asks whether the present conversation, which is not saved, may be lost. It
+                is called once the session was read.
         """
         check_exists(name)
         name = known_name(name)
@@ -233,11 +239,11 @@ class Conversation:
                 return False
             session.resume(self.chat)
             self._hold(name, lock)
-            self.begin_anew()
+            self.forget_allowed_calls()
         return True
 
     def open_session(self, name: str) -> bool:
-        """Save to a session from now on, and resume it if it exists. Returns whether it does.
+        """Save to a session from now on, and resume it if it exists. Returns whether it exists.
 
         Raises SessionError if it cannot be read or is in use, OptionError for a bad name.
         """
@@ -251,7 +257,7 @@ class Conversation:
 
     @contextlib.contextmanager
     def _locked(self, name: str) -> Iterator[FileLock]:
-        """Lock a session for the body, and afterwards if the body has called `_hold`."""
+        """Lock a session while the body runs. The lock stays if the body has called `_hold`."""
         if self.lock is not None and name == self.session:
             lock = self.lock
         else:
@@ -263,7 +269,7 @@ class Conversation:
                 lock.release()
 
     def _hold(self, name: str, lock: FileLock) -> None:
-        """Keep a session and its lock from now on, in place of the old ones."""
+        """Make this the conversation's session and keep its lock; release the previous lock."""
         if self.lock is not None and lock is not self.lock:
             self.lock.release()
         self.session = name

@@ -15,97 +15,98 @@ from localspec.evaluation.ratio_estimate import RatioEstimate
 from localspec.evaluation.time_limit import EndedBy
 from localspec.speculative.metrics import WHY_OFF
 
-_LONGEST_LIMIT_S = 3600.0  # nobody is advised to wait longer
-# If nothing measured says how long a verdict takes, advise this limit, or this multiple of the
-# time so far.
-_LEAST_LIMIT_S = 60.0
+_LONGEST_LIMIT_S = 3600.0  # no longer limit is advised
+# If it is not known how long a verdict takes, the advised limit is this multiple of the time so
+# far, and at least so many seconds.
 _MUCH_LONGER = 4
+_LEAST_LIMIT_S = 60.0
 
 
-def bench_text(found: Bench) -> str:
-    """The measurement as text."""
-    lines = [*verdict(found), "", *_why(found), _what_ended(found)]
+def bench_text(bench: Bench) -> str:
+    """The output of `localspec bench`: the verdict, the costs of decodes, and the time."""
+    lines = [*verdict(bench), "", *_cost_lines(bench), _last_line(bench)]
     return fitted("\n".join(lines))
 
 
-def verdict(found: Bench) -> list[str]:
-    """The result over all in one line, the results by kind, then advice."""
+def verdict(bench: Bench) -> list[str]:
+    """The verdict in lines: the result over all, that of each kind of text, and advice."""
     known: list[KindSpeed] = []
     too_short: list[str] = []
     too_little: list[str] = []
-    for speed in found.kinds:
+    for speed in bench.kinds:
         if speed.outcome is not Outcome.TOO_LITTLE:
             known.append(speed)
         elif speed.is_too_short:
             too_short.append(speed.kind)
         else:
             too_little.append(speed.kind)
-    lines = [_bench_headline(found, known)]
+    lines = [_bench_headline(bench, known)]
     if len(known) > 1:
-        lines += ["", *map(_kind_line, known), ""]
+        kind_lines = map(_kind_line, known)
+        lines += ["", *kind_lines, ""]
     if too_short:
         lines.append(f"Answers too short to time both sides: {', '.join(too_short)}.")
     if too_little:
         lines.append(f"Too little text so far: {', '.join(too_little)}.")
-    lines += _left_out(found)
-    if found.outcome is Outcome.SLOWER:
+    lines += _left_out_lines(bench)
+    if bench.outcome is Outcome.SLOWER:
         lines.append("Drafting costs more than it gains here: use --no-draft.")
-    if found.outcome is Outcome.NOTHING_DRAFTED:
-        lines.append(_nothing_drafted(found))
-    is_missing = bool(too_little) or not found.kinds
-    return [*lines, *_more_seconds(found, is_missing=is_missing)]
+    if bench.outcome is Outcome.NOTHING_DRAFTED:
+        lines.append(_nothing_drafted_line(bench))
+    needs_text = bool(too_little) or not bench.kinds
+    return lines + _time_advice(bench, needs_text=needs_text)
 
 
-def _bench_headline(found: Bench, known: Sequence[KindSpeed]) -> str:
-    """The result over all.
+def _bench_headline(bench: Bench, known: Sequence[KindSpeed]) -> str:
+    """The result over all, in one line.
 
     Args:
-        known: The kinds with enough text.
+        known: The speeds of the kinds with enough text.
     """
-    if found.over_all is None:
+    if bench.over_all is None:
         return "Not enough text for a verdict."
-    outcome = _outcome(found.outcome, found.over_all)
+    result = _outcome_words(bench.outcome, bench.over_all)
     if len(known) > 1:
-        return f"{outcome} over all."
-    return f"{outcome} for {known[0].kind} text."
+        return f"{result} over all."
+    return f"{result} for {known[0].kind} text."
 
 
-def _left_out(found: Bench) -> Iterator[str]:
-    """The prompts that were left out, and why."""
-    if found.too_long:
-        yield f"Left out: {_prompts(found.too_long)}, longer than the context (--ctx)."
-    without_tools = Counter(found.left_out) - Counter(found.too_long)
+def _left_out_lines(bench: Bench) -> Iterator[str]:
+    """How many prompts were left out, and why; nothing if there are none."""
+    if bench.too_long:
+        yield f"Left out: {_prompt_counts(bench.too_long)}, longer than the context (--ctx)."
+    without_tools = Counter(bench.left_out) - Counter(bench.too_long)
     if without_tools:
-        yield f"Left out: {_prompts(without_tools)}: this model cannot call tools."
+        yield f"Left out: {_prompt_counts(without_tools)}: this model cannot call tools."
 
 
-def _nothing_drafted(found: Bench) -> str:
+def _nothing_drafted_line(bench: Bench) -> str:
     reason = ""
-    if found.draft_off is not None:
-        reason = f" ({WHY_OFF[found.draft_off]})"
+    if bench.draft_off is not None:
+        reason = f" ({WHY_OFF[bench.draft_off]})"
     return f"No tokens were drafted{reason}: both sides are plain decoding."
 
 
-def _more_seconds(found: Bench, *, is_missing: bool) -> list[str]:
-    """How much more time would probably be enough, unless all intervals are narrow.
+def _time_advice(bench: Bench, *, needs_text: bool) -> list[str]:
+    """A line about the time limit that is probably long enough; [] if this one was.
 
     Args:
-        is_missing: Whether a kind has too little text for an interval, and can have more.
+        needs_text: Whether a kind has too little text for an interval, and can have more.
     """
-    needed = found.seconds_needed
-    if found.ended_by is None or (needed is None and not is_missing):
+    needed = bench.seconds_needed
+    if bench.ended_by is None or (needed is None and not needs_text):
         return []
     if needed is None:
-        limit = _limit_above(max(_LEAST_LIMIT_S, _MUCH_LONGER * found.time_s))
+        limit = _limit_above(max(_LEAST_LIMIT_S, _MUCH_LONGER * bench.time_s))
         why = "How long that takes is not known yet: no stretch of text was timed."
         return [f"{why} Try --seconds {limit}."]
     about = f"about {duration(needed)} here"
     if needed <= _LONGEST_LIMIT_S:
-        what = "Telling the sides apart"
-        if is_missing:
-            what = "Enough text"
-        return [f"{what} probably takes {about}: --seconds {_limit_above(needed)}."]
-    if is_missing:
+        goal = "Telling the sides apart"
+        if needs_text:
+            goal = "Enough text"
+        return [f"{goal} probably takes {about}: --seconds {_limit_above(needed)}."]
+    if needs_text:
         return [f"Enough text would take {about}: use a smaller model, or fewer --prompts."]
     return [
         f"Telling the sides apart would take {about}. Their difference is too small for this "
@@ -113,78 +114,83 @@ def _more_seconds(found: Bench, *, is_missing: bool) -> list[str]:
     ]
 
 
-def _outcome(outcome: Outcome, estimate: RatioEstimate) -> str:
-    """The result in words."""
-    if _is_open(outcome, estimate):
+def _outcome_words(outcome: Outcome, estimate: RatioEstimate) -> str:
+    """An outcome with the speed-up that was measured, as the beginning of a sentence."""
+    if _is_inconclusive(outcome, estimate):
         interval = f"anywhere from {estimate.low:.2f} to {estimate.high:.2f}"
         return f"Inconclusive: {estimate.value:.2f} times plain, but {interval}"
-    return f"{outcome.value.capitalize()}: {_times(estimate)}"
+    return f"{outcome.value.capitalize()}: {_speedup_words(estimate)}"
 
 
-def _is_open(outcome: Outcome, estimate: RatioEstimate) -> bool:
-    """Whether the interval holds 1, and is too wide to show that there is no difference."""
+def _is_inconclusive(outcome: Outcome, estimate: RatioEstimate) -> bool:
+    """Whether the interval contains 1, but is too wide to show that there is no difference."""
     return outcome is Outcome.NO_DIFFERENCE and estimate.reach > NARROW
 
 
-def _prompts(counts: Mapping[KindOfText, int]) -> str:
+def _prompt_counts(counts: Mapping[KindOfText, int]) -> str:
     """The numbers of prompts, by kind of text."""
     return ", ".join(counted(count, f"{kind} prompt") for kind, count in counts.items())
 
 
-def _times(estimate: RatioEstimate) -> str:
+def _speedup_words(estimate: RatioEstimate) -> str:
     """The speed-up, with its interval in brackets."""
     return f"{estimate.value:.2f} times plain ({estimate.low:.2f} to {estimate.high:.2f})"
 
 
-def _kind_line(found: KindSpeed) -> str:
-    estimate = found.estimate
+def _kind_line(speed: KindSpeed) -> str:
+    estimate = speed.estimate
     assert estimate is not None
-    outcome = found.outcome.value
-    if _is_open(found.outcome, estimate):
+    outcome = speed.outcome.value
+    if _is_inconclusive(speed.outcome, estimate):
         outcome = "inconclusive"
-    line = f"  {found.kind:<11} {outcome:<19} {_times(estimate)}"
-    if found.acceptance_rate is None:
+    line = f"  {speed.kind:<11} {outcome:<19} {_speedup_words(estimate)}"
+    if speed.acceptance_rate is None:
         return line
-    return f"{line}, {found.acceptance_rate:.0%} accepted"
+    return f"{line}, {speed.acceptance_rate:.0%} accepted"
 
 
-def _why(found: Bench) -> list[str]:
-    """The costs of decodes, and the acceptance rate from which drafting pays."""
-    if found.costs is None:
+def _cost_lines(bench: Bench) -> list[str]:
+    """The costs of decodes, and the acceptance rate from which drafting pays.
+
+    Empty if no costs were measured.
+    """
+    costs = bench.costs
+    if costs is None:
         return []
-    if not found.costs.are_steady:
+    if not costs.are_steady:
         return [
             "The machine was busy, so the cost of decodes is not known: close other programs."
         ]
-    ratios = [f"{n}: {ratio:.2f}" for n, ratio in enumerate(found.costs.ratios, 1)]
+    ratios = [f"{n}: {ratio:.2f}" for n, ratio in enumerate(costs.ratios, 1)]
     lines = [f"Time of a decode of n tokens, relative to one token:  {'  '.join(ratios)}"]
-    for kind, rate in found.break_even.items():
-        most = counted(len(found.costs.ratios) - 1, "draft token")
-        pays = f"never pays with up to {most} a step"
+    for kind, rate in bench.break_even.items():
+        most_drafted = len(costs.ratios) - 1  # a decode has one token more than its draft
+        pays = f"never pays with up to {counted(most_drafted, 'draft token')} a step"
         if rate is not None:
             pays = pays_from(rate)
-        share = found.costs.shares.get(kind, 0.0)
+        share = costs.shares.get(kind, 0.0)
         lines.append(f"So {PROPOSER_NAMES[kind]} (at {share:.2f} per token) {pays}.")
     return lines
 
 
-def _what_ended(found: Bench) -> str:
+def _last_line(bench: Bench) -> str:
+    """How long the measurement took, and why it ended."""
     num_tokens = 0
-    for speed in found.kinds:
+    for speed in bench.kinds:
         num_tokens += sum(stats.completion_tokens for stats in speed.answers)
-    after = f"{duration(found.time_s)}, {counted(num_tokens, 'token')}"
-    if found.ended_by is EndedBy.INTERRUPT:
+    after = f"{duration(bench.time_s)}, {counted(num_tokens, 'token')}"
+    if bench.ended_by is EndedBy.INTERRUPT:
         return f"Stopped after {after}. For more: --json."
-    why = "all intervals are narrow"
-    if found.ended_by is EndedBy.TIME:
-        why = "the time limit"
-    return f"Measured in {after}: {why}. For more: --json."
+    reason = "all intervals are narrow"
+    if bench.ended_by is EndedBy.TIME:
+        reason = "the time limit"
+    return f"Measured in {after}: {reason}. For more: --json."
 
 
 def report_text(report: Report) -> str:
-    """The report as text."""
+    """The output of `localspec verify`."""
     rounding = report.rounding
-    lines = [_headline(report)]
+    lines = [_report_headline(report)]
     if rounding.num_rows:
         lines.append(
             f"Equal to the bit: {rounding.num_equal} of {rounding.num_rows} rows of logits, "
@@ -193,28 +199,32 @@ def report_text(report: Report) -> str:
     lines.append(_identity_line(report))
     lines += [f"Bug: {line}" for line in report.bugs]
     if report.finding is Finding.NOT_ENOUGH:
-        lines.append(_seconds_needed(report))
+        lines.append(_time_needed_line(report))
     lines.append("For rounding and counts: --json.")
     return fitted("\n".join(lines))
 
 
-def _headline(report: Report) -> str:
+def _report_headline(report: Report) -> str:
+    """The verdict in one sentence."""
     if report.finding is Finding.LOSSLESS:
         return (
-            f"Lossless: {_identical(report)}, as far as {report.time_s:.0f} s of checking can "
-            "see."
+            f"Lossless: {_identical_words(report)}, as far as {report.time_s:.0f} s of "
+            "checking can see."
         )
     if report.finding is Finding.NOT_LOSSLESS:
         return "NOT lossless: please report this."
     after = "after"
     if report.ended_by is EndedBy.INTERRUPT:
         after = "stopped after"
-    known = _identical(report) or "no drafted token was compared yet"
+    known = _identical_words(report) or "no drafted token was compared yet"
     return f"Not enough evidence for a verdict, {after} {duration(report.time_s)}: {known}."
 
 
-def _identical(report: Report) -> str:
-    """How many drafted tokens are right, if there is no bug; empty if none was compared."""
+def _identical_words(report: Report) -> str:
+    """How many of the accepted draft tokens are the target's own; "" if none was compared.
+
+    It holds for a report without bugs, whose other tokens are near ties.
+    """
     num_accepted = report.greedy.num_accepted + report.seeded.num_accepted
     num_identical = report.greedy.num_identical + report.seeded.num_identical
     if num_accepted == 0:
@@ -227,6 +237,7 @@ def _identical(report: Report) -> str:
 
 
 def _identity_line(report: Report) -> str:
+    """How many tokens were compared, and what that shows."""
     greedy = report.greedy
     seeded = report.seeded
     line = (
@@ -240,7 +251,7 @@ def _identity_line(report: Report) -> str:
     return f"{line}; an error in {report.smallest_fault:.1%} of them would have been seen."
 
 
-def _seconds_needed(report: Report) -> str:
+def _time_needed_line(report: Report) -> str:
     """How much time a verdict probably needs."""
     if report.is_hopeless:
         return (
@@ -264,7 +275,7 @@ def _seconds_needed(report: Report) -> str:
 
 
 def _limit_above(seconds: float) -> int:
-    """A round number of seconds, as a person would type it, that is not less."""
+    """The seconds rounded up: to 10 s, over 2 minutes to a minute, over 20 to 10 minutes."""
     step = 10
     if seconds > 2 * 60:
         step = 60

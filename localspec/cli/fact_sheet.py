@@ -46,7 +46,7 @@ class FactSheet:
     """The object that --json prints, by its keys."""
 
     def add(self, title: str, *lines: str, **values: Any) -> None:
-        """Add facts in words, and their values."""
+        """Add facts: lines for people under a title, and values for --json by their keys."""
         self.facts.append((title, list(lines)))
         self.values |= values
 
@@ -61,7 +61,7 @@ class FactSheet:
         return [problem for _, problem in ranked]
 
     def text(self) -> str:
-        """The facts, and then the problems."""
+        """The text for people: the facts, then each problem with its remedy."""
         paragraphs = [titled(self.facts)]
         for problem in self.problems:
             lines = [("Problem", [problem.what]), ("Remedy", [in_flags(problem.remedy)])]

@@ -13,7 +13,7 @@ import click
 from localspec.chat.attachment import read_text_file
 from localspec.errors import OptionError
 
-# Keywords whose option is better known by another name: llama.cpp's, or a shorter one.
+# Keywords whose option has another name, which is llama.cpp's or shorter.
 _USUAL_FLAGS = {
     "context_length": "--ctx",
     "num_threads": "--threads",
@@ -31,7 +31,7 @@ Decorator = Callable[[Any], Any]
 
 
 def with_all(options: Sequence[Decorator], command: Callable[..., Any]) -> Callable[..., Any]:
-    """The command with these options, listed in this order."""
+    """Decorate a command with options, which --help lists in this order."""
     for option in reversed(options):
         command = option(command)
     return command
@@ -52,7 +52,7 @@ def flags_of(keyword: str) -> list[str]:
 
 
 def usual_flag(keyword: str) -> str:
-    """The flag that help and errors name."""
+    """The flag of a keyword that help and errors name."""
     return flags_of(keyword)[0]
 
 
@@ -72,14 +72,14 @@ def option(name: str, *, flags: Sequence[str] = (), **more: Any) -> Decorator:
         flags: the flags to type. [default: `flags_of(name)`]
         more: keywords for `Option`.
     """
-    typed = flags or flags_of(name)
-    return click.option(*typed, name, cls=Option, **more)
+    flags = flags or flags_of(name)
+    return click.option(*flags, name, cls=Option, **more)
 
 
 def field_type(owner: type, field: str) -> dict[str, Any]:
-    """Keywords that tell click the type of a dataclass's field.
+    """Keywords for `option` that follow from the type of a dataclass's field.
 
-    An option that is not given is None, or False for a switch that cannot be None.
+    The option's value is None if the user does not give it, or False for a `bool` without None.
     """
     kind = get_type_hints(owner)[field]
     is_optional = False
@@ -118,18 +118,18 @@ class NumberRange(Number, click.FloatRange):
 
 
 class Parsed(click.ParamType[Any]):
-    """A text that `read` converts.
+    """The type of an option whose text is converted by a function.
 
     Args:
-        read: converts a text; it raises ValueError for a wrong one.
-        otherwise: the end of the error if `read` refuses the text.
+        read: converts the text; raises ValueError for a wrong text.
+        complaint: the end of the error message for a wrong text, which it begins with.
     """
 
     name = "text"
 
-    def __init__(self, read: Callable[[str], Any], otherwise: str) -> None:
+    def __init__(self, read: Callable[[str], Any], complaint: str) -> None:
         self._read = read
-        self._otherwise = otherwise
+        self._complaint = complaint
 
     def convert(
         self,
@@ -143,4 +143,4 @@ class Parsed(click.ParamType[Any]):
         try:
             return self._read(value)
         except ValueError:
-            self.fail(f"{value!r} {self._otherwise}", param, ctx)
+            self.fail(f"{value!r} {self._complaint}", param, ctx)

@@ -31,14 +31,14 @@ _NO_MODEL = {
     "chat": "To ask one question: localspec generate -m MODEL PROMPT.",
 }
 _MAX_SUMMARY = 1000  # characters; no summary is as long
-_NEAR = 0.75  # from 0 to 1: the least likeness of an option that may be meant
+_MIN_LIKENESS = 0.75  # from 0 to 1, of an option that is suggested in place of an unknown one
 
 
 class _Grouped(click.Command):
-    """A command that shows its options in groups, and its whole summary in a list."""
+    """A command that shows its options in groups; lists of commands show its whole summary."""
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the groups that the command has options in."""
+        """Write the options below their headings; a heading without options is left out."""
         rows: dict[str, list[tuple[str, str]]] = {heading: [] for heading in HEADINGS}
         for param in self.get_params(ctx):
             if not isinstance(param, click.Option):
@@ -53,7 +53,7 @@ class _Grouped(click.Command):
                     formatter.write_dl(records)
 
     def get_short_help_str(self, limit: int = _MAX_SUMMARY) -> str:
-        """The summary, wrapped and never cut."""
+        """The whole summary: click would cut it off at `limit`."""
         return super().get_short_help_str(_MAX_SUMMARY)
 
 
@@ -63,23 +63,29 @@ class Command(_Grouped):
     allow_extra_args = True  # `parse_args` refuses them, with a hint
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments. Raises click.UsageError."""
+        """Parse the arguments, and return those that are left over.
+
+        Raises click.UsageError with a hint for an unknown option and for left-over arguments;
+        a shell that completes a command line gets no such error.
+        """
         is_completing = ctx.resilient_parsing
-        own = list(args)
+        words = list(args)  # click empties the other list
         if "--" in args:
-            own = args[: args.index("--")]
+            words = args[: args.index("--")]
         try:
-            # click would read them as -m d, -h -f and -f a.
-            theirs = {"-md", "-hf", "-fa"}.intersection(own)
-            if theirs and not is_completing:
-                raise click.NoSuchOption(theirs.pop())
+            # Options of llama.cpp, which click would read as -m d, -h -f and -f a.
+            foreign_flags = {"-md", "-hf", "-fa"}.intersection(words)
+            if foreign_flags and not is_completing:
+                raise click.NoSuchOption(foreign_flags.pop())
             extra = super().parse_args(ctx, args)
         except click.NoSuchOption as error:
-            self._refuse_option(ctx, error, own)
+            self._refuse_option(ctx, error, words)
         if extra and not is_completing:
-            several = "s" if len(extra) > 1 else ""
-            message = f"Got unexpected extra argument{several} ({' '.join(extra)})."
-            hint = self._place_of(extra, ctx.params.get("prompt"))
+            noun = "argument"
+            if len(extra) > 1:
+                noun = "arguments"
+            message = f"Got unexpected extra {noun} ({' '.join(extra)})."
+            hint = self._hint_for_extra(extra, ctx.params.get("prompt"))
             ctx.fail(f"{message} {hint}".strip())
         return extra
 
@@ -87,43 +93,51 @@ class Command(_Grouped):
         self,
         ctx: click.Context,
         error: click.NoSuchOption,
-        own: list[str],
+        words: list[str],
     ) -> NoReturn:
-        """Raise click.UsageError with the option or command that may be meant.
+        """Raise click.UsageError, with the option or command that the user may have meant.
 
         Args:
             ctx: click's context.
             error: click's error. If -ngl was typed, it names -n.
-            own: the words that are for the command.
+            words: the arguments as they were typed, up to "--".
         """
-        for typed in own:
+        for typed in words:
             if typed.startswith(error.option_name):
-                instead = self._instead_of(typed.partition("=")[0])
-                if instead:
-                    ctx.fail(f"No such option '{typed}'. Use: {instead}.")
+                foreign_flag, _, _ = typed.partition("=")
+                replacement = self._our_name_for(foreign_flag)
+                if replacement:
+                    ctx.fail(f"No such option '{typed}'. Use: {replacement}.")
                 break
-        meant = get_close_matches(error.option_name, error.possibilities or (), cutoff=_NEAR)
+        options = error.possibilities or ()
+        similar = get_close_matches(error.option_name, options, cutoff=_MIN_LIKENESS)
         raise click.NoSuchOption(
             error.option_name,
-            possibilities=meant,
+            possibilities=similar,
             ctx=error.ctx,
         ) from None
 
-    def _instead_of(self, theirs: str) -> str:
-        """The option or command here for another program's option; "" if there is none."""
+    def _our_name_for(self, foreign_flag: str) -> str:
+        """The option or command that does what another program's option does; "" if none."""
         names: set[str] = set()
         for param in self.params:
             names.update(param.opts, param.secondary_opts)
-        for ours in flags_for(theirs, usual_flag):
-            if ours not in names and " " not in ours:
-                continue
+        for ours in flags_for(foreign_flag, usual_flag):
+            is_command_line = " " in ours
+            if ours not in names and not is_command_line:
+                continue  # an option of other commands
             if ours.isalpha():  # an argument
                 return f"localspec {self.name} {ours.removesuffix('s').upper()}"
             return ours
         return ""
 
-    def _place_of(self, extra: list[str], prompt: str | None) -> str:
-        """The hint on extra arguments: the option or command that takes them, if any."""
+    def _hint_for_extra(self, extra: list[str], prompt: str | None) -> str:
+        """How to give the model or the prompt that extra arguments probably are; "" if unknown.
+
+        Args:
+            extra: the arguments that the command does not take.
+            prompt: the argument PROMPT, if the command has one and it was given.
+        """
         words = [*extra, prompt or ""]
         model = next(filter(_is_model, words), None)
         if model is None:
@@ -139,32 +153,37 @@ class Group(_Grouped, click.Group):
     """Several commands, each with its whole summary.
 
     Args:
-        elsewhere: for each command of other programs, the command here. The key MODEL stands
-            for the name of any model.
+        foreign_commands: what to type here in place of a command of another program. The key
+            MODEL stands for the name of any model.
     """
 
     command_class = Command
 
-    def __init__(self, *arguments: Any, elsewhere: Mapping[str, str], **more: Any) -> None:
+    def __init__(
+        self, *arguments: Any, foreign_commands: Mapping[str, str], **more: Any
+    ) -> None:
         super().__init__(*arguments, **more)
-        self._elsewhere = elsewhere
+        self._foreign_commands = foreign_commands
 
     def resolve_command(
         self,
         ctx: click.Context,
         args: list[str],
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command that args begin with. Raises click.UsageError with a hint if unknown."""
+        """The name of the command that `args` begin with, the command, and the other arguments.
+
+        Raises click.UsageError with a hint for an unknown command.
+        """
         name = args[0]
         is_unknown = self.get_command(ctx, name) is None and not name.startswith("-")
         is_completing = ctx.resilient_parsing
         if is_unknown and not is_completing:
-            here = self._elsewhere.get(name)
-            if here is None and _is_model(name):
-                here = self._elsewhere.get("MODEL", "").replace("MODEL", name)
+            replacement = self._foreign_commands.get(name)
+            if replacement is None and _is_model(name):
+                replacement = self._foreign_commands.get("MODEL", "").replace("MODEL", name)
             hint = did_you_mean(name, self.list_commands(ctx))
-            if here:
-                hint = f"Use: {here}."
+            if replacement:
+                hint = f"Use: {replacement}."
             ctx.fail(f"No such command {name!r}. {hint}".strip())
         return super().resolve_command(ctx, args)
 
@@ -175,7 +194,7 @@ class Group(_Grouped, click.Group):
 
 
 def _is_model(word: str) -> bool:
-    """Whether a word can only be the name of a model."""
+    """Whether a word is certainly a model's name: a preset, a model on the hub, a GGUF file."""
     with contextlib.suppress(LocalspecError, OSError):
         model = resolve(word).model
         return not isinstance(model, LocalModel) or model.path.suffix.lower() == ".gguf"

@@ -1,4 +1,4 @@
-"""What `localspec doctor` finds: the state of this machine, and what could be better."""
+"""The facts of `localspec doctor`: the state of this machine, and what could be better."""
 
 from __future__ import annotations
 
@@ -58,10 +58,12 @@ class HubCacheState:
 
 
 def inspect_installation(rpc: Sequence[str]) -> FactSheet:
-    """Look at everything once. Only RPC servers are contacted: these, and those of presets.
+    """Collect the facts of this installation, and its problems.
+
+    Nothing is sent over the network, except to RPC servers: those in `rpc` and of presets.
 
     Args:
-        rpc: Addresses of RPC servers, which were checked.
+        rpc: Valid addresses of RPC servers, HOST:PORT.
     """
     from localspec.llama.library import amx_verdict, devices, system_info  # loads libllama
     from localspec.llama.loaded import library
@@ -69,7 +71,7 @@ def inspect_installation(rpc: Sequence[str]) -> FactSheet:
     addresses = list(rpc)
     for preset in load_presets().values():
         addresses += preset.rpc
-    servers, rpc_faults = _ask(tuple(dict.fromkeys(addresses)))
+    servers, rpc_faults = _ask_rpc_servers(tuple(dict.fromkeys(addresses)))
     all_devices = list(devices())
     for server in servers:
         all_devices += server.devices
@@ -108,7 +110,7 @@ def inspect_installation(rpc: Sequence[str]) -> FactSheet:
 
 
 def add_versions(sheet: FactSheet) -> None:
-    """Add what runs, and where."""
+    """Add the versions of localspec, Python, the system and the packages."""
     python = platform.python_version()
     system = platform.platform()
     packages = {name: importlib.metadata.version(name) for name in _PACKAGES}
@@ -136,7 +138,7 @@ def add_build(
 
     Args:
         library: Where libllama is from.
-        build: Its own description.
+        build: libllama's own description of its build.
         amx_verdict: The result of a trial of its AMX kernels.
         processor_flags: The processor's features, as the system names them; empty if they are
             not known.
@@ -155,7 +157,7 @@ def add_build(
         if flag in processor_flags and f"{name} = 1" not in build:
             missing.append(name)
     if amx_verdict is not AmxTrial.ABSENT and "AMX_INT8" in missing:
-        missing.remove("AMX_INT8")  # the build has AMX kernels that are left out: see below
+        missing.remove("AMX_INT8")  # the build has AMX kernels, with a problem of their own
     if missing:
         remedy = "Compile libllama for this processor: localspec kernels"
         if has_gpus:
@@ -219,7 +221,7 @@ def add_stale_builds(sheet: FactSheet, stale_builds: dict[Path, str]) -> None:
 
 
 def _stale_builds() -> dict[Path, str]:
-    """The reason why a libllama that was compiled here is not used, by its folder."""
+    """The folders of libllamas that were compiled here and are out of date, with reasons."""
     if "LLAMA_CPP_LIB_PATH" in os.environ:  # no such build is used then, which is no fault
         return {}
     installed = installed_library().origin
@@ -235,23 +237,25 @@ def add_heads(sheet: FactSheet) -> None:
     """Add the trained heads that libllama supports."""
     from localspec.llama.quirks.nextn import missing_functions  # loads libllama
 
-    missing = missing_functions(reads_layers=False)
-    for_layers = missing_functions(reads_layers=True)
-    if missing:
-        words = f"off: this libllama lacks {', '.join(missing)}; another version may have them"
-    elif for_layers:
-        words = f"MTP; for EAGLE-3 and DFlash this libllama lacks {', '.join(for_layers)}"
+    missing_for_all = missing_functions(reads_layers=False)
+    missing_for_layers = missing_functions(reads_layers=True)
+    if missing_for_all:
+        names = ", ".join(missing_for_all)
+        words = f"off: this libllama lacks {names}; another version may have them"
+    elif missing_for_layers:
+        names = ", ".join(missing_for_layers)
+        words = f"MTP; for EAGLE-3 and DFlash this libllama lacks {names}"
     else:
         words = "trained heads can draft here (MTP, EAGLE-3, DFlash)"
-    sheet.add("Heads", words, missing_head_functions=for_layers)
+    sheet.add("Heads", words, missing_head_functions=missing_for_layers)
 
 
 def add_devices(sheet: FactSheet, devices: Sequence[Device], driver_fault: str) -> None:
     """Add the devices, those of RPC servers included.
 
     Args:
-        driver_fault: In words, a driver or a device that should be there and is not; empty if
-            none is missing.
+        driver_fault: A sentence about a driver or device that should be there and is not; empty
+            if none is missing.
     """
     for device in devices:
         words = f"{device.name}: {device.description}, {device.kind}"
@@ -269,38 +273,44 @@ def add_devices(sheet: FactSheet, devices: Sequence[Device], driver_fault: str) 
 
 
 def add_unused_gpu(sheet: FactSheet, reason: str, library: str) -> None:
-    """Add a GPU that libllama cannot compute on.
+    """Add the GPU that libllama cannot compute on, if there is one.
 
     Args:
         reason: Which GPU, and why libllama cannot use it; empty if there is no such GPU.
         library: Where libllama is from.
     """
     sheet.values["unused_gpu"] = reason
+    if not reason:
+        return
     variable = hiding_variable()
     remedy = f"Install a build of llama-cpp-python for it: {_BUILDS}"
     if variable:
         remedy = f"Unset {variable}."
     elif library.startswith(OWN_ORIGIN):
         remedy = f"If the installed libllama can: localspec kernels --remove. Else {remedy}"
-    if reason:
-        sheet.add_problem(Severity.UNUSED_DEVICE, reason, remedy)
+    sheet.add_problem(Severity.UNUSED_DEVICE, reason, remedy)
 
 
-def _ask(addresses: tuple[str, ...]) -> tuple[list[RpcServer], list[tuple[str, str]]]:
-    """The RPC servers that answer, and the message and the hint of every fault."""
+def _ask_rpc_servers(
+    addresses: tuple[str, ...],
+) -> tuple[list[RpcServer], list[tuple[str, str]]]:
+    """The RPC servers that answer, and the message and the hint of every fault.
+
+    A server that answers can have a fault, too.
+    """
     from localspec.llama.rpc_backend import server_fault  # loads libllama
 
-    found = []
+    reachable = []
     faults = []
     for server in ask_servers(addresses):
         if isinstance(server, RpcError):
             fault: LocalspecError | None = server
         else:
-            found.append(server)
+            reachable.append(server)
             fault = server_fault(server)
         if fault is not None:
             faults.append((str(fault), fault.hint))
-    return found, list(dict.fromkeys(faults))
+    return reachable, list(dict.fromkeys(faults))
 
 
 def add_cores(sheet: FactSheet, cores: Cores) -> None:
@@ -311,9 +321,9 @@ def add_cores(sheet: FactSheet, cores: Cores) -> None:
         "hyperthread": cores.hyperthreads,
     }
     reasons = []
-    for what, number in unused.items():
+    for kind, number in unused.items():
         if number:
-            reasons.append(counted(number, what))
+            reasons.append(counted(number, kind))
     if cores.is_bound_by_quota:
         reasons.append(f"the container's quota is {cores.quota:g}")
     words = f"{cores.usable} of {counted(cores.logical, 'core')}"
@@ -321,12 +331,12 @@ def add_cores(sheet: FactSheet, cores: Cores) -> None:
         words += f"; not used: {', '.join(reasons)}"
     sheet.add("Cores", words, cores=cores)
     if cores.allowed < cores.logical or cores.is_bound_by_quota:
-        num_open = cores.allowed
+        num_allowed = cores.allowed
         if cores.is_bound_by_quota:
-            num_open = cores.usable
+            num_allowed = cores.usable
         sheet.add_problem(
             Severity.LIMITED,
-            f"this process may use {num_open} of {cores.logical} cores",
+            f"this process may use {num_allowed} of {cores.logical} cores",
             "If you did not intend that, check taskset or the limits of the container.",
         )
 
@@ -360,8 +370,8 @@ def _free_of(free_bytes: int, total_bytes: int) -> str:
 def add_cache(sheet: FactSheet, cache: HubCacheState, *, is_offline: bool) -> None:
     """Add the hub's cache, and what prevents downloads into it."""
     size = readable_bytes(cache.size_bytes)
-    disk = readable_bytes(cache.free_bytes)
-    words = f"{cache.path}: {size}, {disk} of disk free"
+    free = readable_bytes(cache.free_bytes)
+    words = f"{cache.path}: {size}, {free} of disk free"
     sheet.add(
         "Cache",
         words,
@@ -397,14 +407,14 @@ def add_cache(sheet: FactSheet, cache: HubCacheState, *, is_offline: bool) -> No
 
 
 def cache_state(cache: HubCache) -> HubCacheState:
-    """Look at the hub's cache."""
+    """The size of the hub's cache, its free space and its unfinished downloads."""
     root = cache.root
-    existing = next(folder for folder in (root, *root.parents) if folder.exists())
+    existing_folder = next(folder for folder in (root, *root.parents) if folder.exists())
     return HubCacheState(
         path=root,
         size_bytes=cache.num_bytes(),
         free_bytes=free_bytes(root),
-        is_writable=os.access(existing, os.W_OK),
+        is_writable=os.access(existing_folder, os.W_OK),
         unfinished=cache.unfinished(),
     )
 

@@ -16,44 +16,44 @@ import click
 from localspec.cli.flags import Decorator, option
 
 
-def json_option(what: str) -> Decorator:
+def json_option(content: str) -> Decorator:
     """Decorate a command with --json.
 
     Args:
-        what: the end of the option's help.
+        content: what the JSON is, as the end of the option's help, such as "array of names".
     """
     return option(
         "as_json",
         flags=["--json"],
         heading="Output",
         is_flag=True,
-        help=f"Print one JSON {what}.",
+        help=f"Print one JSON {content}.",
     )
 
 
 def write_json(value: Any, **more: Any) -> None:
-    """Print a value as one line of JSON, by `to_json`.
+    """Print a value as one line of JSON, converted by `to_json`.
 
     Args:
-        value: the value; an object, if there are more keys.
-        more: additional keys.
+        value: the value. With `more`, its JSON has to be an object.
+        more: additional keys of that object.
     """
-    written = to_json(value)
+    converted = to_json(value)
     if more:
-        written |= to_json(more)
-    click.echo(json.dumps(written, allow_nan=False))
+        converted |= to_json(more)
+    click.echo(json.dumps(converted, allow_nan=False))
 
 
 def to_json(value: Any) -> Any:
-    """The value in JSON's own types.
+    """The value in the types that `json` can write.
 
-    A dataclass is an object of its public fields and properties, a named tuple one of its
-    fields. Infinity and NaN, which JSON does not have, are null.
+    A dataclass becomes a dict of its public fields and properties, a named tuple a dict of its
+    fields, a set a sorted list. Infinity and NaN, which JSON does not have, become None.
     """
     if isinstance(value, enum.Enum):
         return value.value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
     if isinstance(value, bytes):
         return value.decode(errors="replace")
     if isinstance(value, Path):

@@ -12,22 +12,23 @@ import platformdirs
 from localspec.server.own_server import key_file
 from localspec.system.atomic_write import make_private_folder
 
-_MOST = 8
-"""The number of files that are kept, with the new one."""
+_MAX_LOGS = 8
+"""The number of logs that are kept, with the new one."""
 
 
 def new_log(port: int) -> tuple[Path, BinaryIO]:
-    """An empty log for the server at that port. Returns its path and the open file.
+    """Create an empty log for the server at a port. Returns its path and the open file.
 
-    The previous log is kept under another name: it may say why that server ended. If there are
-    too many logs, the oldest are deleted. Raises OSError.
+    The previous log of that port is kept under another name: it may say why its server ended.
+    If there are too many logs, the oldest are deleted. Raises OSError.
     """
     path = _log_file(port)
     make_private_folder(path.parent)
     with contextlib.suppress(FileNotFoundError):
         path.replace(path.with_suffix(".old.log"))
-    kept = sorted(path.parent.glob("*.log"), key=_changed_s)
-    for old in kept[: -(_MOST - 1)]:
+    oldest_first = sorted(path.parent.glob("*.log"), key=_changed_s)
+    num_surplus = len(oldest_first) + 1 - _MAX_LOGS  # 1 for the new log
+    for old in oldest_first[: max(num_surplus, 0)]:
         with contextlib.suppress(OSError):  # on Windows a server may be writing it
             old.unlink()
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND
@@ -36,10 +37,10 @@ def new_log(port: int) -> tuple[Path, BinaryIO]:
 
 
 def log_of_running(port: int) -> Path | None:
-    """The log of this user's server that runs at that port; None if it was not started here.
+    """The log of this user's server that runs at a port; None if no agent's command started it.
 
-    A server announces its key before it writes into its log. So a log that is older than the
-    key is another server's.
+    A server writes its key file before its log. So a log that is older than the key file is
+    that of an earlier server.
     """
     path = _log_file(port)
     try:
@@ -51,6 +52,7 @@ def log_of_running(port: int) -> Path | None:
 
 
 def _changed_s(path: Path) -> float:
+    """The time of the last change of a file, in seconds since 1970. Raises OSError."""
     return path.stat().st_mtime
 
 

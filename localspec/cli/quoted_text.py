@@ -22,7 +22,7 @@ def is_unclosed(text: str) -> bool:
 
 
 def unquoted(text: str) -> str | None:
-    """The lines between the quotes; None for a text without quotes."""
+    """The text between the quotes; None for a text that does not begin and end with them."""
     if not text.startswith(QUOTES) or is_unclosed(text):
         return None
     inside = text.removeprefix(QUOTES).rstrip().removesuffix(QUOTES)
@@ -30,8 +30,9 @@ def unquoted(text: str) -> str | None:
 
 
 def quoted_together(lines: Iterator[str]) -> Iterator[str]:
-    """The lines that are not blank, without blanks around them; a quoted text counts as one.
+    """Join the lines of each quoted text into one text, with its quotes.
 
+    Every other line is a text of its own, without blanks around it; blank lines are left out.
     Raises OptionError if the input ends within quotes.
     """
     for line in lines:

@@ -16,11 +16,12 @@ from localspec.speculative.metrics import Provenance, Stats, why_mostly_off
 from localspec.speculative.policy_api import ProposerKind
 
 _STATUS_COLUMNS = 100  # the largest width of the status line
-# An answer is called slower if its decodes take this many times as long as the fastest ones. A
+_TITLE_COLUMNS = 11  # the smallest width of a column of titles
+# An answer counts as slow if its decodes take this many times as long as the fastest ones. A
 # smaller factor may be noise, or a warm processor.
 _CLEARLY_SLOWER = 1.5
 # For each provenance: the colour, the brackets without colours, and the meaning.
-_MARKS = {
+_PROVENANCE_MARKS = {
     Provenance.ACCEPTED: ("green", "", "", "drafted and accepted"),
     Provenance.RECOVERED: ("yellow", "(", ")", "in place of a rejected token"),
     Provenance.BONUS: ("cyan", "{", "}", "after a fully accepted draft"),
@@ -55,30 +56,37 @@ _WHOLE_FLAGS = {
     "think=False": "--no-think",
     "engine.generate_raw()": "localspec generate --raw",
 }
+# An argument in the text of an error, as Python has it.
 _ARGUMENT = re.compile(
     "|".join(map(re.escape, _WHOLE_FLAGS))
     + rf"|\b(?P<name>{'|'.join(_KEYWORDS)})=(?P<value>…|\w+|\"\w+\")"
 )
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?([kmgt]?)b?", re.IGNORECASE)
-
-
+_BYTES_PER_UNIT = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12}
+_NUM_CONTROLS = 0x20  # code points below this are control characters
+_CONTROL_PICTURES = 0x2400  # from this code point on are signs for them, in their order
+_ROUNDS_TO_ZERO = 0.005  # a smaller share is shown as 0%
 # Bidi embeddings, overrides and isolates: they reorder the text around them.
 _REORDERING = ("LRE", "RLE", "LRO", "RLO", "PDF", "LRI", "RLI", "FSI", "PDI")
 
 
 def printable(text: str) -> str:
-    """The text with control characters and direction marks made visible."""
+    """The text with visible signs in place of control characters and direction marks.
+
+    Line ends and tabs stay.
+    """
     if text.isprintable():
         return text
     return "".join(map(_visible, text))
 
 
 def _visible(character: str) -> str:
+    """The character, or a visible sign for it if it would steer the terminal."""
     if character in "\n\t":
         return character
     code = ord(character)
-    if code < 0x20:
-        return chr(0x2400 + code)
+    if code < _NUM_CONTROLS:
+        return chr(_CONTROL_PICTURES + code)
     is_control = unicodedata.category(character) == "Cc"
     if is_control or unicodedata.bidirectional(character) in _REORDERING:
         return f"<U+{code:04X}>"
@@ -86,17 +94,20 @@ def _visible(character: str) -> str:
 
 
 def titled(paragraphs: Sequence[tuple[str, Sequence[str]]]) -> str:
-    """Paragraphs for stdout, with a title before the first line of each.
+    """Paragraphs for stdout, in a column beside their titles, wrapped to the terminal.
 
     Args:
-        paragraphs: the title and the lines of each paragraph.
+        paragraphs: the title and the lines of each paragraph; one without lines is left out.
     """
-    width = max(11, *(len(title) + 1 for title, _ in paragraphs))
+    width = _TITLE_COLUMNS
+    for title, _ in paragraphs:
+        width = max(width, len(title) + 1)
     lines = []
-    for title, texts in paragraphs:
-        if not texts:
+    for title, paragraph in paragraphs:
+        if not paragraph:
             continue
-        first, *more = fitted("\n".join(texts), indent=width).split("\n")
+        text = fitted("\n".join(paragraph), indent=width)
+        first, *more = text.split("\n")
         lines.append(f"{title:<{width}}{first}")
         for line in more:
             lines.append(" " * width + line)
@@ -128,8 +139,11 @@ def fitted(text: str, *, err: bool = False, indent: int = 0) -> str:
 
 
 def mark(text: str, provenance: Provenance) -> tuple[str, str | None]:
-    """The text and a colour for where it came from; without colours it has brackets."""
-    colour, opening, closing, _ = _MARKS[provenance]
+    """Mark a text by where it came from. Returns the text and its colour for stdout.
+
+    Without colours the returned text has brackets, and the colour is None.
+    """
+    colour, opening, closing, _ = _PROVENANCE_MARKS[provenance]
     has_colours = is_terminal(sys.stdout) and use_colour() is None
     if not text or has_colours:
         return text, colour
@@ -137,8 +151,8 @@ def mark(text: str, provenance: Provenance) -> tuple[str, str | None]:
 
 
 def show_legend() -> None:
-    """Print the meaning of the colours or brackets on stderr."""
-    for provenance, (_, _, _, meaning) in _MARKS.items():
+    """Print what the colours or brackets of `mark` mean, on stderr."""
+    for provenance, (_, _, _, meaning) in _PROVENANCE_MARKS.items():
         text, colour = mark(provenance.value, provenance)
         if colour:
             text = click.style(text, fg=colour)
@@ -148,18 +162,25 @@ def show_legend() -> None:
 def status_line(stats: Stats, context_length: int, columns: int) -> str:
     """Summarise an answer in one line: speed, drafting, context.
 
-    It has as many parts as fit into the window, and into 100 columns. A part that does not fit
-    is cut at its colon; if it still does not fit, it and the parts after it are left out.
+    The line has as many parts as fit into the window, and into 100 columns. A part that does
+    not fit is cut off at its colon; if it still does not fit, it is left out, and so are the
+    parts after it.
+
+    Args:
+        stats: the answer's statistics.
+        context_length: the context in tokens.
+        columns: the width of the window.
     """
     line = counted(stats.completion_tokens, "token")
     if stats.num_draft_tokens:
         line += f" ({stats.num_accepted} drafted)"
     width = min(_STATUS_COLUMNS, columns - 1)
     for part in _status_parts(stats, context_length):
-        whole = f"{line} · {part}"
-        shorter = f"{line} · {part.partition(':')[0]}"
-        if len(whole) <= width:
-            line = whole
+        fact, _, _ = part.partition(":")
+        longer = f"{line} · {part}"
+        shorter = f"{line} · {fact}"
+        if len(longer) <= width:
+            line = longer
         elif len(shorter) <= width:
             line = shorter
         else:
@@ -174,8 +195,8 @@ def _status_parts(stats: Stats, context_length: int) -> Iterator[str]:
     slowdown = _slowdown_of(stats)
     if slowdown is not None:
         yield slowdown
-    used = (stats.prompt_tokens + stats.completion_tokens) / context_length
-    yield f"context {used:.0%} full"
+    num_used = stats.prompt_tokens + stats.completion_tokens
+    yield f"context {num_used / context_length:.0%} full"
     why_off = why_mostly_off(stats)
     if why_off:
         fact, _, _ = why_off.partition(":")  # the reason after the colon is too long here
@@ -190,36 +211,40 @@ def _status_parts(stats: Stats, context_length: int) -> Iterator[str]:
 
 
 def _slowdown_of(stats: Stats) -> str | None:
-    """By how much the answer was slower than others here, if that is more than noise."""
+    """By how much the answer was slower than earlier ones here; None if not clearly slower."""
     if stats.threads is None or stats.threads.slowdown is None:
         return None
     slowdown = stats.threads.slowdown
     if slowdown < _CLEARLY_SLOWER:
         return None
-    times = f"{slowdown:.1f}".removesuffix(".0")
+    factor = f"{slowdown:.1f}".removesuffix(".0")
     if slowdown >= 10:
-        times = f"{slowdown:.0f}"
-    return f"{times} times slower than measured before: is the machine busy?"
+        factor = f"{slowdown:.0f}"
+    return f"{factor} times slower than measured before: is the machine busy?"
 
 
 def _threads_of(stats: Stats) -> str | None:
-    """The number of threads of most steps and the reason, if more were usable."""
+    """The number of threads of most steps, and why it is less than all usable threads.
+
+    None if most steps had all threads, or if no number had most steps.
+    """
     if stats.threads is None or not stats.steps_per_threads:
         return None
-    usable = stats.threads.num_usable
-    counts = stats.steps_per_threads
-    count = max(counts, key=counts.__getitem__)
-    if count >= usable or 2 * counts[count] <= sum(counts.values()):
+    num_usable = stats.threads.num_usable
+    num_steps = stats.steps_per_threads  # by number of threads
+    num_threads = max(num_steps, key=num_steps.__getitem__)
+    is_majority = 2 * num_steps[num_threads] > sum(num_steps.values())
+    if num_threads >= num_usable or not is_majority:
         return None
-    why = "more are no faster"
-    if stats.threads.is_busy or stats.threads.num_threads > count:
-        why = "the machine is busy"
-    return f"{count} of {usable} threads: {why}"
+    reason = "more are no faster"
+    if stats.threads.is_busy or stats.threads.num_threads > num_threads:
+        reason = "the machine is busy"
+    return f"{num_threads} of {num_usable} threads: {reason}"
 
 
 def stats_lines(stats: Stats, context_length: int) -> list[str]:
-    """All statistics of an answer."""
-    used = stats.prompt_tokens + stats.completion_tokens
+    """All statistics of an answer, in lines."""
+    num_used = stats.prompt_tokens + stats.completion_tokens
     lines = [
         f"prompt: {counted(stats.prompt_tokens, 'token')}, {stats.cached_prompt_tokens} of "
         f"them cached, the rest read{_at_rate(stats.prompt_tokens_per_s)}; first token after "
@@ -235,7 +260,9 @@ def stats_lines(stats: Stats, context_length: int) -> list[str]:
         f"seconds: draft {stats.draft_time_s:.2f}, target {stats.target_time_s:.2f}, "
         f"sampler {stats.sampler_time_s:.2f}, total {stats.total_time_s:.2f}"
     )
-    lines += filter(None, (_slowdown_of(stats), _threads_of(stats)))
+    for fact in (_slowdown_of(stats), _threads_of(stats)):
+        if fact is not None:
+            lines.append(fact)
     if stats.outlook is not None:
         pays = "never pays"
         if stats.outlook.break_even is not None:
@@ -252,7 +279,7 @@ def stats_lines(stats: Stats, context_length: int) -> list[str]:
         if stats.exact_steps:
             exact += f"; {stats.exact_steps}"
         lines.append(exact)
-    lines.append(f"context: {used} of {context_length} tokens")
+    lines.append(f"context: {num_used} of {context_length} tokens")
     return lines
 
 
@@ -272,13 +299,14 @@ def _draft_lines(stats: Stats) -> Iterator[str]:
 
 
 def _at_rate(tokens_per_s: float | None) -> str:
+    """A speed as the end of a sentence; "" if it is unknown."""
     if tokens_per_s is None:
         return ""
     return f" at {tokens_per_s:.1f} tokens/s"
 
 
 def error_lines(error: LocalspecError) -> str:
-    """An error and its hint, for stderr."""
+    """An error and its hint, each from the start of a line, for stderr."""
     lines = [f"Error: {in_flags(str(error))}"]
     if error.hint:
         lines.append(f"Hint: {in_flags(error.hint)}")
@@ -286,29 +314,30 @@ def error_lines(error: LocalspecError) -> str:
 
 
 def in_flags(text: str) -> str:
-    """The text of an error, with flags of commands in place of Python's keywords."""
+    """The text of an error, with flags of commands in place of Python's keyword arguments."""
     return _ARGUMENT.sub(_flag, text)
 
 
 def _flag(argument: re.Match[str]) -> str:
+    """The flag for a match of `_ARGUMENT`, with its value."""
     if argument[0] in _WHOLE_FLAGS:
         return _WHOLE_FLAGS[argument[0]]
     flag = usual_flag(argument["name"])
     value = argument["value"].strip('"')
-    if value == "…":
+    if value == "…":  # stands for any value
         return flag
     return f"{flag} {value}"
 
 
 def counted(number: int, noun: str) -> str:
-    """1 round, 2 rounds."""
+    """A number with its noun: 1 round, 2 rounds."""
     if number == 1:
         return f"{number} {noun}"
     return f"{number} {noun}s"
 
 
 def excerpt(text: str, length: int) -> str:
-    """The beginning of a text, in one line."""
+    """The first `length` characters of a text, in one line; "…" says that there are more."""
     line = " ".join(text.split())
     if len(line) <= length:
         return line
@@ -316,7 +345,7 @@ def excerpt(text: str, length: int) -> str:
 
 
 def readable_bytes(num_bytes: int | None) -> str:
-    """A size in decimal units: 4.7 GB."""
+    """A size in decimal units, such as 4.7 GB; "unknown" for None."""
     from rich.filesize import decimal  # --help needs no rich
 
     if num_bytes is None:
@@ -325,23 +354,24 @@ def readable_bytes(num_bytes: int | None) -> str:
 
 
 def pays_from(acceptance: float) -> str:
-    """That drafting pays from an acceptance on, as the end of a sentence.
+    """The end of a sentence which says from which acceptance on drafting is faster.
 
     Args:
-        acceptance: from 0 to 1.
+        acceptance: the share of draft tokens that has to be accepted, from 0 to 1.
     """
-    if acceptance < 0.005:
+    if acceptance < _ROUNDS_TO_ZERO:
         return "pays however few of its tokens are accepted"
     return f"pays if at least {acceptance:.0%} of its tokens are accepted"
 
 
 def _num_bytes(text: str) -> int:
+    """The bytes that a text such as 8GB means. Raises ValueError."""
     parts = _SIZE.fullmatch(text.strip())
     if parts is None:
         raise ValueError(text)
     number = float(parts[1])
-    power = " kmgt".index(parts[2].lower() or " ")
-    return int(number * 1000**power)
+    unit = parts[2].lower()
+    return int(number * _BYTES_PER_UNIT[unit])
 
 
 SIZE = Parsed(_num_bytes, "is not a size; give one such as 8GB, 500MB or 0")
@@ -349,17 +379,17 @@ SIZE = Parsed(_num_bytes, "is not a size; give one such as 8GB, 500MB or 0")
 
 def clock_time(seconds: float) -> str:
     """Minutes and seconds, with hours if there are any: 0:07, 12:30, 1:00:05."""
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
+    all_minutes, last_seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(all_minutes, 60)
     if hours:
-        return f"{hours}:{minutes:02}:{rest:02}"
-    return f"{minutes}:{rest:02}"
+        return f"{hours}:{minutes:02}:{last_seconds:02}"
+    return f"{minutes}:{last_seconds:02}"
 
 
 def duration(seconds: float) -> str:
-    """For sentences: 40 s, 12 minutes, 3.5 hours."""
-    if seconds < 120:
+    """A time for sentences: 40 s, 12 minutes, 3.5 hours."""
+    if seconds < 2 * 60:
         return f"{seconds:.0f} s"
-    if seconds < 7200:
+    if seconds < 2 * 60 * 60:
         return f"{seconds / 60:.0f} minutes"
     return f"{seconds / 3600:.1f} hours"

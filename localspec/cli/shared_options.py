@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from localspec.streaming.answer_options import AnswerOptions
 
 
-def _servers(text: str) -> tuple[str, ...]:
+def _rpc_addresses(text: str) -> tuple[str, ...]:
     """Comma-separated addresses of RPC servers; "none" means no server."""
     if text == "none":
         return ()
@@ -55,22 +55,25 @@ def _adapter(text: str) -> Adapter:
 
 
 def _bias(text: str) -> tuple[int, float]:
+    """The token id and the bias in ID=NUMBER. Raises ValueError."""
     token, _, number = text.partition("=")
     return int(token), float(number)
 
 
 def _draft_tokens(text: str) -> int | None:
+    """A number of draft tokens; None for auto. Raises ValueError."""
     if text == "auto":
         return None
     return int(text)
 
 
 def _shares(text: str) -> tuple[float, ...]:
+    """Numbers with commas between them. Raises ValueError."""
     return tuple(map(float, text.split(",")))
 
 
 def _row(help: str, **more: Any) -> dict[str, Any]:
-    """An option's help, and other keywords for click."""
+    """An option of the table: its help, and other keywords for click."""
     return {"help": help, **more}
 
 
@@ -94,9 +97,9 @@ _REFUSED = (
     "adaptive_target",
     "adaptive_decay",
 )
-# Options by heading and name. A text is the help of a field of LlamaOptions or SamplingParams;
-# the option has the field's type, and the help gets the default of a number of SamplingParams.
-# The name of a field for the draft model alone begins with draft_.
+# Options by heading and name. If the value is only a help text, the option stands for the field
+# of that name in LlamaOptions or, below "Sampling", in SamplingParams, and has its type.
+# A name that begins with draft_ stands for the draft model's field.
 _OPTIONS: dict[str, dict[str, str | dict[str, Any]]] = {
     "Options": {
         "json_schema": _row(
@@ -260,7 +263,7 @@ _OPTIONS: dict[str, dict[str, str | dict[str, Any]]] = {
         "rpc": _row(
             "llama.cpp RPC servers that hold some of the target's layers. [default: the "
             "preset's]",
-            type=Parsed(_servers, "is not a list of addresses"),
+            type=Parsed(_rpc_addresses, "is not a list of addresses"),
             metavar="HOST:PORT,…",
         ),
         "tensor_split": _row(
@@ -297,7 +300,10 @@ for _heading, _rows in _OPTIONS.items():
 
 
 def _sampling_keywords() -> Iterator[tuple[str, str]]:
-    """The name of each sampling option, as Python would write it, and its keyword."""
+    """The names that /set knows for each sampling option, each with the option's keyword.
+
+    A name is a flag without its dashes, such as repeat_penalty for --repeat-penalty.
+    """
     for keyword, row in _OPTIONS["Sampling"].items():
         if isinstance(row, str):
             for flag in flags_of(keyword):
@@ -320,6 +326,7 @@ def shared(*names: str, **changes: Any) -> Decorator:
 
 
 def _option(name: str, **changes: Any) -> Decorator:
+    """The decorator for an option of the table; `changes` as for `shared`."""
     heading = next(heading for heading, rows in _OPTIONS.items() if name in rows)
     row = _OPTIONS[heading][name]
     if isinstance(row, dict):
@@ -331,14 +338,14 @@ def _option(name: str, **changes: Any) -> Decorator:
         default = getattr(_DEFAULTS, name)
         if not isinstance(default, bool):
             row += f" [default: {default}]"
-    more: dict[str, Any] = {
+    keywords: dict[str, Any] = {
         "help": row,
         **field_type(owner, field),
         **changes,
     }
     if field != name:
-        more["flags"] = [usual_flag(field).replace("--", "--draft-")]
-    return option(name, heading=heading, **more)
+        keywords["flags"] = [usual_flag(field).replace("--", "--draft-")]
+    return option(name, heading=heading, **keywords)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -366,15 +373,15 @@ class PairOptions:
         cache_disk: int = 0,
         shown: Sequence[Picture] = (),
     ) -> BaseEngine:
-        """Load the pair; with RPC servers in a process of its own, since they may crash it.
+        """Load the pair. If RPC servers are used, it runs in another process, which may crash.
 
-        Raises the errors of `localspec.load` and `choose_model`, and OptionError for a target
-        that cannot see.
+        Raises the errors of `localspec.load` and `choose_model`, and OptionError if there are
+        pictures and the target cannot see.
 
         Args:
-            memory: as for `localspec.load`. A measurement repeats its prompts, and has none.
+            memory: as for `localspec.load`; False for measurements, which repeat prompts.
             cache_disk: as for `localspec.load`.
-            shown: pictures that the target has to see; a target that cannot is not loaded.
+            shown: the pictures of the prompt.
         """
         # Imported here: completion must not load an engine.
         from localspec.engine.loading import load
@@ -384,38 +391,38 @@ class PairOptions:
 
         loading = self.loading
         is_target = loading.get("draft") is not None or loading.get("head") is not None
-        first = choose_model(
+        model = choose_model(
             self.model,
             self.preset,
             self.target,
             is_target=is_target,
         )
         if self.target is None and not is_target:
-            offer_download(first or DEFAULT_PRESET)
+            offer_download(model or DEFAULT_PRESET)
         arguments: LoadKeywords = {
             **loading,
             "target": self.target,
             "memory": memory,
         }
         arguments["cache_disk"] = cache_disk
-        if shown and not sees(first, arguments):
-            model = first or self.target or DEFAULT_PRESET
+        if shown and not sees(model, arguments):
+            name = model or self.target or DEFAULT_PRESET
             raise OptionError(
-                f"{shown[0].name} is an image, and {model} has no projector to see it",
+                f"{shown[0].name} is an image, and {name} has no projector to see it",
                 HOW_TO_SEE,
             )
-        open_it: Callable[..., BaseEngine] = load
-        if servers_used(first, arguments):
-            open_it = IsolatedEngine
-            # The shares are for the target's devices, not the draft's.
-            of_draft = loading.get("draft_options") or LlamaOptions()
-            arguments["draft_options"] = replace(of_draft, tensor_split=())
-        loaded = [0.0]  # the share so far, read by another thread
-        with waiting(lambda: f"Loading the models: {loaded[-1]:.0%} …"):
-            return open_it(first, **arguments, progress=loaded.append)
+        load_engine: Callable[..., BaseEngine] = load
+        if servers_used(model, arguments):
+            load_engine = IsolatedEngine
+            # --tensor-split has shares for the target's devices, not the draft's.
+            draft_options = loading.get("draft_options") or LlamaOptions()
+            arguments["draft_options"] = replace(draft_options, tensor_split=())
+        shares = [0.0]  # of the models that were loaded; another thread reads the last
+        with waiting(lambda: f"Loading the models: {shares[-1]:.0%} …"):
+            return load_engine(model, **arguments, progress=shares.append)
 
     def for_answer(self, engine: BaseEngine, **more: Any) -> AnswerOptions:
-        """The options of an answer; its sampling is the preset's with the user's changes.
+        """The options of an answer. Its sampling is the preset's with the user's changes.
 
         Raises OptionError.
 
@@ -435,7 +442,10 @@ class PairOptions:
         )
 
     def template(self) -> str | None:
-        """The name of a built-in template, or a file's content. Raises OptionError."""
+        """The chat template: a built-in one's name, or a file's content; None for the model's.
+
+        Raises OptionError if the file cannot be read.
+        """
         if self.template_name is None or self.template_name in BUILT_IN:
             return self.template_name
         return read_option_file(
@@ -446,69 +456,81 @@ class PairOptions:
 
 
 def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a command with the options. It receives them as one `PairOptions`."""
+    """Decorate a command with the options of a pair. It gets them as one `PairOptions`."""
 
     @functools.wraps(command)
     def with_options(**values: Any) -> Any:
-        values["sampling_changes"] = _sampling_changes(_taken(values, _OPTIONS["Sampling"]))
-        device = _taken(values, _OPTIONS["Device"])
+        values["sampling_changes"] = _sampling_changes(_pop_all(values, _OPTIONS["Sampling"]))
+        device = _pop_all(values, _OPTIONS["Device"])
         loading = {"rpc": device.pop("rpc"), **_llama_options(device)}
-        loading |= _taken(values, _LOADING)
-        loading["adapters"] = loading["adapters"] or None  # None: the preset's
+        loading |= _pop_all(values, _LOADING)
+        loading["adapters"] = loading["adapters"] or None  # None means the preset's
         if values.pop("no_draft"):
             loading["draft_tokens"] = 0
         values["loading"] = loading
-        options = PairOptions(**_taken(values, PairOptions.__dataclass_fields__))
+        options = PairOptions(**_pop_all(values, PairOptions.__dataclass_fields__))
         return command(options, **values)
 
     return with_all([_option(name) for name in _PAIR], with_options)
 
 
-def _taken(values: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
-    """Remove the values of these names, and return them."""
+def _pop_all(values: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
+    """Remove the values of these names from `values`, and return them by name."""
     return {name: values.pop(name) for name in names}
 
 
 def _sampling_changes(values: dict[str, Any]) -> dict[str, Any]:
-    """The options of sampling that are given. Raises OptionError for a value out of range."""
-    given = {}
+    """The sampling options that the user gave. Raises OptionError for a value out of range.
+
+    The ranges are checked here, before a model is downloaded or loaded.
+    """
+    changes = {}
     for name, value in values.items():
         is_missing = value is None or value is False or value == ()  # 0 is a value
         if not is_missing:
-            given[name] = value
-    # Values outside their ranges are refused before a model is downloaded or loaded.
-    numbers = {name: value for name, value in given.items() if name not in _OF_VOCABULARY}
-    SamplingParams().changed(numbers)
-    return given
+            changes[name] = value
+    checkable = {name: value for name, value in changes.items() if name not in _OF_VOCABULARY}
+    SamplingParams().changed(checkable)
+    return changes
 
 
-def _llama_options(given: dict[str, Any]) -> dict[str, LlamaOptions]:
-    """The options of target and draft. Raises OptionError for a value outside its range."""
-    given["flash_attention"] = given["flash_attention"] or "auto"
-    exact = given.pop("exact")
-    experts = None
-    if given.pop("cpu_moe"):
-        experts = ALL_LAYERS
-    of_draft = {}
-    for name in list(given):
+def _llama_options(values: dict[str, Any]) -> dict[str, LlamaOptions]:
+    """The keywords target_options and draft_options of `localspec.load`.
+
+    Raises OptionError for a value outside its range.
+
+    Args:
+        values: the values of the options below "Device", except for --rpc.
+    """
+    common: dict[str, Any] = {}
+    draft_alone: dict[str, Any] = {}
+    for name, value in values.items():
         if name.startswith("draft_"):
-            of_draft[name.removeprefix("draft_")] = given.pop(name)
+            draft_alone[name.removeprefix("draft_")] = value
+        else:
+            common[name] = value
+    common["flash_attention"] = common["flash_attention"] or "auto"
+    exact = common.pop("exact")
+    num_cpu_moe_layers = None
+    if common.pop("cpu_moe"):
+        num_cpu_moe_layers = ALL_LAYERS
     for name in ("num_threads", "num_gpu_layers"):
-        if of_draft[name] is None:
-            of_draft[name] = given[name]
+        if draft_alone[name] is None:
+            draft_alone[name] = common[name]
     return {
         "target_options": LlamaOptions(
-            **given,
-            num_cpu_moe_layers=experts,
+            **common,
+            num_cpu_moe_layers=num_cpu_moe_layers,
             exact=exact,
         ),
-        "draft_options": LlamaOptions(**given | of_draft),
+        "draft_options": LlamaOptions(**common | draft_alone),
     }
 
 
 def changed_sampling(engine: BaseEngine, changes: dict[str, Any]) -> SamplingParams:
-    """The engine's sampling with the user's changes; biases add to the preset's.
+    """The engine's sampling with the user's changes.
 
+    The biases of tokens that the preset has stay, unless the user sets them for the same token.
     Raises OptionError for a value outside its range, a sampler without a fixed distribution,
     or a ban of text that is not one token.
     """
@@ -520,12 +542,16 @@ def changed_sampling(engine: BaseEngine, changes: dict[str, Any]) -> SamplingPar
     if biases:
         changes["logit_bias"] = {**engine.sampling.logit_bias, **biases}
     if "dry_sequence_breakers" in changes:
-        given = [text for text in changes["dry_sequence_breakers"] if text != "none"]
-        changes["dry_sequence_breakers"] = tuple(text.replace(r"\n", "\n") for text in given)
+        breakers = []
+        for text in changes["dry_sequence_breakers"]:
+            if text != "none":
+                breakers.append(text.replace(r"\n", "\n"))  # a shell does not do it
+        changes["dry_sequence_breakers"] = tuple(breakers)
     return engine.sampling.changed(changes)
 
 
 def _token_of(text: str, engine: BaseEngine) -> int:
+    """The token id that --ban names, by the id or the text. Raises OptionError."""
     if text.isdecimal():
         return int(text)
     tokens = engine.vocabulary.tokenize(text, parse_special=True)
@@ -538,7 +564,10 @@ def _token_of(text: str, engine: BaseEngine) -> int:
 
 
 def constraint_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a command with the options. It receives them as keywords of an answer."""
+    """Decorate a command with the options that constrain an answer.
+
+    It gets them as `fits`: keywords of `AnswerOptions`, without those that were not given.
+    """
 
     @functools.wraps(command)
     def with_options(
@@ -550,13 +579,16 @@ def constraint_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if strict and json_schema is None:
             raise OptionError("--strict needs --json-schema", "Add it, or leave --strict out.")
-        fits = {name: values.pop(name) for name in ("regex", "choices")}
+        fits = {}
+        for name in ("regex", "choices"):
+            value = values.pop(name)
+            if value not in (None, ()):
+                fits[name] = value
         if json_schema is not None:
             fits["json_schema"] = read_option_file("--json-schema", json_schema)
             fits["strict"] = strict
         if grammar is not None:
             fits["grammar"] = read_option_file("--grammar", grammar)
-        given = {name: value for name, value in fits.items() if value not in (None, ())}
-        return command(fits=given, **values)
+        return command(fits=fits, **values)
 
     return with_all([_option(name) for name in _CONSTRAINTS], with_options)

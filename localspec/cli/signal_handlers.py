@@ -1,4 +1,4 @@
-"""What a command does on Ctrl-C, and on signals to end."""
+"""Signal handlers of commands, for Ctrl-C and for signals to end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 @contextlib.contextmanager
 def cancel_on_interrupt(cancel: Callable[[], None]) -> Iterator[None]:
-    """Let SIGINT call `cancel` while the main thread waits for another; a second one raises."""
+    """Let the first SIGINT call `cancel` while the body runs; the next has its usual effect."""
 
     def on_interrupt(_number: int, _frame: object) -> None:
         cancel()
@@ -25,7 +25,7 @@ def cancel_on_interrupt(cancel: Callable[[], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def leave_on_termination(leave: Callable[[int], None]) -> Iterator[None]:
-    """Let SIGTERM and SIGHUP call `leave` with their number."""
+    """Let SIGTERM and SIGHUP call `leave` with their number while the body runs."""
     numbers = [signal.SIGTERM]
     if sys.platform != "win32":
         numbers.append(signal.SIGHUP)
@@ -33,9 +33,9 @@ def leave_on_termination(leave: Callable[[int], None]) -> Iterator[None]:
     def on_signal(number: int, _frame: object) -> None:
         leave(number)
 
-    before = {number: signal.signal(number, on_signal) for number in numbers}
+    previous = {number: signal.signal(number, on_signal) for number in numbers}
     try:
         yield
     finally:
-        for number, handler in before.items():
+        for number, handler in previous.items():
             signal.signal(number, handler)

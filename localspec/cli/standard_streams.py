@@ -15,6 +15,7 @@ import click
 from localspec.chat.attachment import ONE_BYTE, WIDE_MARKS, text_of
 
 MAX_INPUT_BYTES = 64_000_000  # of a message; no context holds as much
+_LOCAL_MODES = 3  # the index of the local modes in the list that termios.tcgetattr returns
 
 
 def is_terminal(stream: TextIO | None) -> bool:
@@ -23,7 +24,7 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def num_columns(*, err: bool) -> int:
-    """The width of the terminal on stdout or stderr; COLUMNS takes precedence."""
+    """The width in columns of the terminal on stdout or stderr; COLUMNS takes precedence."""
     with contextlib.suppress(OSError):
         if err and "COLUMNS" not in os.environ:  # shutil asks stdout, which may be a pipe
             return os.get_terminal_size(sys.stderr.fileno()).columns
@@ -31,9 +32,9 @@ def num_columns(*, err: bool) -> int:
 
 
 def use_colour() -> bool | None:
-    """False with NO_COLOR or on a dumb terminal, else None.
+    """click's argument `color`: False with NO_COLOR or on a dumb terminal, else None.
 
-    None leaves it to click: colour on a terminal, no colour elsewhere.
+    None leaves the decision to click: colour on a terminal, no colour elsewhere.
     """
     is_plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     if is_plain:
@@ -43,12 +44,13 @@ def use_colour() -> bool | None:
 
 @contextlib.contextmanager
 def echo_off() -> Iterator[None]:
-    """Let the terminal not show typed text, which would mix with the output.
+    """Stop the terminal from showing typed text while the body runs.
 
-    The text is not lost: the next read gets it. This does nothing on the Windows console, which
-    shows nothing unless a program does, in the background, and if stdin is no terminal.
+    It would mix with the output. The text is not lost: the next read gets it. This does nothing
+    on Windows, whose console shows typed text only during a read, and unless stdin is a
+    terminal and this process is in its foreground.
     """
-    if sys.platform == "win32" or not _is_in_front():
+    if sys.platform == "win32" or not _is_in_foreground():
         yield
         return
     import termios
@@ -56,17 +58,18 @@ def echo_off() -> Iterator[None]:
     terminal = sys.stdin.fileno()
     modes = termios.tcgetattr(terminal)
     silent = termios.tcgetattr(terminal)
-    silent[3] &= ~termios.ECHO
+    silent[_LOCAL_MODES] &= ~termios.ECHO
     termios.tcsetattr(terminal, termios.TCSANOW, silent)
     try:
         yield
     finally:
-        if _is_in_front():  # a background process that changes modes is stopped
+        if _is_in_foreground():  # a background process that changes modes is stopped
             with contextlib.suppress(termios.error):  # the terminal may have gone
                 termios.tcsetattr(terminal, termios.TCSANOW, modes)
 
 
-def _is_in_front() -> bool:
+def _is_in_foreground() -> bool:
+    """Whether stdin is a terminal and this process may change its modes."""
     if sys.platform == "win32" or not is_terminal(sys.stdin):
         return False
     with contextlib.suppress(OSError):
@@ -75,37 +78,39 @@ def _is_in_front() -> bool:
 
 
 def read_input() -> str:
-    """All of stdin, decoded as files are.
+    """All of stdin, decoded; "" if stdin is closed.
 
     Raises click.UsageError for input that is not text, or too long.
     """
     if sys.stdin is None:
         return ""
-    return _text(sys.stdin.buffer.read(MAX_INPUT_BYTES + 1))
+    return _decoded(sys.stdin.buffer.read(MAX_INPUT_BYTES + 1))
 
 
 def piped_lines() -> Iterator[str]:
-    """Read stdin line by line. Raises click.UsageError as `read_input` does."""
+    """The lines of stdin, as they come. Raises click.UsageError as `read_input` does."""
     if sys.stdin is None:
         return
     while True:
         data = sys.stdin.buffer.readline(MAX_INPUT_BYTES + 1)
         if not data:
             return
-        if data.startswith(WIDE_MARKS):  # a line end takes several bytes
+        if data.startswith(WIDE_MARKS):
+            # In UTF-16 and UTF-32 a line end takes several bytes: all lines are read at once.
             data += sys.stdin.buffer.read(MAX_INPUT_BYTES + 1)
-        text = _text(data).replace("\r", "\n")
+        text = _decoded(data).replace("\r", "\n")
         yield from text.removesuffix("\n").split("\n")
 
 
-def _text(data: bytes) -> str:
+def _decoded(data: bytes) -> str:
+    """The text of some input. Raises click.UsageError if it is not text, or too long."""
     if len(data) > MAX_INPUT_BYTES:
         raise click.UsageError(f"The input is longer than {MAX_INPUT_BYTES} bytes.")
     # Text that is not UTF-8 is in the system's encoding, if that is another one.
-    otherwise = codecs.lookup(sys.stdin.encoding).name
-    if otherwise in ("utf-8", "ascii"):
-        otherwise = ONE_BYTE
+    encoding = codecs.lookup(sys.stdin.encoding).name
+    if encoding in ("utf-8", "ascii"):
+        encoding = ONE_BYTE
     try:
-        return text_of(data, otherwise=otherwise)
+        return text_of(data, otherwise=encoding)
     except ValueError as error:
         raise click.UsageError(f"The input is not text: {error}.") from error

@@ -1,4 +1,4 @@
-"""Calls of MCP servers' tools on the command line: a call is shown, and a person is asked."""
+"""Calls of MCP servers' tools on the command line: each is shown, and the user is asked."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ _ANSWERS_IF_DESTRUCTIVE = ("o", "n")  # the answers about a tool that may destro
 
 
 class Toolbox:
-    """The tools of a conversation, and which of them may be called without a question.
+    """The tools of a conversation, and which of them may be called without asking.
 
     Args:
         servers: the servers that have the tools.
-        can_ask: whether a person is at the terminal.
+        can_ask: whether a user at a terminal can be asked.
     """
 
     def __init__(self, servers: McpServers, *, can_ask: bool) -> None:
         self._servers = servers
         self._can_ask = can_ask
-        self._allowed_here: set[tuple[str, str]] = set()  # servers and tools
+        self._allowed_here: set[tuple[str, str]] = set()  # (server, tool)
         self.tools: list[Tool] = []
 
     def open(self, engine: BaseEngine) -> None:
-        """Start the servers, and say how much of the context their tools take.
+        """Start the servers, and note how much of the context their tools take.
 
         A server that cannot be started is named, and left out. Raises ContextError if the tools
-        take more than their share.
+        take more than their share of the context.
         """
         with waiting(lambda: "Starting the MCP servers …"):
             self.tools = self._servers.working_tools
@@ -63,9 +63,9 @@ class Toolbox:
         from localspec.chat.foreign_bounds import check_room, num_tokens_of
 
         check_room(engine, self.tools)
-        number = num_tokens_of(engine, self.tools)
+        num_tokens = num_tokens_of(engine, self.tools)
         note(
-            f"{counted(len(self.tools), 'tool')} of MCP servers: {number:,} of "
+            f"{counted(len(self.tools), 'tool')} of MCP servers: {num_tokens:,} of "
             f"{engine.context_length:,} tokens."
         )
         functions = [foreign_of(tool) for tool in self.tools]
@@ -73,19 +73,19 @@ class Toolbox:
         if allowed:
             note(f"Called without asking, as you have allowed: {', '.join(allowed)}.")
 
-    def forget(self) -> None:
-        """Forget the tools that are allowed for one conversation: another begins."""
+    def forget_allowed(self) -> None:
+        """Forget which tools the user has allowed for the conversation."""
         self._allowed_here.clear()
 
     def may_run(self, step: RequestedCall) -> bool:
-        """Show a call, and ask whether it may be made, unless that is known."""
+        """Show a call, and return whether it may be made; the user is asked if necessary."""
         function = step.foreign
         assert function is not None
         name = tool_title(function)
         note(f"→ {name} {step.call.json}")
         key = (function.server, function.tool)
-        is_known = function.is_allowed or key in self._allowed_here
-        if is_known and not function.is_destructive:
+        was_allowed = function.is_allowed or key in self._allowed_here
+        if was_allowed and not function.is_destructive:
             return True
         if not self._can_ask:
             note(
@@ -106,34 +106,44 @@ class Toolbox:
         name = tool_title(step.foreign)
         with waiting(lambda: f"Calling {name} … Ctrl-C ends the call."):
             result = step.run()
-        shown = [excerpt(result, _SHOWN)] if result else []
+        parts = []
+        if result:
+            parts.append(excerpt(result, _SHOWN))
         if step.pictures:
-            shown.append(f"[{counted(len(step.pictures), 'image')}]")
-        note(f"← {' '.join(shown)}")
+            parts.append(f"[{counted(len(step.pictures), 'image')}]")
+        note(f"← {' '.join(parts)}")
         if step.note:
             note(step.note)
 
 
 def opened_servers(source: str, only: Sequence[str]) -> McpServers:
-    """The servers of the option --mcp. Raises OptionError."""
+    """The servers of the option --mcp. Raises OptionError.
+
+    Args:
+        source: the path of a file of servers, or OWN_FILE.
+        only: the names of tools and servers that are allowed; empty for all.
+    """
     if source == OWN_FILE:
         return McpServers(allowed_tools=only)
     return McpServers(Path(source), allowed_tools=only)
 
 
 def foreign_of(tool: Tool) -> ForeignFunction:
-    """The function of a server's tool."""
+    """The function that calls a tool of an MCP server."""
     assert isinstance(tool.function, ForeignFunction)
     return tool.function
 
 
 def tool_title(function: ForeignFunction) -> str:
-    """The name of a tool, as people see it."""
+    """The name of a tool as the user sees it: SERVER.TOOL."""
     return printable(f"{function.server}.{function.tool}")
 
 
 def _ask_approval(function: ForeignFunction) -> str:
-    """The letter that a person answers with. Ctrl-C and Ctrl-D end the answer instead."""
+    """Ask whether a call may be made. Returns a letter of `_ANSWERS`.
+
+    Ctrl-C and Ctrl-D raise KeyboardInterrupt, which ends the answer.
+    """
     choices = tuple(_ANSWERS)
     warning = ""
     if function.is_destructive:

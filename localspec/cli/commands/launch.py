@@ -213,7 +213,7 @@ def _context_for(agent: Agent, name: str, wanted: int | None) -> int:
         agent,
         context,
         model.num_trained,
-        first="",
+        first_step="",
     )
     return context
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from localspec.tool_servers.servers import McpServers, ServerState
     from localspec.tools.tool import Tool
 
-_ELSEWHERE = {
+_FOREIGN_COMMANDS = {
     **dict.fromkeys(("ls", "status"), "localspec mcp list"),
     **dict.fromkeys(("get", "show", "inspect"), "localspec mcp test NAME"),
     **dict.fromkeys(("rm", "delete"), "localspec mcp remove NAME"),
@@ -50,7 +50,7 @@ _COUNTER = click.option(
 )
 
 
-@click.group(cls=Group, elsewhere=_ELSEWHERE)
+@click.group(cls=Group, foreign_commands=_FOREIGN_COMMANDS)
 def mcp() -> None:
     """List, try, add and remove MCP servers, whose tools a model may call.
 

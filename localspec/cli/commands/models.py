@@ -74,7 +74,7 @@ _FITS = (True, None, False)
 _FITS_IN_WORDS = {True: "yes", None: "-", False: "no"}
 
 
-_ELSEWHERE = {
+_FOREIGN_COMMANDS = {
     "ls": "localspec models list",
     **dict.fromkeys(("rm", "delete"), "localspec models remove PRESET"),
     **dict.fromkeys(("pull", "get", "download"), "localspec download PRESET"),
@@ -98,7 +98,7 @@ _LISTING = (
 )
 
 
-@click.group(cls=Group, invoke_without_command=True, elsewhere=_ELSEWHERE)
+@click.group(cls=Group, invoke_without_command=True, foreign_commands=_FOREIGN_COMMANDS)
 @functools.partial(with_all, _LISTING)
 @click.pass_context
 def models(context: click.Context, /, **listing: bool) -> None:

@@ -38,14 +38,14 @@ _SPEAKERS = {
 }  # by role
 _FENCE = re.compile(r" {0,3}(`{3,}(?=[^`]*$)|~{3,})")
 
-_ELSEWHERE = {
+_FOREIGN_COMMANDS = {
     **dict.fromkeys(("show", "cat"), "localspec sessions export NAME"),
     **dict.fromkeys(("rm", "delete"), "localspec sessions remove NAME"),
     **dict.fromkeys(("open", "load", "resume"), "localspec chat --session NAME"),
 }
 
 
-@click.group(cls=Group, invoke_without_command=True, elsewhere=_ELSEWHERE)
+@click.group(cls=Group, invoke_without_command=True, foreign_commands=_FOREIGN_COMMANDS)
 @click.pass_context
 def sessions(context: click.Context) -> None:
     """List, export and remove saved conversations.

@@ -295,7 +295,7 @@ def _draft(conversation: Conversation, argument: str) -> None:
 def _clear(conversation: Conversation, _argument: str) -> None:
     conversation.chat.clear()
     conversation.attachments.clear()
-    conversation.begin_anew()
+    conversation.forget_allowed_calls()
     note("The conversation starts over; the system message stays.")
 
 
