@@ -191,7 +191,7 @@ class Conversation:
             if self.shown_error != previous_error:
                 click.echo(self.shown_error, err=True)
 
-    def leave(self) -> None:
+    def save_at_end(self) -> None:
         """Save the session again if the last attempt failed. An error is shown in any case."""
         if not self.is_kept:
             self.shown_error = ""

@@ -15,6 +15,7 @@ from localspec.hub import transfer
 from localspec.presets.downloads import DownloadPlan, plan_download, run_download
 from localspec.presets.located import is_missing
 
+# What the bar of a file shows for some states of its download.
 _STATES = {"checking": "checking the file", "waiting": "waiting"}
 
 
@@ -41,7 +42,10 @@ def ask_hub(
 
 
 def ask_reuse(plan: DownloadPlan) -> bool:
-    """Whether to use files of other programs: asks on a terminal, prints a note on a pipe."""
+    """Ask whether to use files that other programs stored. Returns False if there are none.
+
+    Without a terminal nobody is asked: a note names the option, and the result is False.
+    """
     for file, candidate in plan.elsewhere.items():
         say(f"{candidate.owner} has {file.name}: {candidate.path}")
     if not plan.elsewhere:
@@ -58,7 +62,8 @@ def offer_download(name: str) -> None:
     Does nothing on a pipe, or if the user says no: loading then fails with an error that names
     the command to type.
     """
-    if not is_missing(name) or not (is_terminal(sys.stdin) and is_terminal(sys.stderr)):
+    can_ask = is_terminal(sys.stdin) and is_terminal(sys.stderr)
+    if not is_missing(name) or not can_ask:
         return
     plan = ask_hub([name], None)
     question = (
@@ -70,9 +75,13 @@ def offer_download(name: str) -> None:
 
 
 def download_with_bars(plan: DownloadPlan, *, reuse: bool) -> list[Path]:
-    """Download with a bar for each file on stderr; on a pipe, a line for each finished file.
+    """Download the files of a plan, and return the paths of all its files.
 
-    Returns the paths of the plan's files.
+    Stderr shows a bar for each file; if it is a pipe, a line for each finished file.
+
+    Args:
+        plan: what to download, and where to.
+        reuse: whether files that other programs stored are used.
     """
     if not is_terminal(sys.stderr):
         return run_download(plan, _say_when_done, reuse=reuse)
@@ -109,5 +118,6 @@ def download_with_bars(plan: DownloadPlan, *, reuse: bool) -> list[Path]:
 
 
 def _say_when_done(event: transfer.Progress) -> None:
+    """Print a line if a file's download is finished."""
     if event.state == "done":
         say(f"{event.file.name}: {readable_bytes(event.total_bytes)}")

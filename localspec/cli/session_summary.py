@@ -1,4 +1,4 @@
-"""Saved conversations in a line, in JSON, and in the note when one is continued."""
+"""Summaries of saved conversations: lines of a list, JSON, and a note when one is continued."""
 
 from __future__ import annotations
 
@@ -21,20 +21,23 @@ from localspec.errors import SessionError
 if TYPE_CHECKING:
     from localspec.cli.conversation import Conversation
 
-_SHOWN = 240  # characters of a text of the last turn
+_EXCERPT = 240  # characters of the last question and answer that are shown
 
 
 def session_lines() -> list[str]:
-    """A line for every session: last use, turns, size, name, and whether it is open."""
+    """A line for every session: last use, turns, size, name, and whether a chat has it open.
+
+    If there are no sessions, the only line says how to start one.
+    """
     lines = []
     for name in session_names():
         facts = session_json(name)
-        used = datetime.fromisoformat(facts["last_used"])
+        last_used = datetime.fromisoformat(facts["last_used"])
         turns = "unreadable"
         if facts["num_turns"] is not None:
             turns = counted(facts["num_turns"], "turn")
         size = readable_bytes(facts["size_bytes"])
-        line = f"{used:%Y-%m-%d %H:%M}  {turns:>10}  {size:>9}  {name}"
+        line = f"{last_used:%Y-%m-%d %H:%M}  {turns:>10}  {size:>9}  {name}"
         if facts["is_open"]:
             line += ", open"
         lines.append(line)
@@ -42,19 +45,20 @@ def session_lines() -> list[str]:
 
 
 def note_resumed(conversation: Conversation) -> None:
-    """Note which session is continued, and the beginning or end of its last turn."""
+    """Note which session is continued, with its last question and the end of the answer."""
     messages = conversation.chat.transcript
     num_turns = sum(message["role"] == "user" for message in messages)
-    head = f"Continuing {conversation.session}: {counted(num_turns, 'turn')}."
+    title = f"Continuing {conversation.session}: {counted(num_turns, 'turn')}."
     if num_turns == 0:
-        note(head)
+        note(title)
         return
     _, question = without_files(messages[-2]["content"])
     words = messages[-1]["content"].split()
     answer = " ".join(words)
-    if len(answer) > _SHOWN:  # its end leads to the next question
-        answer = f"…{answer[-_SHOWN:]}"
-    note(f"{head} The last one:\n> {excerpt(question, _SHOWN)}\n{answer}")
+    if len(answer) > _EXCERPT:
+        # The end, since the next question follows it.
+        answer = f"…{answer[-_EXCERPT:]}"
+    note(f"{title} The last one:\n> {excerpt(question, _EXCERPT)}\n{answer}")
 
 
 def existing_session(name: str) -> Session:

@@ -39,7 +39,7 @@ class Person:
 
     def __exit__(self, *_: object) -> None:
         """Give up the session for the next person."""
-        self.conversation.leave()
+        self.conversation.save_at_end()
         if self.conversation.lock is not None:
             self.conversation.lock.release()
 

@@ -23,7 +23,7 @@ from localspec.chat.turns import Turn
 from localspec.chat.workshop import PromptWorkshop
 from localspec.cli.agents import ServerFound
 from localspec.cli.commands import launch
-from localspec.cli.commands.serve import _at_once
+from localspec.cli.commands.serve import _parallel_in_words
 from localspec.cli.terminal.line_editor import _history
 from localspec.engine.base import BaseEngine
 from localspec.engine.cache_pool import CachePool
@@ -353,12 +353,12 @@ def say_ready(runner: Runner) -> None:
 
 def chosen_to_launch(found: list[dict[str, Any]], model: str | None = None) -> ServerFound:
     """The named one of a server's models, or the first, as a program is started with it."""
-    return launch._chosen(found, model, None, 1)
+    return launch._choose_model(found, model, None, 1)
 
 
 def answers_at_once(model: Any) -> str:
     """What serve says of how many questions a model answers at once."""
-    return _at_once(model)
+    return _parallel_in_words(model)
 
 
 def chat_history() -> Any:

@@ -110,7 +110,9 @@ def chat(  # noqa: PLR0913  one argument for each option
         if mcp_source is not None:
             servers = until_end.enter_context(opened_servers(mcp_source, mcp_tools))
             toolbox = Toolbox(servers, can_ask=is_dialogue)
-        cache_disk = CACHE_DISK if keep_caches else 0
+        cache_disk = 0
+        if keep_caches:
+            cache_disk = CACHE_DISK
         engine = until_end.enter_context(options.open_engine(cache_disk=cache_disk))
         # Imported here, because it loads NumPy, which libllama has to come before.
         from localspec.cli.conversation import Conversation
@@ -121,14 +123,14 @@ def chat(  # noqa: PLR0913  one argument for each option
             from localspec.cli.terminal.dialogue import converse, show_answer
 
             write = show_answer
-        chosen = options.for_answer(engine, **fits)
+        answer_options = options.for_answer(engine, **fits)
         if toolbox is not None:
             toolbox.open(engine)
-            chosen = replace(chosen, tools=toolbox.tools)
+            answer_options = replace(answer_options, tools=toolbox.tools)
         conversation = Conversation(
             engine=engine,
             chat=engine.chat(template=template, think=not no_think),
-            options=chosen,
+            options=answer_options,
             write=write,
             show_draft=options.show_draft,
             is_quiet=quiet,
@@ -144,23 +146,28 @@ def chat(  # noqa: PLR0913  one argument for each option
             _greet(conversation, session, is_resumed=is_resumed)
             converse(conversation)
         else:
-            num_failed = _answer_lines(conversation)
-        if not _leave(conversation, is_dialogue=is_dialogue) or num_failed:
+            num_failed = _answer_input(conversation)
+        is_saved = _save_at_end(conversation, is_dialogue=is_dialogue)
+        if num_failed or not is_saved:
             raise click.exceptions.Exit(exit_codes.FAILED)
 
 
-def _leave(conversation: Conversation, *, is_dialogue: bool) -> bool:
-    """Save the conversation; return whether that worked. A person may try again."""
-    conversation.leave()
+def _save_at_end(conversation: Conversation, *, is_dialogue: bool) -> bool:
+    """Save the conversation if necessary. Returns False if it could not be saved.
+
+    In a dialogue the user may try again.
+    """
+    conversation.save_at_end()
     question = "The conversation could not be saved and will be lost. Try again?"
     while is_dialogue and not conversation.is_kept:
         if not click.confirm(question, default=True, err=True):
             break
-        conversation.leave()
+        conversation.save_at_end()
     return conversation.is_kept
 
 
 def _greet(conversation: Conversation, session: str | None, *, is_resumed: bool) -> None:
+    """Note the models, the most important keys, and the session."""
     note(f"{in_flags(conversation.engine.description)}.")
     note("/help lists commands, Ctrl-C stops an answer, Ctrl-D leaves.")
     if is_resumed:
@@ -169,8 +176,11 @@ def _greet(conversation: Conversation, session: str | None, *, is_resumed: bool)
         note(f"{session} is a new session.")
 
 
-def _answer_lines(conversation: Conversation) -> int:
-    """Answer every line of the input, up to /exit. Returns the number of lines that failed."""
+def _answer_input(conversation: Conversation) -> int:
+    """Answer each message on stdin, up to /exit. Returns the number of those that failed.
+
+    A message is a line, or lines between quotes. Raises OptionError if options are at fault.
+    """
     from localspec.cli.conversation import LEAVE
 
     num_failed = 0
@@ -186,13 +196,14 @@ def _answer_lines(conversation: Conversation) -> int:
         except OptionError:
             raise
         except LocalspecError as error:
-            # One message that cannot be answered does not end the conversation.
+            # The messages after it are answered nevertheless.
             click.echo(error_lines(error), err=True)
             num_failed += 1
     return num_failed
 
 
 def _write_plain(conversation: Conversation, answer: Answer) -> Reply:
+    """Print an answer, and return its reply. Raises click.Abort if Ctrl-C stopped it."""
     reply = write_answer(answer, show_draft=conversation.show_draft)
     if reply.finish_reason == "cancelled":
         raise click.Abort

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from localspec.engine.base import BaseEngine
 
 _DEFAULT_TOKENS = 128  # of an answer of bench
-_LOOK_S = 0.2  # between two looks at whether a measurement has ended
+_POLL_S = 0.2  # between two checks whether a measurement has ended
 _PIPE_S = 5.0  # between two lines of progress, if they are not shown in a terminal
 
 
@@ -77,20 +77,20 @@ def bench(
         options = replace(options, max_tokens=_DEFAULT_TOKENS)
     with options.open_engine(memory=False) as engine:
         _note_adapters(engine)
-        asked = {
+        answer_arguments = {
             "options": options.for_answer(engine),
             "system": options.system,
             "template": options.template(),
         }
-        found = _measured(
+        result = _measure(
             engine,
             run_bench,
             tasks,
-            asked,
+            answer_arguments,
             seconds=seconds,
         )
-        _show(found, bench_text, as_json=as_json)
-    if found.outcome is Outcome.TOO_LITTLE:
+        _print_result(result, bench_text, as_json=as_json)
+    if result.outcome is Outcome.TOO_LITTLE:
         raise click.exceptions.Exit(exit_codes.NOT_ENOUGH_EVIDENCE)
 
 
@@ -135,21 +135,21 @@ def verify(
         texts = read_prompts(prompts)
     with options.open_engine(memory=False) as engine:
         _note_adapters(engine)
-        tokens = _prompts(
+        tokens = _prompt_tokens(
             engine,
             options,
             texts,
             are_own=prompts is not None,
         )
-        asked = AnswerOptions(json_schema=schema)
-        report = _measured(
+        answer_options = AnswerOptions(json_schema=schema)
+        report = _measure(
             engine,
             check,
             tokens,
-            options=asked,
+            options=answer_options,
             seconds=seconds,
         )
-        _show(report, report_text, as_json=as_json)
+        _print_result(report, report_text, as_json=as_json)
     if report.finding is Finding.NOT_LOSSLESS:
         raise click.exceptions.Exit(exit_codes.FAILED)
     if report.finding is Finding.NOT_ENOUGH:
@@ -157,7 +157,7 @@ def verify(
 
 
 def _note_adapters(engine: BaseEngine) -> None:
-    """Say what the adapters of an engine change."""
+    """Note which adapters the engine has, and that they change the target alone."""
     names = []
     for adapter in engine.adapters:
         name = Path(str(adapter.file)).name
@@ -169,51 +169,61 @@ def _note_adapters(engine: BaseEngine) -> None:
         )
 
 
-def _measured(
+def _measure(
     engine: BaseEngine,
     function: Callable[..., Any],
     *arguments: Any,
     seconds: float,
     **keywords: Any,
 ) -> Any:
-    """The function's result for the engine; after Ctrl-C or the time limit, that so far."""
+    """Call a function that measures an engine, and show its progress.
+
+    Returns its result; after Ctrl-C or the time limit, the result so far.
+
+    Args:
+        engine: the engine.
+        function: called with the engine, the arguments, the keywords, `watch` and `seconds`.
+        arguments: other arguments of the function.
+        seconds: the time limit.
+        keywords: other keywords of the function.
+    """
     line = ProgressLine(seconds, time.monotonic)
     watch = Watch(line.report)
     keywords |= {"watch": watch, "seconds": seconds}
-    # In a thread, so that this one can hear Ctrl-C even within a long decode.
+    # In another thread, so that this one can handle Ctrl-C even during a long decode.
     thread = CallThread(lambda: engine._measure(function, *arguments, **keywords))
     with cancel_on_interrupt(watch.cancellation.request), waiting(line.text, _PIPE_S):
         thread.start()
         while thread.is_alive():  # on Windows Ctrl-C does not end a join without a timeout
-            thread.join(_LOOK_S)
+            thread.join(_POLL_S)
     return thread.result()
 
 
-def _show(found: Any, text: Callable[[Any], str], *, as_json: bool) -> None:
-    """Print a result. Raises click.Abort if Ctrl-C ended the measurement."""
+def _print_result(result: Any, text_of: Callable[[Any], str], *, as_json: bool) -> None:
+    """Print a result as text or JSON. Raises click.Abort if Ctrl-C ended the measurement."""
     from localspec.evaluation.time_limit import EndedBy
 
     if as_json:
-        write_json(found)
+        write_json(result)
     else:
-        click.echo(text(found))
-    if found.ended_by is EndedBy.INTERRUPT:
+        click.echo(text_of(result))
+    if result.ended_by is EndedBy.INTERRUPT:
         raise click.Abort
 
 
-def _prompts(
+def _prompt_tokens(
     engine: BaseEngine,
     options: PairOptions,
     texts: Sequence[str],
     *,
     are_own: bool,
 ) -> list[list[int]]:
-    """The token ids of the prompts. A built-in prompt that does not fit is left out.
+    """The token ids of each prompt. A built-in prompt that does not fit is left out.
 
-    Raises ContextError if a prompt of the user's does not fit, or if none fits.
+    Raises ContextError if one of the user's prompts does not fit, or if no prompt fits.
 
     Args:
-        are_own: Whether the prompts are the user's.
+        are_own: whether the texts are the user's prompts.
     """
     prompts: list[list[int]] = []
     for text in texts:

@@ -62,7 +62,7 @@ def explain(
     parallel: int | None,
     measure: bool,
     as_json: bool,
-    **asked: Any,
+    **model_options: Any,
 ) -> None:
     """Say whether a pair fits into memory and speeds up answers, before any download.
 
@@ -77,32 +77,33 @@ def explain(
         localspec explain T.gguf --rpc workshop-pc:50052
         localspec explain bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_0 --json
     """
-    from localspec.advice import explanation  # not needed for completion
+    from localspec.advice.explanation import explain as explain_pair  # no need for completion
 
-    asked["adapters"] = asked["adapters"] or None  # None: those of the preset
-    is_target = asked["draft"] is not None or asked["head"] is not None
-    first = choose_model(
+    model_options["adapters"] = model_options["adapters"] or None  # None means the preset's
+    is_target = model_options["draft"] is not None or model_options["head"] is not None
+    chosen_model = choose_model(
         model,
         None,
         target,
         is_target=is_target,
     )
-    at_once: dict[str, Any] = {"measure": measure}
+    server_options: dict[str, Any] = {}
     if parallel is not None:
-        at_once["parallel"] = parallel
-        at_once["kept_bytes"] = served_kept_bytes(memory_here().total_bytes)
+        server_options["parallel"] = parallel
+        server_options["kept_bytes"] = served_kept_bytes(memory_here().total_bytes)
     try:
         with waiting(lambda: "Looking at the models …"):
-            found = explanation.explain(
-                first,
+            explanation = explain_pair(
+                chosen_model,
                 target=target,
-                **asked,
-                **at_once,
+                measure=measure,
+                **model_options,
+                **server_options,
             )
     except DownloadError as error:
         preset = None
-        if first is not None:
-            preset = resolve(first).preset
+        if chosen_model is not None:
+            preset = resolve(chosen_model).preset
         if preset is None or is_target or as_json:
             raise
         sheet = _preset_sheet(preset)
@@ -110,17 +111,17 @@ def explain(
         note(f"More would follow from the headers of the files, but {error}. {error.hint}")
         return
     if as_json:
-        write_json(found)
+        write_json(explanation)
     else:
-        sheet = explanation_sheet(found)
-        _add_commands(sheet, found, model, {"target": target} | asked)
+        sheet = explanation_sheet(explanation)
+        _add_commands(sheet, explanation, model, {"target": target} | model_options)
         click.echo(sheet.text())
-    if not found.is_pair:
+    if not explanation.is_pair:
         raise click.exceptions.Exit(exit_codes.FAILED)
 
 
 def _preset_sheet(preset: Preset) -> FactSheet:
-    """The facts about a preset whose headers cannot be read."""
+    """The facts about a preset that are known without the headers of its files."""
     sheet = FactSheet()
     sheet.add("Pair", preset.description)
     for role, model in preset.by_role().items():
@@ -128,7 +129,7 @@ def _preset_sheet(preset: Preset) -> FactSheet:
             names = [file.name for file in model.files]
         else:
             names = [model.path.name]
-        size = _size(size_of(model), is_here=not missing_files(model))
+        size = _size_in_words(size_of(model), is_here=not missing_files(model))
         sheet.add(role.capitalize(), f"{', '.join(names)}, {size}")
     all_files = readable_bytes(preset_state(preset).size_bytes)
     free = readable_bytes(memory_here().available_bytes)
@@ -136,7 +137,8 @@ def _preset_sheet(preset: Preset) -> FactSheet:
     return sheet
 
 
-def _size(num_bytes: int | None, *, is_here: bool) -> str:
+def _size_in_words(num_bytes: int | None, *, is_here: bool) -> str:
+    """The size of a model's files, and whether they are on this machine."""
     size = readable_bytes(num_bytes)
     if is_here:
         return f"{size} on this machine"
@@ -145,108 +147,115 @@ def _size(num_bytes: int | None, *, is_here: bool) -> str:
 
 def _add_commands(
     sheet: FactSheet,
-    found: Explanation,
+    explanation: Explanation,
     model: str | None,
-    named: dict[str, Any],
+    options: dict[str, Any],
 ) -> None:
-    """Add the commands to type next.
+    """Add the commands to type next: to chat with the pair, and to measure a draft.
+
+    If the pair does not fit, they have the largest context that fits; if none fits, the command
+    is for a smaller preset.
 
     Args:
-        model: The argument MODEL, if one was given.
-        named: The other options that name models and their settings, by keyword.
+        model: The argument MODEL; None if it was not given.
+        options: The values of the other options, by keyword.
     """
-    if not found.is_pair:
+    if not explanation.is_pair:
         return
-    if not found.fits and not found.largest_context:
-        if found.smaller:
-            sheet.add("To chat", f"localspec chat {found.smaller}")
+    if not explanation.fits and not explanation.largest_context:
+        if explanation.smaller:
+            sheet.add("To chat", f"localspec chat {explanation.smaller}")
         return
-    if not found.fits:
-        named = {**named, "context_length": found.largest_context}
-    if found.draft_here is not None and found.target.can_roll_back:
-        named = {**named, "draft": found.draft_here}
-    sheet.add("To chat", _command("chat", model, named))
-    if found.draft_to_measure is not None and found.target.can_roll_back:
-        named = {**named, "draft": found.draft_to_measure}
-        sheet.add("To measure", _command("bench", model, named))
+    options = dict(options)
+    if not explanation.fits:
+        options["context_length"] = explanation.largest_context
+    can_draft = explanation.target.can_roll_back
+    if explanation.draft_here is not None and can_draft:
+        options["draft"] = explanation.draft_here
+    sheet.add("To chat", _command_line("chat", model, options))
+    if explanation.draft_to_measure is not None and can_draft:
+        options["draft"] = explanation.draft_to_measure
+        sheet.add("To measure", _command_line("bench", model, options))
 
 
-def _command(name: str, model: str | None, named: dict[str, Any]) -> str:
-    """A command of localspec as it is typed.
+def _command_line(name: str, model: str | None, options: dict[str, Any]) -> str:
+    """A command of localspec as the user would type it.
 
     Args:
-        name: The name of the subcommand.
+        name: The name of the command, such as "chat".
         model: The argument MODEL, if there is one.
-        named: The values of options by keyword, among them "adapters".
+        options: The values of options by keyword; None and () are left out. It must have the
+            key "adapters".
     """
     words = ["localspec", name]
     if model is not None:
         words.append(model)
-    for adapter in named["adapters"] or ():
+    for adapter in options["adapters"] or ():
         words += ["--lora", f"{adapter.file}={adapter.scale:g}"]
-    for keyword, value in named.items():
+    for keyword, value in options.items():
         if keyword == "adapters" or value in (None, ()):
             continue
+        text = str(value)
         if isinstance(value, tuple | list):
-            typed = ",".join(map(str, value))
-        else:
-            typed = str(value)
-        words += [usual_flag(keyword), typed]
+            text = ",".join(map(str, value))
+        words += [usual_flag(keyword), text]
     return shlex.join(words)
 
 
-def explanation_sheet(found: Explanation) -> FactSheet:
-    """The explanation in words."""
+def explanation_sheet(explanation: Explanation) -> FactSheet:
+    """The explanation for people: what the models are, and how the pair would run here."""
     sheet = FactSheet()
-    if found.description:
-        sheet.add("Pair", found.description)
-    sheet.add("Target", *_model_lines(found.target))
-    sheet.add("Exact", _exact(found.target))
-    if found.draft is not None:
-        sheet.add("Draft", *_model_lines(found.draft))
-    if found.vocabulary is not None:
-        sheet.add("Tokens", str(found.vocabulary))
-    if found.size_warning:
-        sheet.add("Sizes", found.size_warning)
-    if found.head is not None:
-        sheet.add("Head", _head(found.head))
-    if found.adapters:
-        sheet.add("Adapters", *_adapters(found))
-    if found.projector is not None:
-        sheet.add("Images", _projector(found.projector))
-    sheet.add("Tools", _tools(found.target))
-    if found.is_pair:
-        _add_plan(sheet, found)
+    if explanation.description:
+        sheet.add("Pair", explanation.description)
+    sheet.add("Target", *_model_lines(explanation.target))
+    sheet.add("Exact", _exact_in_words(explanation.target))
+    if explanation.draft is not None:
+        sheet.add("Draft", *_model_lines(explanation.draft))
+    if explanation.vocabulary is not None:
+        sheet.add("Tokens", str(explanation.vocabulary))
+    if explanation.size_warning:
+        sheet.add("Sizes", explanation.size_warning)
+    if explanation.head is not None:
+        sheet.add("Head", _head_in_words(explanation.head))
+    if explanation.adapters:
+        sheet.add("Adapters", *_adapter_lines(explanation))
+    if explanation.projector is not None:
+        sheet.add("Images", _projector_in_words(explanation.projector))
+    sheet.add("Tools", _tools_in_words(explanation.target))
+    if explanation.is_pair:
+        _add_plan(sheet, explanation)
     else:
-        sheet.add("NO PAIR", *_no_pair(found))
+        sheet.add("NO PAIR", *_no_pair_lines(explanation))
     return sheet
 
 
-def _add_plan(sheet: FactSheet, found: Explanation) -> None:
+def _add_plan(sheet: FactSheet, explanation: Explanation) -> None:
     """Add how a pair would run here: what drafts, where, and how fast."""
-    if found.draft is None and found.head is None:
-        sheet.add("Draft", *_no_draft(found))
+    if explanation.draft is None and explanation.head is None:
+        sheet.add("Draft", *_no_draft_lines(explanation))
     else:
-        sheet.add("Caches", _rollback(found))
-    sheet.add("Device", found.device)
-    sheet.add("Memory", *_memory_lines(found))
-    if found.can_draft:
-        sheet.add("Speed-up", *_gain_lines(found))
-    variants = [f"{name}: {description}" for name, description in found.variants.items()]
+        sheet.add("Caches", _rollback_in_words(explanation))
+    sheet.add("Device", explanation.device)
+    sheet.add("Memory", *_memory_lines(explanation))
+    if explanation.can_draft:
+        sheet.add("Speed-up", *_gain_lines(explanation))
+    variants = [f"{name}: {description}" for name, description in explanation.variants.items()]
     sheet.add("Variants", *variants)
 
 
 def _model_lines(model: ModelFacts) -> list[str]:
-    weights = f"{_in_words(model.num_weights)} weights stored"
+    """The facts about a model: its files, architecture, layers, vocabulary and weights."""
+    weights = f"{_millions_in_words(model.num_weights)} weights stored"
     if model.num_output_weights:
-        weights += f", {_in_words(model.num_output_weights)} of them in its output layer"
+        num_output = _millions_in_words(model.num_output_weights)
+        weights += f", {num_output} of them in its output layer"
     kind = f"{model.architecture} {model.size_label}".rstrip()
     heads = f"{model.num_heads} attention heads, {model.num_kv_heads} of keys and values"
     context = f"context up to {model.trained_context}"
     if model.sliding_window:
         context += f", sliding window {model.sliding_window}"
     return [
-        f"{model.name}, {_size(model.size_bytes, is_here=model.is_here)}",
+        f"{model.name}, {_size_in_words(model.size_bytes, is_here=model.is_here)}",
         f"{kind}, {weights}",
         f"{model.num_layers} layers of width {model.width}, {heads}",
         f"vocabulary of {model.vocab_size} tokens, {context}",
@@ -255,15 +264,16 @@ def _model_lines(model: ModelFacts) -> list[str]:
 
 
 def _type_shares(model: ModelFacts) -> Iterator[str]:
-    """The types of weights with their shares of the bytes, from 1 % on."""
-    total = sum(model.type_bytes.values())
+    """The types of weights with their shares of the bytes; types below 1 % are left out."""
+    total_bytes = sum(model.type_bytes.values())
     for name, num_bytes in model.type_bytes.items():
-        if num_bytes >= 0.01 * total:
-            yield f"{name} {num_bytes / total:.0%}"
+        share = num_bytes / total_bytes
+        if share >= 0.01:
+            yield f"{name} {share:.0%}"
 
 
-def _tools(target: ModelFacts) -> str:
-    """Where the target gets the descriptions of the tools that it may call."""
+def _tools_in_words(target: ModelFacts) -> str:
+    """How the prompt describes tools to the target: by its chat template, or in words."""
     if target.has_tools:
         return "its chat template has them, in a form of calls that is known"
     return (
@@ -271,14 +281,15 @@ def _tools(target: ModelFacts) -> str:
     )
 
 
-def _in_words(count: int) -> str:
+def _millions_in_words(count: int) -> str:
+    """A number in millions, or in billions from a billion on."""
     if count >= 1e9:
         return f"{count / 1e9:.1f} billion"
     return f"{count / 1e6:.0f} million"
 
 
-def _exact(target: ModelFacts) -> str:
-    """The settings of --exact, and whether they were found to be enough."""
+def _exact_in_words(target: ModelFacts) -> str:
+    """The settings that --exact would use, and whether they were found exact here."""
     result = "the first load with it tests whether that is enough"
     if target.exactness is not None:
         result = "found exact on this machine"
@@ -287,47 +298,50 @@ def _exact(target: ModelFacts) -> str:
     return f"with --exact: {', '.join(target.exact_settings)}; {result}"
 
 
-def _no_pair(found: Explanation) -> list[str]:
-    """Why the models cannot be loaded together, and which could be."""
-    projector = found.projector
+def _no_pair_lines(explanation: Explanation) -> list[str]:
+    """Why the models cannot be loaded together, and which models can."""
+    projector = explanation.projector
     if projector is not None and projector.is_named and projector.misfit:
         return [projector.misfit]
-    if not found.misfit:
+    if not explanation.misfit:
         return ["a head only drafts for the model that it was trained for"]
-    target = found.target
-    largest = readable_bytes(round(target.size_bytes * LARGEST_SHARE))
+    target = explanation.target
+    largest_draft = readable_bytes(round(target.size_bytes * LARGEST_SHARE))
     return [
-        found.misfit,
+        explanation.misfit,
         f"a draft for {target.name} needs the same {target.vocab_size} tokens, or nearly, and "
-        f"at most {largest}: use a smaller model of its family, or no draft",
+        f"at most {largest_draft}: use a smaller model of its family, or no draft",
     ]
 
 
-def _head(head: HeadReport) -> str:
+def _head_in_words(head: HeadReport) -> str:
+    """A head, where it is, and whether it can draft for the target."""
     if head.is_apart:
         parts = [head.name]
         if head.description:
             parts.append(head.description)
-        parts.append(_size(head.size_bytes, is_here=head.is_here))
-        what = ", ".join(parts)
+        parts.append(_size_in_words(head.size_bytes, is_here=head.is_here))
+        title = ", ".join(parts)
     else:
         size = readable_bytes(head.size_bytes)
-        what = f"{head.description} of {size} in the target's file"
+        title = f"{head.description} of {size} in the target's file"
     if head.why_not:
-        return f"{what}: NOT USABLE, {in_flags(head.why_not)}"
-    return f"{what}: drafts for this target"
+        return f"{title}: NOT USABLE, {in_flags(head.why_not)}"
+    return f"{title}: drafts for this target"
 
 
-def _projector(projector: ProjectorReport) -> str:
+def _projector_in_words(projector: ProjectorReport) -> str:
+    """The projector, or why the one that was found is not used."""
     if projector.misfit and not projector.is_named:
         return f"none, since {projector.name} is not used: {projector.misfit}"
-    size = _size(projector.size_bytes, is_here=projector.is_here)
+    size = _size_in_words(projector.size_bytes, is_here=projector.is_here)
     return f"{projector.name}, {projector.kind}, {size}"
 
 
-def _adapters(found: Explanation) -> list[str]:
+def _adapter_lines(explanation: Explanation) -> list[str]:
+    """A line for each adapter, and one that says which model they change."""
     lines = []
-    for adapter in found.adapters:
+    for adapter in explanation.adapters:
         tensors = counted(adapter.num_weights, "tensor")
         size = readable_bytes(adapter.size_bytes)
         lines.append(f"{adapter.name} times {adapter.scale:g}: it changes {tensors}, {size}")
@@ -335,24 +349,25 @@ def _adapters(found: Explanation) -> list[str]:
     return lines
 
 
-def _no_draft(found: Explanation) -> list[str]:
-    """What drafts without a draft model, and which model on this machine could."""
-    if not found.target.can_roll_back:
-        return [f"none: {_rollback(found)}"]
+def _no_draft_lines(explanation: Explanation) -> list[str]:
+    """What drafts without a draft model, and which model could be one."""
+    if not explanation.target.can_roll_back:
+        return [f"none: {_rollback_in_words(explanation)}"]
     lookup = "none: lookup drafts without a model wherever the text repeats an earlier passage"
-    if found.draft_here is not None:
-        could = f"{found.draft_here.name} could draft: its tokenizer and its size fit"
-    elif found.draft_to_measure is not None:
-        could = f"{found.why_no_draft}: a draft of that size hardly pays"
+    if explanation.draft_here is not None:
+        candidate = f"{explanation.draft_here.name} could draft: its tokenizer and its size fit"
+    elif explanation.draft_to_measure is not None:
+        candidate = f"{explanation.why_no_draft}: a draft of that size hardly pays"
     else:
-        could = f"{found.why_no_draft}: a draft is a small model of the same family"
-    return [lookup, could]
+        candidate = f"{explanation.why_no_draft}: a draft is a small model of the same family"
+    return [lookup, candidate]
 
 
-def _rollback(found: Explanation) -> str:
-    if not found.target.can_roll_back:
+def _rollback_in_words(explanation: Explanation) -> str:
+    """Whether and how far the target's cache can be rolled back, which drafting needs."""
+    if not explanation.target.can_roll_back:
         return "the target's cache cannot be rolled back: plain decoding"
-    target = found.memory.models[0]
+    target = explanation.memory.models[0]
     if target.num_snapshots:
         return (
             f"the target can roll back up to {counted(target.num_snapshots, 'token')}; their "
@@ -361,22 +376,24 @@ def _rollback(found: Explanation) -> str:
     return "the target's cache can be rolled back, as drafting needs it"
 
 
-def _memory_lines(found: Explanation) -> list[str]:
-    memory = found.memory
-    models = found.memory.models
+def _memory_lines(explanation: Explanation) -> list[str]:
+    """The memory that the pair needs: in all, in each place, and for what."""
+    memory = explanation.memory
+    models = explanation.memory.models
 
     def total(part: str) -> str:
+        """The sum over the models of what is in their field `part`_bytes."""
         sizes = [getattr(model, f"{part}_bytes") for model in models]
         return readable_bytes(sum(sizes))
 
     lines = [
         f"{readable_bytes(memory.needed_bytes)} at a context of {memory.context_length} "
-        f"tokens: {_fit(found)}",
-        *_place_lines(memory, found.room),
+        f"tokens: {_fit_in_words(explanation)}",
+        *_place_lines(memory, explanation.room),
         f"weights {total('weights')}, caches {total('cache')}, compute {total('compute')}, "
         f"vocabularies {total('vocabulary')}",
     ]
-    if found.adapters:
+    if explanation.adapters:
         lines.append(f"of the weights, adapters take {total('adapter')}")
     if "mmproj" in memory.roles:
         lines.append(f"of that, up to {total('picture')} for the images that were shown last")
@@ -385,7 +402,7 @@ def _memory_lines(found: Explanation) -> list[str]:
             f"peak {readable_bytes(memory.peak_bytes)}, with {total('repacked')} of weights "
             "repacked for the processor"
         )
-    at_once = found.at_once
+    at_once = explanation.at_once
     if at_once.num_asked > 1:
         lines.append(
             f"{at_once.num} of {at_once.num_asked} answers at once, each with the whole "
@@ -395,13 +412,13 @@ def _memory_lines(found: Explanation) -> list[str]:
         f"and up to {readable_bytes(at_once.kept_bytes)} more for the caches of inactive "
         "conversations"
     )
-    if found.smaller:
-        lines.append(f"the preset {found.smaller} fits")
+    if explanation.smaller:
+        lines.append(f"the preset {explanation.smaller} fits")
     return lines
 
 
 def _place_lines(memory: PairMemory, free: MemoryRoom) -> list[str]:
-    """A line for each memory: needed and free bytes, and the layers that go there."""
+    """A line for main memory and each GPU: needed and free bytes, and the layers there."""
     names = ["main memory"]
     free_bytes = [free.main_bytes]
     for gpu in free.gpus:
@@ -420,7 +437,9 @@ def _place_lines(memory: PairMemory, free: MemoryRoom) -> list[str]:
 
 
 def _layers_at(place: int, memory: PairMemory) -> Iterator[str]:
-    """The layers of each model that go into a memory, with their bytes.
+    """How many layers of each model go to a place, with their bytes.
+
+    Models without layers there are left out, unless they leave experts in main memory.
 
     Args:
         place: 0 for main memory, n for the nth GPU.
@@ -439,27 +458,29 @@ def _layers_at(place: int, memory: PairMemory) -> Iterator[str]:
             yield f"the experts of {model.num_cpu_moe_layers} layers of the {role} ({size})"
 
 
-def _fit(found: Explanation) -> str:
-    if found.fits:
-        return f"it fits; the largest context that would fit is {found.largest_context}"
-    longest = "no context would fit"
-    if found.largest_context:
-        longest = f"a context of up to {found.largest_context} would fit"
-    if found.gpu_layers is not None:
-        longest += f", or {found.gpu_layers} layers on GPUs (--gpu-layers)"
-    return f"IT DOES NOT FIT; {longest}"
+def _fit_in_words(explanation: Explanation) -> str:
+    """Whether the pair fits, and what is the largest context or number of layers that fits."""
+    if explanation.fits:
+        return f"it fits; the largest context that would fit is {explanation.largest_context}"
+    remedy = "no context would fit"
+    if explanation.largest_context:
+        remedy = f"a context of up to {explanation.largest_context} would fit"
+    if explanation.gpu_layers is not None:
+        remedy += f", or {explanation.gpu_layers} layers on GPUs (--gpu-layers)"
+    return f"IT DOES NOT FIT; {remedy}"
 
 
-def _gain_lines(found: Explanation) -> list[str]:
-    if found.gains is None:
+def _gain_lines(explanation: Explanation) -> list[str]:
+    """From which acceptance on drafting is faster, and the speed-up at several acceptances."""
+    if explanation.gains is None:
         return [_NOT_MEASURED]
-    if found.break_even is None:
+    if explanation.break_even is None:
         return ["none here: the draft is too slow even if all its tokens are accepted"]
     drafter = "draft"
-    if found.draft is None:
+    if explanation.draft is None:
         drafter = "head"
-    lines = [f"the {drafter} {pays_from(found.break_even)}"]
-    for gain in found.gains:
+    lines = [f"the {drafter} {pays_from(explanation.break_even)}"]
+    for gain in explanation.gains:
         tokens = counted(gain.num_draft_tokens, "draft token")
         lines.append(
             f"if {gain.acceptance:.0%} are: {gain.speedup:.2f} times as fast, with {tokens} "

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 
 
 _STDIN = Path("-")
-# For log-probabilities by the model's own distribution, and after the samplers changed it.
-_NAMES = {
+# The names that --json has for log-probabilities of the model's own distribution, and for those
+# after the samplers.
+_JSON_NAMES = {
     "before": "logprob",
     "after": "logprob_after",
     "top_before": "top",
@@ -122,7 +123,7 @@ def generate(  # noqa: PLR0913  one argument for each option
         )
     template = options.template()
     with options.open_engine(shown=pictures_in(attachments)) as engine:
-        chosen = options.for_answer(
+        answer_options = options.for_answer(
             engine,
             stop=stop,
             logprobs=logprobs,
@@ -130,12 +131,11 @@ def generate(  # noqa: PLR0913  one argument for each option
         )
         text = attached(question, attachments)
         if raw:
-            answer = engine.generate_raw(text, chosen)
+            answer = engine.generate_raw(text, answer_options)
         else:
-            asked = _with_pictures(text, attachments)
             answer = engine.generate(
-                asked,
-                chosen,
+                _question_with_pictures(text, attachments),
+                answer_options,
                 system=options.system,
                 template=template,
             )
@@ -154,8 +154,10 @@ def generate(  # noqa: PLR0913  one argument for each option
             note("\n".join(stats_lines(reply.stats, engine.context_length)))
 
 
-def _with_pictures(text: str, attachments: Sequence[Attachment]) -> str | list[dict[str, Any]]:
-    """The question, with the pictures before it."""
+def _question_with_pictures(
+    text: str, attachments: Sequence[Attachment]
+) -> str | list[dict[str, Any]]:
+    """The question for `engine.generate`: a text, or a message with pictures before it."""
     images = [{"type": "image", "image": picture} for picture in pictures_in(attachments)]
     if not images:
         return text
@@ -164,11 +166,16 @@ def _with_pictures(text: str, attachments: Sequence[Attachment]) -> str | list[d
 
 
 def _split_prompt(prompt: str | None, files: Sequence[Path]) -> tuple[list[Attachment], str]:
-    """The texts before the prompt, and the prompt: the last of files, stdin and PROMPT.
+    """Read the files, stdin and PROMPT. Returns those before the prompt, and the prompt's text.
 
-    Raises click.UsageError if there is no prompt, OptionError for a file that is not text.
+    The prompt is the last that there is of them. Raises click.UsageError if there is none,
+    OptionError for a file that is not text.
+
+    Args:
+        prompt: the argument PROMPT; None or "-" if the prompt is elsewhere.
+        files: the paths of --file.
     """
-    texts = [_attachment(path) for path in files]
+    texts = [_read_attachment_or_stdin(path) for path in files]
     if prompt is not None and prompt.endswith(".gguf") and os.path.isfile(prompt):
         raise click.UsageError(f"PROMPT is a model file. The model is given by -m {prompt}.")
     has_input = prompt == "-" or not is_terminal(sys.stdin)
@@ -180,37 +187,37 @@ def _split_prompt(prompt: str | None, files: Sequence[Path]) -> tuple[list[Attac
         texts.append(Attachment("PROMPT", prompt))
     if not texts or not texts[-1].text.strip():
         raise click.UsageError("Give a PROMPT, a file (--file), or pipe one in.")
-    last = texts.pop()
-    return texts, last.text
+    *before, question = texts
+    return before, question.text
 
 
-def _attachment(path: Path) -> Attachment:
-    """A file, or stdin if the path is "-"."""
+def _read_attachment_or_stdin(path: Path) -> Attachment:
+    """Read a file, or stdin if the path is "-"."""
     if path == _STDIN:
         return Attachment("stdin", read_input())
     return read_attachment(path)
 
 
 def _reply_json(reply: Reply, engine: BaseEngine) -> dict[str, Any]:
-    """The answer and its costs, for --json."""
+    """The answer, its log-probabilities if there are any, and its statistics, for --json."""
     drafting = engine.drafting
-    written: dict[str, Any] = to_json(reply)
-    written["prompt_tokens"] = reply.stats.prompt_tokens
-    written["completion_tokens"] = reply.stats.completion_tokens
-    written["draft_tokens"] = drafting.draft_tokens or "auto"
+    converted: dict[str, Any] = to_json(reply)
+    converted["prompt_tokens"] = reply.stats.prompt_tokens
+    converted["completion_tokens"] = reply.stats.completion_tokens
+    converted["draft_tokens"] = drafting.draft_tokens or "auto"
     if drafting.is_off:
-        written["draft_tokens"] = 0
+        converted["draft_tokens"] = 0
     if reply.logprobs is None:
-        del written["logprobs"]
-        return written
-    written["logprobs"] = [_renamed(token) for token in written["logprobs"]]
-    return written
+        del converted["logprobs"]
+        return converted
+    converted["logprobs"] = [_with_json_names(token) for token in converted["logprobs"]]
+    return converted
 
 
-def _renamed(token: dict[str, Any]) -> dict[str, Any]:
-    """The log-probabilities of a token by the names that --json has."""
+def _with_json_names(token: dict[str, Any]) -> dict[str, Any]:
+    """The log-probabilities of a token, by the names that --json has for them."""
     renamed = {}
     for name, value in token.items():
         if name != "raw":
-            renamed[_NAMES.get(name, name)] = value
+            renamed[_JSON_NAMES.get(name, name)] = value
     return renamed

@@ -65,11 +65,11 @@ def kernels(
     build = own_build.usable_build(installed_library().origin)
     if build is None and (yes or not as_json):
         plan = plan_build(only_packages=zig)
-        _say_what(plan)
+        _describe_plan(plan)
         if not yes:
             _confirm()
         # A closed terminal ends the compilers, too, and leaves nothing.
-        with leave_on_termination(_leave), _shown_progress() as on_progress:
+        with leave_on_termination(_exit_like_signal), _progress_shown() as on_progress:
             build = make_build(plan, on_progress)
     if as_json:
         write_json({"build": build, "installed": installed_library().origin})
@@ -78,18 +78,18 @@ def kernels(
     _report(build)
 
 
-def _leave(number: int) -> None:
-    """End as a signal of that number would have ended the process."""
+def _exit_like_signal(number: int) -> None:
+    """Exit with the code of a process that this signal has ended."""
     sys.exit(128 + number)
 
 
-def _say_what(plan: BuildPlan) -> None:
+def _describe_plan(plan: BuildPlan) -> None:
+    """Say what will be compiled, downloaded and stored, and how long it takes."""
     download = readable_bytes(plan.download_bytes)
     packages = "".join(f", and {package}" for package in plan.toolchain.packages)
-    how_long = duration(plan.seconds)
     say(
         f"This compiles libllama with {plan.toolchain.name}, for this processor alone, in "
-        f"about {how_long}.\n"
+        f"about {duration(plan.seconds)}.\n"
         f"It downloads about {download}: llama-cpp-python's source{packages}.\n"
         f"It needs {readable_bytes(plan.disk_bytes)} of disk while it compiles "
         f"({readable_bytes(plan.free_bytes)} free), and some 20 MB then: {plan.folder}"
@@ -97,7 +97,7 @@ def _say_what(plan: BuildPlan) -> None:
 
 
 def _confirm() -> None:
-    """Ask. Raises click.Abort after a no, and OptionError without a terminal to ask on."""
+    """Ask whether to compile. Raises click.Abort after a no, OptionError without a terminal."""
     if not is_terminal(sys.stdin):
         raise OptionError("there is no terminal to ask on", "To compile it: --yes.")
     click.confirm(
@@ -109,11 +109,12 @@ def _confirm() -> None:
 
 
 def _report(build: OwnBuild) -> None:
+    """Print where the compiled libllama is, and how much faster its matrix products are."""
     click.echo(f"In use from now on: {build.libraries}")
-    together = statistics.geometric_mean(build.speedups.values())
+    mean_speedup = statistics.geometric_mean(build.speedups.values())
     click.echo(
-        f"Products are {together:.2f} times as fast as with {build.instead_of}, which it is "
-        "used in place of:"
+        f"Products are {mean_speedup:.2f} times as fast as with {build.instead_of}, which it "
+        "is used in place of:"
     )
     for product, speedup in build.speedups.items():
         click.echo(f"  {product:<20}{speedup:.2f}")
@@ -121,6 +122,7 @@ def _report(build: OwnBuild) -> None:
 
 
 def _report_removal(removed: list[OwnBuild], *, as_json: bool) -> None:
+    """Print the folders that were removed."""
     if as_json:
         write_json({"removed": [build.folder for build in removed]})
         return
@@ -131,12 +133,16 @@ def _report_removal(removed: list[OwnBuild], *, as_json: bool) -> None:
 
 
 @contextmanager
-def _shown_progress() -> Iterator[OnStep]:
-    """A bar on a terminal; on a pipe, a line for each kind of work and each tenth of it."""
+def _progress_shown() -> Iterator[OnStep]:
+    """Yields a function that shows the progress of compiling.
+
+    It draws a bar on a terminal. On a pipe it prints a line for each kind of work, and for each
+    tenth of it.
+    """
     if not is_terminal(sys.stderr):
-        yield _lines()
+        yield _progress_lines()
         return
-    # Imported here to keep every command's start fast: they all import this module.
+    # Imported here, because every command imports this module, and should start fast.
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeElapsedColumn
 
@@ -149,36 +155,38 @@ def _shown_progress() -> Iterator[OnStep]:
     )
     task = bar.add_task("", total=None)
 
-    def show(what: str, part: float | None) -> None:
-        if part is None:
+    def show(step: str, share: float | None) -> None:
+        if share is None:  # unknown: the bar has no end
             bar.update(
                 task,
-                description=what,
+                description=step,
                 total=None,
                 completed=0.0,
             )
         else:
             bar.update(
                 task,
-                description=what,
+                description=step,
                 total=1.0,
-                completed=part,
+                completed=share,
             )
 
     with bar:
         yield show
 
 
-def _lines() -> OnStep:
-    last = ""
+def _progress_lines() -> OnStep:
+    """A function that prints each step, with the tens of its percentage if it is known."""
+    last_line = ""
 
-    def show(what: str, part: float | None) -> None:
-        nonlocal last
-        line = what
-        if part is not None:
-            line = f"{what}: {int(part * 10) * 10} %"
-        if line != last:
+    def show(step: str, share: float | None) -> None:
+        nonlocal last_line
+        line = step
+        if share is not None:
+            num_tenths = int(share * 10)
+            line = f"{step}: {num_tenths * 10} %"
+        if line != last_line:
             say(line)
-            last = line
+            last_line = line
 
     return show

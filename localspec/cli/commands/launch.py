@@ -1,12 +1,12 @@
 """`localspec claude`, `codex` and `opencode`: a coding agent that uses a local model.
 
 The agent gets the settings that `localspec serve` prints, for this run alone: nothing is
-written into its files. A server of this user that runs already is used; otherwise one is
-started, and ended after the agent. Known keys of clouds are removed from the agent's
+written into its files. If a server of this user is running already, it is used; otherwise one
+is started, and ended after the agent. Known keys of clouds are removed from the agent's
 environment.
 
-An agent shows nothing while its first prompt is read, which can take minutes. So the time that
-this takes here, and the server's log, are shown before the agent starts.
+An agent shows nothing while the model reads its first prompt, which can take minutes. So this
+time and the path of the server's log are shown before the agent starts.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ from localspec.server.own_server import (
     read_key,
 )
 
-_LOOK_S = 0.2  # between two looks whether the server is ready
-_MOST_UNKNOWN = 50  # looks that may find a server which does not show whose it is
-_CONNECT_S = 5.0  # a server that takes longer accepts no connection
+_POLL_S = 0.2  # between two checks whether the server is ready
+_MAX_UNKNOWN = 50  # checks that may find a program which does not prove that it is our server
+_CONNECT_S = 5.0  # a program that takes longer to accept a connection does not listen
 _END_S = 60.0  # for the server to end
-_MOST_ANSWERED = 16_000_000  # bytes of a list of models
-# These bytes as hex digits make a prompt of about 110 tokens. The server would keep the cache
-# of a prompt of 128 tokens on disk.
+_MAX_ANSWER_BYTES = 16_000_000  # of a JSON answer of the server
+# So many random bytes, as hex digits, make a prompt of about 110 tokens. The server would keep
+# the cache of a prompt of 128 tokens on disk.
 _MEASURED_BYTES = 60
-_MEASURE_S = 60.0  # for such a prompt
-_WARM_S = 2.0  # for a prompt that takes longer, loading kernels does not matter
+_MEASURE_S = 60.0  # the time limit for such a prompt
+_SLOW_PROMPT_S = 2.0  # in a prompt that takes longer, the time of loading kernels hardly counts
 
-_Found = TypeVar("_Found")
+_Answer = TypeVar("_Answer")
 
 
 class _Server(NamedTuple):
@@ -73,14 +73,14 @@ class _Server(NamedTuple):
     port: int
 
     log: Path | None
-    """Its log; None if it was not started for an agent, and logs where it was started."""
+    """Its log; None if the user started it, in a terminal that shows the log."""
 
     num_logged: int
-    """The bytes that the log has when the agent is started."""
+    """The size of the log in bytes before the agent starts."""
 
     @classmethod
     def ready(cls, found: ServerFound, port: int, log: Path | None) -> _Server:
-        """A server that answers."""
+        """A server that answers, with the present size of its log."""
         num_logged = 0
         if log is not None:
             num_logged = log.stat().st_size
@@ -88,27 +88,34 @@ class _Server(NamedTuple):
 
     @property
     def has_crashed(self) -> bool:
-        """Whether the log says that the process of the models ended since then."""
+        """Whether the process with the models has ended since the agent started.
+
+        The log says so. Without a log it is not known, and False.
+        """
         if self.log is None:
             return False
         with contextlib.suppress(OSError), self.log.open("rb") as log:
             log.seek(self.num_logged)
             return MODELS_ENDED.encode() in log.read()
-        return False  # the user has deleted it
+        return False  # the user has deleted the log
 
 
 class _LaunchCommand(Command):
-    """A command that passes the arguments after -- to a program."""
+    """A command that passes the arguments after "--" to a program."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        num_own = len(args)
-        if "--" in args:
-            num_own = args.index("--")
-        ctx.obj = args[num_own + 1 :]
-        return super().parse_args(ctx, args[:num_own])
+        """Parse the arguments before "--"; those after it become the context's object."""
+        if "--" not in args:
+            ctx.obj = []
+            return super().parse_args(ctx, args)
+        end = args.index("--")
+        ctx.obj = args[end + 1 :]
+        return super().parse_args(ctx, args[:end])
 
 
 def _launcher(program: str, agent: Agent) -> click.Command:
+    """The command of localspec that starts an agent; it has the name of the agent's program."""
+
     @click.command(
         cls=_LaunchCommand,
         name=program,
@@ -139,7 +146,7 @@ def _launcher(program: str, agent: Agent) -> click.Command:
     )
     @click.pass_obj
     def launch(
-        more: Sequence[str],
+        agent_arguments: Sequence[str],
         *,
         model: str | None,
         context_length: int | None,
@@ -149,59 +156,72 @@ def _launcher(program: str, agent: Agent) -> click.Command:
         if path is None:
             hint = f"Install it: npm install -g {agent.package}"
             raise OptionError(f"{agent.title} is not installed", hint)
-        with _server(agent, model, context_length, port) as server:
-            _say_what_to_expect(agent, server)
+        with _server_for(agent, model, context_length, port) as server:
+            _say_reading_time(agent, server)
             arguments, variables = agent.settings_for(server.found)
-            code = _run([path, *arguments, *more], variables)
-            _say_if_it_failed(agent, server)
+            code = _run([path, *arguments, *agent_arguments], variables)
+            _say_if_server_failed(agent, server)
         raise click.exceptions.Exit(code)
 
     return launch
 
 
 @contextlib.contextmanager
-def _server(
+def _server_for(
     agent: Agent,
     model: str | None,
     context_length: int | None,
     port: int,
 ) -> Iterator[_Server]:
-    """This user's server at that port; one that had to be started is ended at the exit.
+    """Yields a server of this user: the one at that port, or one that runs while the body does.
 
     Raises OptionError if its context is too small for the agent.
+
+    Args:
+        agent: the agent that is to use the server.
+        model: the model's name; None for any that a running server has, or for the usual model.
+        context_length: the context in tokens; None for the server's, or for the default.
+        port: the port of a running server. If another program uses it, the new server gets a
+            free port.
     """
     with waiting(lambda: f"Waiting for the server at port {port} …"):
         listed = _models_at(port)
     if listed is not None:
-        chosen = _chosen(listed, model, context_length, port)
-        stop = f"Stop the server at port {port}. "
-        require_context(agent, chosen.context, chosen.num_trained, stop)
-        yield _Server.ready(chosen, port, log_of_running(port))
+        found = _choose_model(listed, model, context_length, port)
+        first_step = f"Stop the server at port {port}. "
+        require_context(agent, found.context, found.num_trained, first_step)
+        yield _Server.ready(found, port, log_of_running(port))
         return
     require_server()  # before a download
-    if _listens(port):
-        stranger = f"{HOST}:{port}"
+    if _is_port_in_use(port):
+        used_address = f"{HOST}:{port}"
         port = _free_port()
         click.echo(
-            f"The program listening at {stranger} is not a localspec server of yours, or needs "
-            f"a key. Another server is started at port {port}.",
+            f"The program listening at {used_address} is not a localspec server of yours, or "
+            f"needs a key. Another server is started at port {port}.",
             err=True,
         )
     name = model or usual_name()
     offer_download(name)
-    context = _context_for(agent, name, context_length)
+    context = _context_to_start(agent, name, context_length)
     words = ["serve", name, "--port", str(port), "--ctx", str(context)]
-    with _started(words, port) as (process, log):
+    with _start_server(words, port) as (process, log):
         with waiting(lambda: "Starting the server …"):
             listed = _models_once_ready(process, log, port)
-        yield _Server.ready(_chosen(listed, None, None, port), port, log)
+        found = _choose_model(listed, None, None, port)
+        yield _Server.ready(found, port, log)
 
 
-def _context_for(agent: Agent, name: str, wanted: int | None) -> int:
-    """The tokens of context with which a server of this model is started for an agent.
+def _context_to_start(agent: Agent, name: str, wanted: int | None) -> int:
+    """The context in tokens with which a server is started for an agent.
 
-    If none is wanted: AGENT_CONTEXT; less if the model was trained for less, more if its preset
-    has more. Raises OptionError if that is too small for the agent, and as `ServedModel`.
+    Raises OptionError if it is too small for the agent, and what `ServedModel` raises.
+
+    Args:
+        agent: the agent.
+        name: the model's name.
+        wanted: the context that the user wants. None stands for AGENT_CONTEXT, or less if the
+            model was trained for less, or more if its preset has more.
     """
     from localspec.server.served_models import ServedModel
 
@@ -223,48 +243,54 @@ def _models_once_ready(
     log: Path,
     port: int,
 ) -> list[dict[str, Any]]:
-    """The models of the server that was started. Raises LocalspecError if it does not start."""
+    """Wait for a server that was started, and return its models, as /v1/models lists them.
+
+    Raises LocalspecError, with the log, if the server does not start.
+    """
     num_unknown = 0
     while True:
         listed = _models_at(port)
         if listed is not None:
             return listed
-        # Our server writes its key as soon as it listens. Either it cannot, or another program
-        # has its port.
-        if _listens(port):
+        # Our server writes its key file as soon as it listens. If a program listens and has no
+        # key file, the server cannot write one, or another program uses the port.
+        if _is_port_in_use(port):
             num_unknown += 1
-        if process.poll() is not None or num_unknown > _MOST_UNKNOWN:
-            said = log.read_text("utf-8", errors="replace").strip()
-            raise LocalspecError(f"the server did not start:\n{said}")
-        time.sleep(_LOOK_S)
+        if process.poll() is not None or num_unknown > _MAX_UNKNOWN:
+            log_text = log.read_text("utf-8", errors="replace").strip()
+            raise LocalspecError(f"the server did not start:\n{log_text}")
+        time.sleep(_POLL_S)
 
 
 def _models_at(port: int) -> list[dict[str, Any]] | None:
-    """The models of this user's server at that port that answer; None without such a server.
+    """The chat models of this user's server at a port; None if there is no such server.
 
-    A server that loads its first model listens, and answers once the model is loaded.
+    A server that is loading its first model answers once the model is loaded.
     """
-    return _of_own_server(port, _answering_models)
+    return _ask_own_server(port, _models_of)
 
 
-def _answering_models(connection: http.client.HTTPConnection) -> list[dict[str, Any]] | None:
-    """A server's models that answer; None without any. Raises what `_request_json` does."""
+def _models_of(connection: http.client.HTTPConnection) -> list[dict[str, Any]] | None:
+    """A server's models that can chat; None if there are none.
+
+    Raises what `_request_json` raises.
+    """
     listed = _request_json(connection, "/v1/models")["data"]
-    # A model without a length is for vectors.
+    # A model without a context length only makes embeddings.
     return [model for model in listed if "max_model_len" in model] or None
 
 
-def _of_own_server(
+def _ask_own_server(
     port: int,
-    ask: Callable[[http.client.HTTPConnection], _Found | None],
-) -> _Found | None:
-    """The answer of this user's server at that port; None without such a server.
+    ask: Callable[[http.client.HTTPConnection], _Answer | None],
+) -> _Answer | None:
+    """Ask this user's server at a port. Returns None if there is none, or if asking fails.
 
-    A program that cannot show that it is this user's is asked nothing else.
+    A program that cannot prove that it is this user's server is asked nothing else.
 
     Args:
         port: the server's port.
-        ask: asks it. It may raise what `_request_json` raises; the answer is None then, too.
+        ask: asks the server, and returns the result. It may raise what `_request_json` raises.
     """
     key = read_key(port)
     if key is None:
@@ -283,7 +309,7 @@ def _of_own_server(
 
 
 def _is_of_this_user(connection: http.client.HTTPConnection, key: ServerKey) -> bool:
-    """Whether the program that listens there knows the key.
+    """Whether the program at the other end knows the key of this user's server.
 
     Raises what `_request_json` raises.
     """
@@ -298,29 +324,29 @@ def _request_json(
     path: str,
     body: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The JSON at that path.
+    """The server's answer to a request, as JSON.
 
     Args:
-        connection: to the server.
+        connection: the connection to the server.
         path: the path of the request.
         body: the body of a POST; None for a GET.
 
     Raises:
         OSError: the server cannot be reached.
-        HTTPException: the answer is no HTTP.
-        ValueError: the answer is no JSON.
+        HTTPException: the answer is not HTTP.
+        ValueError: the answer is not JSON.
     """
     if body is None:
         connection.request("GET", path)
     else:
         connection.request("POST", path, json.dumps(body))
     response = connection.getresponse()
-    content: dict[str, Any] = json.loads(response.read(_MOST_ANSWERED))
+    content: dict[str, Any] = json.loads(response.read(_MAX_ANSWER_BYTES))
     return content
 
 
-def _listens(port: int) -> bool:
-    """Whether a program listens there."""
+def _is_port_in_use(port: int) -> bool:
+    """Whether a program listens at a port."""
     try:
         socket.create_connection((HOST, port), timeout=_CONNECT_S).close()
     except OSError:
@@ -331,16 +357,26 @@ def _listens(port: int) -> bool:
 def _free_port() -> int:
     """A port at which no program listens now."""
     with socket.create_server((HOST, 0)) as listening:
-        return int(listening.getsockname()[1])
+        _, port = listening.getsockname()
+        return int(port)
 
 
-def _chosen(
+def _choose_model(
     listed: list[dict[str, Any]],
     model: str | None,
     context_length: int | None,
     port: int,
 ) -> ServerFound:
-    """The model that is asked for, or else the first. Raises OptionError if it is not there."""
+    """The model of a running server that the agent is to use.
+
+    Raises OptionError if the server does not have the model or the context that the user wants.
+
+    Args:
+        listed: the server's models, as /v1/models lists them.
+        model: the name of the model that the user wants; None for the first.
+        context_length: the context in tokens that the user wants; None for any.
+        port: the server's port.
+    """
     chosen = listed[0]
     if model:
         names = _served_names(model)
@@ -353,7 +389,7 @@ def _chosen(
             )
         chosen = matching[0]
     if sys.platform == "win32" and set('"%&|<>^!\r\n') & set(str(chosen["id"])):
-        raise OptionError(  # a shell starts programs of npm there
+        raise OptionError(  # on Windows a shell starts programs of npm
             f"the model's name {chosen['id']!r} has characters that the Windows shell "
             "interprets",
             "Give the model another name: localspec models alias NAME MODEL",
@@ -369,23 +405,29 @@ def _chosen(
 
 
 def _served_names(model: str) -> set[str]:
-    """Names that a server may have for a model: the given name, or that of its file."""
+    """Names that a server may have for a model, with and without its folder and suffix."""
     names = {model, Path(model).stem}
-    with contextlib.suppress(LocalspecError):  # perhaps only the server knows it
-        meant = resolve(model).name
-        names |= {meant, Path(meant).stem}
+    with contextlib.suppress(LocalspecError):  # perhaps only the server knows the name
+        resolved = resolve(model).name
+        names |= {resolved, Path(resolved).stem}
     return names
 
 
 @contextlib.contextmanager
-def _started(words: Sequence[str], port: int) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
-    """Start a server, and end it at the exit. Yields its process and its log.
+def _start_server(
+    words: Sequence[str], port: int
+) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
+    """Start a server that runs while the body does. Yields its process and the path of its log.
 
-    It is in a process group of its own, so that Ctrl-C reaches only the agent. A signal to end
-    raises click.Abort. Raises LocalspecError if there can be no log.
+    The server is in a process group of its own, so that Ctrl-C reaches only the agent. SIGTERM
+    and SIGHUP raise click.Abort. Raises LocalspecError if the log cannot be written.
+
+    Args:
+        words: the arguments of localspec that start the server.
+        port: the server's port.
     """
     try:
-        path, log = new_log(port)
+        log_path, log = new_log(port)
     except OSError as error:
         raise LocalspecError(
             f"the server's log cannot be written: {error}",
@@ -406,12 +448,12 @@ def _started(words: Sequence[str], port: int) -> Iterator[tuple[subprocess.Popen
 
         try:
             with leave_on_termination(leave):
-                yield process, path
+                yield process, log_path
         finally:
-            ending = signal.SIGINT
+            end_signal = signal.SIGINT
             if sys.platform == "win32":
-                ending = signal.SIGTERM
-            process.send_signal(ending)
+                end_signal = signal.SIGTERM
+            process.send_signal(end_signal)
             try:
                 process.wait(_END_S)
             except subprocess.TimeoutExpired:
@@ -419,20 +461,20 @@ def _started(words: Sequence[str], port: int) -> Iterator[tuple[subprocess.Popen
                 process.wait()
 
 
-def _say_what_to_expect(agent: Agent, server: _Server) -> None:
-    """Say how long the agent's first prompt takes to read, and where its progress is shown."""
+def _say_reading_time(agent: Agent, server: _Server) -> None:
+    """Say how long the model will read the agent's first prompt, and where its log is."""
     model = server.found.model
     num_tokens = agent.first_prompt
     prompt = f"the first prompt of {agent.title}, about {num_tokens:,} tokens"
     with waiting(lambda: f"Measuring how fast {model} reads a prompt …"):
-        speed = _of_own_server(server.port, functools.partial(_tokens_per_s, model))
+        speed = _ask_own_server(server.port, functools.partial(_tokens_per_s, model))
     if speed is None:
         say(f"It is not known yet how fast {model} reads {prompt}.")
     else:
         rounded = float(f"{speed:.2g}")
-        took = duration(num_tokens / speed)
+        time = duration(num_tokens / speed)
         text = (
-            f"{model} reads about {rounded:,g} tokens/s here: {prompt}, takes {took} unless it "
+            f"{model} reads about {rounded:,g} tokens/s here: {prompt}, takes {time} unless it "
             "is cached. Later prompts are read only from the first difference on."
         )
         say(fitted(text, err=True))
@@ -443,24 +485,25 @@ def _say_what_to_expect(agent: Agent, server: _Server) -> None:
 
 
 def _tokens_per_s(model: str, connection: http.client.HTTPConnection) -> float | None:
-    """The tokens of a prompt that the model reads per second; None if that is not known.
+    """The tokens of a prompt that the model reads per second; None if they are not known.
 
-    The server knows how fast it has read the last long prompt. If it has read none, a short
-    prompt is measured. Raises what `_request_json` raises.
+    The server knows the speed of the last long prompt. If there was none, a short prompt is
+    measured. Raises what `_request_json` raises.
     """
     query = urllib.parse.urlencode({"model": model})
-    props = _request_json(connection, f"/props?{query}")
-    if props["prompt_per_second"] is not None:
-        return float(props["prompt_per_second"])
+    properties = _request_json(connection, f"/props?{query}")
+    if properties["prompt_per_second"] is not None:
+        return float(properties["prompt_per_second"])
     connection.sock.settimeout(_MEASURE_S)
-    timings = _timed_prompt(model, connection)
-    if timings["prompt_ms"] < 1000 * _WARM_S:  # perhaps most of it was loading kernels
-        timings = _timed_prompt(model, connection)
+    timings = _time_prompt(model, connection)
+    is_slow = timings["prompt_ms"] >= 1000 * _SLOW_PROMPT_S
+    if not is_slow:  # perhaps most of the time was for loading kernels: measured again
+        timings = _time_prompt(model, connection)
     return float(timings["prompt_per_second"]) or None
 
 
-def _timed_prompt(model: str, connection: http.client.HTTPConnection) -> dict[str, Any]:
-    """The timings of a short prompt, in llama-server's fields.
+def _time_prompt(model: str, connection: http.client.HTTPConnection) -> dict[str, Any]:
+    """Let the model read a short prompt. Returns its timings, in llama-server's fields.
 
     Raises what `_request_json` raises.
     """
@@ -470,15 +513,15 @@ def _timed_prompt(model: str, connection: http.client.HTTPConnection) -> dict[st
     return timings
 
 
-def _say_if_it_failed(agent: Agent, server: _Server) -> None:
-    """Say so if the server failed while the agent ran. The agent may not have shown it."""
-    where = ""
+def _say_if_server_failed(agent: Agent, server: _Server) -> None:
+    """Say whether the server failed while the agent ran: the agent may not have shown it."""
+    log_hint = ""
     if server.log is not None:
-        where = f" Its log: {server.log}"
-    if not _listens(server.port):
-        say(f"The server ended while {agent.title} ran.{where}")
+        log_hint = f" Its log: {server.log}"
+    if not _is_port_in_use(server.port):
+        say(f"The server ended while {agent.title} ran.{log_hint}")
     elif server.has_crashed:
-        say(f"The server's process with the model crashed while {agent.title} ran.{where}")
+        say(f"The server's process with the model crashed while {agent.title} ran.{log_hint}")
 
 
 def _run(command: Sequence[str], variables: dict[str, str | None]) -> int:
@@ -486,7 +529,7 @@ def _run(command: Sequence[str], variables: dict[str, str | None]) -> int:
 
     Args:
         command: the program and its arguments.
-        variables: see `LaunchSettings`.
+        variables: changes of the environment variables; None removes a variable.
     """
     environment = dict(os.environ)
     for name in CLOUD_KEYS:
@@ -496,9 +539,9 @@ def _run(command: Sequence[str], variables: dict[str, str | None]) -> int:
             environment.pop(name, None)
         else:
             environment[name] = value
-    # The program decides what Ctrl-C means: this process does nothing, and the program does
-    # not inherit that.
-    before = signal.signal(signal.SIGINT, lambda _number, _frame: None)
+    # The program decides what Ctrl-C means. This process ignores it by a handler: the program
+    # would inherit SIG_IGN.
+    previous = signal.signal(signal.SIGINT, lambda _number, _frame: None)
     try:
         with subprocess.Popen(command, env=environment) as process:
             try:
@@ -507,10 +550,11 @@ def _run(command: Sequence[str], variables: dict[str, str | None]) -> int:
                 process.terminate()
                 raise
     finally:
-        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGINT, previous)
     if code >= 0:
         return code
-    return 128 - code
+    signal_number = -code
+    return 128 + signal_number  # as shells do
 
 
 LAUNCHERS = [_launcher(program, agent) for program, agent in AGENTS.items()]

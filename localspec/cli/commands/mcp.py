@@ -32,8 +32,8 @@ _FOREIGN_COMMANDS = {
     **dict.fromkeys(("get", "show", "inspect"), "localspec mcp test NAME"),
     **dict.fromkeys(("rm", "delete"), "localspec mcp remove NAME"),
 }
-_CHARACTERS_PER_TOKEN = 4  # about; used if no model is named
-_DESCRIBED = 70  # characters of a tool's description
+_CHARACTERS_PER_TOKEN = 4  # an estimate, for when no model is named
+_EXCERPT = 70  # characters of a tool's description that are shown
 _FILE = click.option(
     "--mcp",
     "source",
@@ -41,7 +41,7 @@ _FILE = click.option(
     default=OWN_FILE,
     help="A file with mcpServers. [default: localspec's own]",
 )
-_COUNTER = click.option(
+_MODEL = click.option(
     "-m",
     "--model",
     shell_complete=complete_model,
@@ -68,7 +68,7 @@ def mcp() -> None:
 
 @mcp.command("list")
 @_FILE
-@_COUNTER
+@_MODEL
 @json_option("array with everything known")
 def list_servers(*, source: str, model: str | None, as_json: bool) -> None:
     """Start all servers, and say which work, with how many tools."""
@@ -77,9 +77,9 @@ def list_servers(*, source: str, model: str | None, as_json: bool) -> None:
             write_json([])
             return
         note("There are no MCP servers yet: localspec mcp add NAME -- COMMAND")
-        _note_others()
+        _note_other_programs()
         return
-    with opened_servers(source, ()) as servers, _Counter(model) as counter:
+    with opened_servers(source, ()) as servers, _TokenCounter(model) as counter:
         with waiting(lambda: "Starting the MCP servers …"):
             states = servers.states()
         if as_json:
@@ -90,13 +90,13 @@ def list_servers(*, source: str, model: str | None, as_json: bool) -> None:
             if state.error is not None:
                 say(error_lines(state.error))
     if source == OWN_FILE:
-        _note_others()
+        _note_other_programs()
 
 
 @mcp.command("test")
 @click.argument("name")
 @_FILE
-@_COUNTER
+@_MODEL
 @json_option("object with everything known")
 def try_server(
     *,
@@ -106,14 +106,14 @@ def try_server(
     as_json: bool,
 ) -> None:
     """Start a server, and list its tools. If it fails, show the end of its stderr."""
-    with opened_servers(source, ()) as servers, _Counter(model) as counter:
+    with opened_servers(source, ()) as servers, _TokenCounter(model) as counter:
         state = _state_of(servers, name)
         if as_json:
             write_json(_state_json(state, counter))
         else:
             click.echo(_state_line(state, counter))
             for tool in state.tools:
-                click.echo(f"  {tool.name}: {excerpt(tool.description, _DESCRIBED)}")
+                click.echo(f"  {tool.name}: {excerpt(tool.description, _EXCERPT)}")
             for text in state.notes:
                 note(text)
             if state.stderr is not None:
@@ -158,9 +158,9 @@ def add(
     if url is not None:
         values["url"] = url
     if variables:
-        values["env"] = _by_name("--env", variables)
+        values["env"] = _name_value_pairs("--env", variables)
     if headers:
-        values["headers"] = _by_name("--header", headers)
+        values["headers"] = _name_value_pairs("--header", headers)
     if cwd is not None:
         values["cwd"] = str(Path(cwd).absolute())
     add_server(own_file(), name, values)
@@ -175,18 +175,20 @@ def remove(*, name: str) -> None:
     say(f"{name} removed from {own_file()}")
 
 
-class _Counter:
-    """Counts the tokens that tools take in a prompt.
+class _TokenCounter:
+    """Counts the tokens that the descriptions of tools take in a prompt.
+
+    As a context manager it loads the model, and closes it at the end.
 
     Args:
-        model: a model's name; None for a guess.
+        model: the name of the model whose tokens are counted; None for an estimate.
     """
 
     def __init__(self, model: str | None) -> None:
         self._model = model
         self._engine: Any = None
 
-    def __enter__(self) -> _Counter:
+    def __enter__(self) -> _TokenCounter:
         if self._model is not None:
             # Imported here: without a model no engine is loaded.
             from localspec.engine.loading import load
@@ -201,11 +203,11 @@ class _Counter:
 
     @property
     def is_exact(self) -> bool:
-        """Whether a model counts."""
+        """Whether a model's own tokens are counted."""
         return self._engine is not None
 
-    def number(self, tools: Sequence[Tool]) -> int:
-        """The number of tokens that the tools take."""
+    def num_tokens(self, tools: Sequence[Tool]) -> int:
+        """The number of tokens that these tools take, exact or estimated."""
         if self._engine is None:
             num_characters = sum(len(str(tool.declared())) for tool in tools)
             return num_characters // _CHARACTERS_PER_TOKEN
@@ -215,6 +217,7 @@ class _Counter:
 
 
 def _state_of(servers: McpServers, name: str) -> ServerState:
+    """Start a server, and return its state. Raises OptionError if there is no such server."""
     with waiting(lambda: f"Starting {name} …"):
         states = {state.name: state for state in servers.states(only=name)}
     if name not in states:
@@ -222,12 +225,13 @@ def _state_of(servers: McpServers, name: str) -> ServerState:
     return states[name]
 
 
-def _state_line(state: ServerState, counter: _Counter) -> str:
+def _state_line(state: ServerState, counter: _TokenCounter) -> str:
+    """A server in one line: whether it works, and the number and size of its tools."""
     if state.is_disabled:
         return f"{state.name}: disabled ({state.target})"
     if state.error is not None:
         return f"{state.name}: does not work ({state.target})"
-    size = f"{counter.number(state.tools):,} tokens"
+    size = f"{counter.num_tokens(state.tools):,} tokens"
     if not counter.is_exact:
         size = f"about {size}"
     parts = [f"MCP {state.protocol}", counted(len(state.tools), "tool"), size]
@@ -237,7 +241,8 @@ def _state_line(state: ServerState, counter: _Counter) -> str:
     return f"{state.name}: works, {', '.join(parts)} ({state.target})"
 
 
-def _state_json(state: ServerState, counter: _Counter) -> dict[str, Any]:
+def _state_json(state: ServerState, counter: _TokenCounter) -> dict[str, Any]:
+    """Everything known about a server, for --json; its error and hint as one text or None."""
     error = None
     if state.error is not None:
         error = f"{state.error} {state.error.hint}"
@@ -248,33 +253,34 @@ def _state_json(state: ServerState, counter: _Counter) -> dict[str, Any]:
         "protocol": state.protocol,
         "version": state.version,
         "tools": [tool.declared()["function"] for tool in state.tools],
-        "tokens": counter.number(state.tools),
+        "tokens": counter.num_tokens(state.tools),
         "notes": state.notes,
         "error": error,
         "stderr": state.stderr,
     }
 
 
-def _note_others() -> None:
-    """Say which other programs have servers, and how to use them."""
+def _note_other_programs() -> None:
+    """Note which other programs have MCP servers, and how to use them here."""
     for program, path in files_of_others().items():
         try:
-            number = len(read_servers(path))
+            num_servers = len(read_servers(path))
         except OptionError as error:
             note(f"{program}: {error}")
             continue
-        if number:
+        if num_servers:
             note(
-                f"{program} has {counted(number, 'server')}. To use them: "
+                f"{program} has {counted(num_servers, 'server')}. To use them: "
                 f"localspec chat --mcp '{path}'"
             )
 
 
-def _by_name(flag: str, pairs: Sequence[str]) -> dict[str, str]:
+def _name_value_pairs(flag: str, pairs: Sequence[str]) -> dict[str, str]:
+    """The values of NAME=VALUE by their names. Raises OptionError, which names the flag."""
     values = {}
     for pair in pairs:
-        name, sign, value = pair.partition("=")
-        if not name or not sign:
+        name, equals_sign, value = pair.partition("=")
+        if not name or not equals_sign:
             raise OptionError(f"{flag} is {pair!r:.80}", f"Write it as {flag} NAME=VALUE.")
         values[name] = value
     return values

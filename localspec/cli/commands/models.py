@@ -63,12 +63,13 @@ from localspec.presets.user_presets import add_preset, drop_preset, extended_by
 if TYPE_CHECKING:
     from localspec.engine.disk_usage import DiskUsage
 
-_KINDS = {
+# Where a model's file comes from, for --json.
+_SOURCES = {
     HubModel: "hub",
     PackagedModel: "packaged",
     LocalModel: "local",
 }
-# Values in the order of the list.
+# The values by which the list is sorted, in their order.
 _STATES = ("ready", "partial", "absent")
 _FITS = (True, None, False)
 _FITS_IN_WORDS = {True: "yes", None: "-", False: "no"}
@@ -125,28 +126,31 @@ def models(context: click.Context, /, **listing: bool) -> None:
 def list_presets(*, only_fitting: bool, as_json: bool) -> None:
     """List presets, as 'localspec models' does."""
     free = free_memory()
-    known = sorted(list_models(), key=lambda state: state.preset.released, reverse=True)
-    known.sort(key=lambda state: (_FITS.index(_fits(state, free)), _STATES.index(state.state)))
-    embedders = [state.name for state in known if state.preset.embeds]
-    states = known
+
+    def order(state: PresetState) -> tuple[int, int]:
+        return _FITS.index(_fits(state, free)), _STATES.index(state.state)
+
+    newest_first = sorted(list_models(), key=lambda state: state.preset.released, reverse=True)
+    all_states = sorted(newest_first, key=order)  # a stable sort: the newest stay first
+    embedders = [state.name for state in all_states if state.preset.embeds]
+    states = all_states
     if only_fitting:
-        states = [state for state in known if _fits(state, free)]
+        states = [state for state in all_states if _fits(state, free)]
     if as_json:
         write_json([_state_json(state, free) for state in states])
         return
     _print_table(states, free)
-    here = files_here()
-    advice = "\n".join(_advice(known, here, free))
+    other_files = files_here()
+    advice = "\n".join(_advice(all_states, other_files, free))
     click.echo("\n" + fitted(advice))
-    if here:
+    if other_files:
         click.echo("\nFiles that no preset names, for 'localspec chat FILE':")
-    for path in here:
+    for path in other_files:
         size = readable_bytes(located.size_of(LocalModel(path=path)))
         click.echo(printable(f"{size:>9}  {path}"))
     note(
         "FITS: whether it fits into the memory that is free now, judged by file sizes; "
-        "'localspec explain "
-        "PRESET' is more exact.\n"
+        "'localspec explain PRESET' is more exact.\n"
         "*: some details are unconfirmed; --json says which.\n"
         f"For 'localspec serve --embeddings PRESET': {', '.join(embedders)}.\n"
         f"Default: {_default_name()}."
@@ -154,19 +158,38 @@ def list_presets(*, only_fitting: bool, as_json: bool) -> None:
 
 
 def _print_table(states: list[PresetState], free: MemoryRoom) -> None:
-    """Print a line for each preset."""
-    width = max(len(state.name) for state in states) + 2
-    head = f"{'STATE':<8}{'SIZE':>9}  {'FITS':<6}{'RELEASED':<10}LICENCE"
-    click.echo(f"{'PRESET':<{width}}{head}")
+    """Print a header, and a line for each preset."""
+    longest_name = max(len(state.name) for state in states)
+    width = longest_name + 2  # room for a star and a blank
+    click.echo(_table_row("PRESET", width, "STATE", "SIZE", "FITS", "RELEASED", "LICENCE"))
     for state in states:
         preset = state.preset
         name = state.name
         if preset.unconfirmed:
             name += "*"
-        size = readable_bytes(state.size_bytes)
-        fits = _FITS_IN_WORDS[_fits(state, free)]
-        facts = f"{fits:<6}{preset.released or '-':<10}{preset.target.license or '-'}"
-        click.echo(printable(f"{name:<{width}}{state.state:<8}{size:>9}  {facts}"))
+        row = _table_row(
+            name,
+            width,
+            state.state,
+            readable_bytes(state.size_bytes),
+            _FITS_IN_WORDS[_fits(state, free)],
+            preset.released or "-",
+            preset.target.license or "-",
+        )
+        click.echo(printable(row))
+
+
+def _table_row(  # noqa: PLR0913  one argument for each column
+    name: str,
+    width: int,
+    state: str,
+    size: str,
+    fits: str,
+    released: str,
+    licence: str,
+) -> str:
+    """The cells of a row in their columns; the first has this width."""
+    return f"{name:<{width}}{state:<8}{size:>9}  {fits:<6}{released:<10}{licence}"
 
 
 def _default_name() -> str:
@@ -177,34 +200,48 @@ def _default_name() -> str:
     return usual.name
 
 
-def _advice(known: list[PresetState], here: list[Path], free: MemoryRoom) -> list[str]:
-    """The preset to take on this machine, and why."""
-    targets = [located.path_of(state.preset.target) for state in known if state.is_installed]
-    best = recommend(known, free, measured_bytes_per_s([*targets, *here], free))
+def _advice(
+    all_states: list[PresetState],
+    other_files: list[Path],
+    free: MemoryRoom,
+) -> list[str]:
+    """Lines that say which preset to take on this machine, and why.
+
+    Args:
+        all_states: all presets.
+        other_files: GGUF files on this machine that no preset names.
+        free: the free memory.
+    """
+    files = list(other_files)
+    for state in all_states:
+        if state.is_installed:
+            files.append(located.path_of(state.preset.target))
+    best = recommend(all_states, free, measured_bytes_per_s(files, free))
     question = "Which should I take?"
     if best is None:
         return [f"{question} {DEFAULT_PRESET}: nothing else fits into the memory that is free."]
     name = best.state.name
     size = f"it takes {readable_bytes(best.state.size_bytes)}"
     if best.is_on_gpus:
-        why = f"the newest of the largest models of {best.year} that fit onto the GPU; {size}"
-        return [f"{question} {name}: {why}.", f"    localspec chat {name}"]
+        reason = f"the newest of the largest models of {best.year} that fit onto the GPU"
+        return [f"{question} {name}: {reason}; {size}.", f"    localspec chat {name}"]
     enough = f"{ENOUGH_TOKENS_PER_S:.0f} tokens/s"
-    fitting = f"that fit into main memory and can write {enough} there"
-    why = f"the newest of the largest models of {best.year} {fitting}"
+    condition = f"that fit into main memory and can write {enough} there"
+    reason = f"the newest of the largest models of {best.year} {condition}"
     if not best.is_quick:
-        why = f"the fastest model of {best.year} that fits, though none can write {enough} here"
-    speed = best.bytes_per_s or ASSUMED_BYTES_PER_S
+        condition = f"that fits, though none can write {enough} here"
+        reason = f"the fastest model of {best.year} {condition}"
+    bytes_per_s = best.bytes_per_s or ASSUMED_BYTES_PER_S
     source = "measured here"
     if not best.bytes_per_s:
         source = "assumed, since nothing was measured here"
-    most = "less than one"
+    speed = "less than one"
     if best.tokens_per_s >= 1:
-        most = f"up to {best.tokens_per_s:.0f} tokens/s"
+        speed = f"up to {best.tokens_per_s:.0f} tokens/s"
     return [
-        f"{question} {name}: {why}; {size}.",
+        f"{question} {name}: {reason}; {size}.",
         f"It reads {readable_bytes(best.token_bytes)} of memory for each token, at "
-        f"{speed / 1e9:.0f} GB/s ({source}): {most}, or more where drafts are accepted.",
+        f"{bytes_per_s / 1e9:.0f} GB/s ({source}): {speed}, or more where drafts are accepted.",
         f"    localspec chat {name}",
     ]
 
@@ -240,9 +277,10 @@ def remove_preset(*, preset: str, yes: bool) -> None:
     for file, size in removal.owned.items():
         say(f"{file.repo} {file.file}: {readable_bytes(size)}")
     if kept.num_bytes:
-        _free(chosen, kept, yes=yes)
+        _delete_kept(chosen, kept, yes=yes)
     is_own = False
-    with contextlib.suppress(PresetError):  # `find_preset` has said so, and left the file out
+    # The error of a malformed file was shown by `find_preset`, which ignores such a file.
+    with contextlib.suppress(PresetError):
         is_own = chosen.name in user_presets()
     if is_own:
         _remove_preset(chosen.name, yes=yes)
@@ -250,8 +288,11 @@ def remove_preset(*, preset: str, yes: bool) -> None:
         say("Nothing to remove.")
 
 
-def _free(preset: Preset, kept: DiskUsage, *, yes: bool) -> None:
-    """Delete all that is kept for a preset, unless the user does not want it."""
+def _delete_kept(preset: Preset, kept: DiskUsage, *, yes: bool) -> None:
+    """Delete files, caches and measured costs of a preset, once the user has agreed.
+
+    Raises click.Abort if the user says no.
+    """
     from localspec.engine.disk_usage import free_disk
 
     if kept.caches:
@@ -267,9 +308,9 @@ def _free(preset: Preset, kept: DiskUsage, *, yes: bool) -> None:
 
 def _remove_preset(name: str, *, yes: bool) -> None:
     """Remove a preset from the user's file, unless another extends it or the user says no."""
-    users = extended_by(name)
-    if users:
-        say(f"The preset {name} stays: {', '.join(users)} extends it")
+    extending = extended_by(name)
+    if extending:
+        say(f"The preset {name} stays: {', '.join(extending)} extends it")
         return
     question = f"Remove the preset {name} from {user_presets_file()}?"
     if yes or click.confirm(question, err=True):
@@ -284,14 +325,17 @@ def verify_files(*, presets: tuple[str, ...]) -> None:
     chosen = [find_preset(name) for name in presets]
     if not presets:
         chosen = list(_ready_presets())
-    damaged: dict[Path, str] = {}
+    all_damaged: dict[Path, str] = {}  # a hint by the file
     for preset in chosen:
-        damaged_here = damaged_files(preset)
-        click.echo(f"{preset.name}: {'damaged' if damaged_here else 'ok'}")
-        damaged |= damaged_here
-    if damaged:
-        paths = ", ".join(map(str, damaged))
-        hints = dict.fromkeys(damaged.values())
+        damaged = damaged_files(preset)
+        result = "ok"
+        if damaged:
+            result = "damaged"
+        click.echo(f"{preset.name}: {result}")
+        all_damaged |= damaged
+    if all_damaged:
+        paths = ", ".join(map(str, all_damaged))
+        hints = dict.fromkeys(all_damaged.values())  # each once
         raise DownloadError(f"damaged: {paths}", " ".join(hints))
 
 
@@ -310,17 +354,17 @@ def _fits(state: PresetState, free: MemoryRoom) -> bool | None:
 
 
 def _state_json(state: PresetState, free: MemoryRoom) -> dict[str, Any]:
-    """All that is known of a preset, for --json: its own fields, and those of its state."""
-    written: dict[str, Any] = to_json(state)
-    preset_fields = written.pop("preset")
-    written |= preset_fields
-    written["fits"] = _fits(state, free)
-    del written["models"]  # the same models as under their roles
+    """Everything known about a preset, for --json: its own fields, and those of its state."""
+    converted: dict[str, Any] = to_json(state)
+    preset_fields = converted.pop("preset")
+    converted |= preset_fields
+    converted["fits"] = _fits(state, free)
+    del converted["models"]  # the same models as under their roles
     for role in get_args(Role):
-        if written[role] is not None:
+        if converted[role] is not None:
             model = getattr(state.preset, role)
-            written[role]["kind"] = _KINDS[type(model)]  # where its file comes from
-    return written
+            converted[role]["kind"] = _SOURCES[type(model)]
+    return converted
 
 
 @models.command
@@ -385,19 +429,19 @@ def import_models(*, folder: Path, yes: bool) -> None:
     if not content.proposals:
         say("Nothing to add.")
         return
-    what = counted(len(content.proposals), "preset")
+    presets = counted(len(content.proposals), "preset")
     if not yes and not is_terminal(sys.stdin):
-        say(f"To add {what} to {user_presets_file()}: --yes")
+        say(f"To add {presets} to {user_presets_file()}: --yes")
         return
     if not yes:
-        click.confirm(f"Add {what} to {user_presets_file()}?", abort=True, err=True)
-    num_added = sum(map(_add_proposal, content.proposals))
-    if num_added < len(content.proposals):
+        click.confirm(f"Add {presets} to {user_presets_file()}?", abort=True, err=True)
+    are_added = [_add_proposed(proposed) for proposed in content.proposals]
+    if not all(are_added):
         raise click.exceptions.Exit(exit_codes.FAILED)
 
 
-def _add_proposal(proposed: ProposedPreset) -> bool:
-    """Add a preset. Returns whether that worked; an error does not stop the others."""
+def _add_proposed(proposed: ProposedPreset) -> bool:
+    """Add a preset. Returns False, and says why, if that failed."""
     models = {"target": str(proposed.target)}
     if proposed.draft is not None:
         models["draft"] = str(proposed.draft)
@@ -419,7 +463,7 @@ def _add_proposal(proposed: ProposedPreset) -> bool:
 
 
 def _content_lines(content: FolderContent) -> list[str]:
-    """What was found in a folder, for people."""
+    """A line for each preset that a folder's files can make, and for each other file."""
     lines = []
     for proposed in content.proposals:
         size = readable_bytes(proposed.size_bytes)
@@ -458,7 +502,7 @@ def default(*, name: str | None, clear: bool) -> None:
     if clear and name is not None:
         raise click.UsageError("Give a NAME or --clear.")
     if clear or name is not None:
-        set_default(name)
+        set_default(name)  # None clears it
     click.echo(printable(_default_name()))
     usual = usual_model()
     if usual is not None:
@@ -479,12 +523,12 @@ def alias(*, short: str | None, name: str | None, clear: bool) -> None:
         localspec models alias q --clear
     """
     if short is None and not clear:
-        for known, meant in read_names().aliases.items():
-            click.echo(printable(f"{known}  {meant}"))
+        for existing_alias, model in read_names().aliases.items():
+            click.echo(printable(f"{existing_alias}  {model}"))
     elif short is not None and clear and name is None:
         drop_alias(short)
     elif short is not None and name is not None and not clear:
-        meant = set_alias(short, name)
-        say(f"{short} stands for {meant}")
+        model = set_alias(short, name)
+        say(f"{short} stands for {model}")
     else:
         raise click.UsageError("Give SHORT and NAME, or SHORT and --clear.")

@@ -177,10 +177,10 @@ def serve(  # noqa: PLR0913  one argument for each option
     from localspec.server.running import Runner, listen
     from localspec.server.served_models import ServedEmbedder, ServedModel, ServedModels
 
-    say = _begin_log(in_json=log_json)
+    say = _start_log(in_json=log_json)
     keys: list[str] = []
     if api_key_file is not None:
-        keys = _keys(api_key_file)
+        keys = _read_keys(api_key_file)
     access = AccessRules(
         keys=keys,
         hosts=allowed_hosts,
@@ -191,24 +191,28 @@ def serve(  # noqa: PLR0913  one argument for each option
     for name in filter(None, (*names, embeddings)):
         offer_download(name)
     first, *others = names
-    open_model = partial(
+    make_model = partial(
         ServedModel,
         context_length=context_length,
         rpc=rpc,
         device=device,
         exact=exact,
     )
-    made = [open_model(first, mmproj=mmproj, adapters=adapters or None)]
+    served_models = [make_model(first, mmproj=mmproj, adapters=adapters or None)]
     mmproj_of_others = None
     if mmproj == NO_PROJECTOR:
         mmproj_of_others = NO_PROJECTOR
     for name in others:
-        made.append(open_model(name, mmproj=mmproj_of_others))
+        served_models.append(make_model(name, mmproj=mmproj_of_others))
     embedder = None
     if embeddings is not None:
         embedder = ServedEmbedder(embeddings)
-    served = ServedModels(made, takes_any_name=not known_models_only, embedder=embedder)
-    _prepare(served, access, parallel, cache_disk)
+    served = ServedModels(
+        served_models,
+        takes_any_name=not known_models_only,
+        embedder=embedder,
+    )
+    _configure_models(served, access, parallel, cache_disk)
     with contextlib.ExitStack() as until_end:
         tool_servers = None
         if mcp_source is not None:
@@ -220,7 +224,8 @@ def serve(  # noqa: PLR0913  one argument for each option
             shown_host = f"[{host}]"
         address = f"http://{shown_host}:{own_port}"
         own_key = None
-        if not keys and own_host == HOST:  # where agents look for it
+        if not keys and own_host == HOST:
+            # The commands that start agents find the server by it.
             own_key = until_end.enter_context(announced(own_port))
         with waiting(lambda: "Loading the models …"):
             served.open_first()
@@ -231,13 +236,13 @@ def serve(  # noqa: PLR0913  one argument for each option
             own_key=own_key,
             tool_servers=tool_servers,
         )
-        words = _greeting(
+        greeting = _greeting(
             address,
             served.all[0],
             has_key=bool(keys),
             has_page=has_page,
         )
-        runner = Runner(server.app(access), lambda: say(words), server.stop)
+        runner = Runner(server.app(access), lambda: say(greeting), server.stop)
         with contextlib.suppress(KeyboardInterrupt):  # raised again once the server has stopped
             runner.run(sockets=[listening])
 
@@ -250,18 +255,18 @@ class LogFormatter(logging.Formatter):
 
 
 class JSONFormatter(LogFormatter):
-    """JSON, an object per line. A request's line has its numbers (`facts` of the record)."""
+    """Log lines that are JSON objects. The line of a request is the record's `facts`."""
 
     def format(self, record: logging.LogRecord) -> str:
-        said = {"level": record.levelname.lower(), "message": record.getMessage()}
-        said = getattr(record, "facts", said)
+        message = {"level": record.levelname.lower(), "message": record.getMessage()}
+        fields = getattr(record, "facts", message)
         if record.exc_info:
-            said["traceback"] = self.formatException(record.exc_info)
-        return printable(json.dumps(said))
+            fields["traceback"] = self.formatException(record.exc_info)
+        return printable(json.dumps(fields))
 
 
-def _begin_log(*, in_json: bool) -> Callable[[str], None]:
-    """Set up the log. Returns a function that says something to the person at the terminal."""
+def _start_log(*, in_json: bool) -> Callable[[str], None]:
+    """Set up the log. Returns a function that shows a text on stderr, or logs it as JSON."""
     formatter: type[LogFormatter] = LogFormatter
     if in_json:
         formatter = JSONFormatter
@@ -274,6 +279,7 @@ def _begin_log(*, in_json: bool) -> Callable[[str], None]:
 
 
 def _check_access(access: AccessRules, host: str, cache_disk: int | None) -> None:
+    """Raise OptionError for an open server without keys, or clients that would share caches."""
     if not access.keys and not _is_loopback(host):
         raise OptionError(
             f"{host} can be reached from other machines, and no API key is set",
@@ -287,29 +293,38 @@ def _check_access(access: AccessRules, host: str, cache_disk: int | None) -> Non
 
 
 def usual_name() -> str:
-    """The model that commands use if none is named."""
-    return (
-        choose_model(
-            None,
-            None,
-            None,
-            is_target=False,
-        )
-        or DEFAULT_PRESET
+    """The name of the model that commands use if the user names none."""
+    usual = choose_model(
+        None,
+        None,
+        None,
+        is_target=False,
     )
+    return usual or DEFAULT_PRESET
 
 
-def _prepare(
+def _configure_models(
     served: ServedModels,
     access: AccessRules,
     parallel: int,
     cache_disk: int | None,
 ) -> None:
-    """Set the models' caches and parallel answers. Raises OptionError for a double name."""
+    """Set how many answers the models give at once, and where their caches are kept.
+
+    Raises OptionError if two models have the same name.
+
+    Args:
+        served: the models.
+        access: whose keys decide whether caches are kept at all.
+        parallel: the number of answers that a model gives at once.
+        cache_disk: the bytes of disk for caches; None for the default.
+    """
     from localspec.engine.open_models import CacheDisk
 
     if cache_disk is None:
-        cache_disk = CACHE_DISK if access.has_one_user else 0
+        cache_disk = 0
+        if access.has_one_user:
+            cache_disk = CACHE_DISK
     disk = CacheDisk(cache_disk, "".join(access.keys[:1]))
     for model in served.all:
         model.cache_disk = disk
@@ -341,7 +356,9 @@ def _greeting(
     """
     from localspec.engine.cache_store import kept_folder
 
-    key = "YOUR_KEY" if has_key else "local"
+    key = "local"
+    if has_key:
+        key = "YOUR_KEY"
     context = model.context_length
     settings = _CLIENT_SETTINGS.substitute(
         address=address,
@@ -350,50 +367,55 @@ def _greeting(
     )
     served = ServerFound(address, model.name, context, model.num_trained)
     settings += settings_of_agents(served, key)
-    words = f"{printable(settings)}\n{_at_once(model)}"
+    text = f"{printable(settings)}\n{_parallel_in_words(model)}"
     if model.engine is not None:
-        words += f"\n{printable(in_flags(model.engine.description))}."
+        text += f"\n{printable(in_flags(model.engine.description))}."
     if model.cache_disk.num_bytes:
         size = readable_bytes(model.cache_disk.num_bytes)
-        words += f"\nCaches of conversations are kept in {kept_folder()}, up to {size}."
+        text += f"\nCaches of conversations are kept in {kept_folder()}, up to {size}."
     if has_page:
-        words += "\nTo chat, open the address in a browser."
+        text += "\nTo chat, open the address in a browser."
     # The address comes last, where a small window shows it.
     name = printable(model.name)
-    return f"{words}\nListening on {address} with {name} (context {context}). Ctrl-C stops."
+    return f"{text}\nListening on {address} with {name} (context {context}). Ctrl-C stops."
 
 
-def _at_once(model: ServedModel) -> str:
-    """The number of questions that are answered at once, and why it is no larger."""
+def _parallel_in_words(model: ServedModel) -> str:
+    """The number of answers at once, and why it is less than --parallel if it is."""
     number = f"Answers at once: {model.num_slots}, each with the whole context"
     if model.num_slots == model.parallel:
         return f"{number}."
-    why = f"more caches of {model.context_length} tokens do not fit; use a smaller --ctx"
+    reason = f"more caches of {model.context_length} tokens do not fit; use a smaller --ctx"
     if model.is_on_servers:
-        why = "a model on RPC servers gives one answer at a time"
-    return f"{number}, not {model.parallel}: {why}."
+        reason = "a model on RPC servers gives one answer at a time"
+    return f"{number}, not {model.parallel}: {reason}."
 
 
 def require_server() -> None:
     """Raise OptionError if a package that the server needs is not installed."""
     needed = ("anyio", "starlette", "uvicorn")
-    lacking = [name for name in needed if importlib.util.find_spec(name) is None]
-    if lacking:
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
+    if missing:
         raise OptionError(
-            f"packages that the server needs are not installed: {', '.join(lacking)}",
+            f"packages that the server needs are not installed: {', '.join(missing)}",
             "Install them: pip install 'localspec[all]'",
         )
 
 
-def _keys(path: Path) -> list[str]:
-    lines = read_option_file("--api-key-file", path).splitlines()
-    keys = list(filter(None, map(str.strip, lines)))
+def _read_keys(path: Path) -> list[str]:
+    """The API keys in a file, one per line. Raises OptionError if there is none."""
+    keys = []
+    for line in read_option_file("--api-key-file", path).splitlines():
+        key = line.strip()
+        if key:
+            keys.append(key)
     if not keys:
         raise OptionError(f"--api-key-file {path} has no key", "Write one key per line.")
     return keys
 
 
 def _is_loopback(host: str) -> bool:
+    """Whether only this machine can reach a server that listens on an address or host name."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

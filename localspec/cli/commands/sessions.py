@@ -95,7 +95,7 @@ def export_session(
     else:
         data = _as_markdown(session).encode(errors="replace")
     if file is None:
-        _print(data)
+        _print_export(data)
         return
     if file.exists() and not file.is_file():
         raise OptionError(f"{file} exists already", "Give a file.")
@@ -106,7 +106,8 @@ def export_session(
     say(f"{name} exported to {file}")
 
 
-def _print(data: bytes) -> None:
+def _print_export(data: bytes) -> None:
+    """Print an exported conversation; a terminal gets it without control characters."""
     if is_terminal(sys.stdout):
         click.echo(printable(data.decode()), nl=False)
     else:
@@ -123,7 +124,7 @@ def remove_named(*, names: tuple[str, ...], yes: bool) -> None:
 
     Caches that 'localspec chat --keep-caches' keeps are deleted by 'localspec sessions wipe'.
     """
-    chosen = list(dict.fromkeys(map(known_name, names)))
+    chosen = list(dict.fromkeys(map(known_name, names)))  # each once
     for name in chosen:
         check_exists(name)
         # Before the question: this raises if a chat has the session open.
@@ -155,6 +156,7 @@ def wipe(*, yes: bool) -> None:
 
 
 def _confirm(question: str) -> None:
+    """Ask. Raises click.Abort after a no, click.UsageError without a terminal."""
     if not is_terminal(sys.stdin):
         raise click.UsageError(
             "There is no terminal to ask for confirmation. Use --yes to remove without asking."
@@ -163,33 +165,35 @@ def _confirm(question: str) -> None:
 
 
 def _as_markdown(session: Session) -> str:
+    """A conversation as Markdown, with a heading for each message."""
     parts = [f"# {session.name}"]
     for message in session.messages:
-        role = str(message["role"])  # an edited file can have any
-        parts += [f"## {_SPEAKERS.get(role, role)}", _closed(_message_text(message).strip())]
+        role = str(message["role"])  # a file that was edited can have any role
+        text = _message_text(message).strip()
+        parts += [f"## {_SPEAKERS.get(role, role)}", _with_closed_fence(text)]
     return "\n\n".join(parts) + "\n"
 
 
 def _message_text(message: Message) -> str:
-    """The text of a message, with a note before it for each picture."""
+    """The text of a message, with a line before it for each picture."""
     pictures = message.get("pictures", ())
     notes = [f"[image {picture_name(picture)}]" for picture in pictures]
     return "\n".join([*notes, message["content"]])
 
 
-def _closed(text: str) -> str:
-    """The text; if a cut-off answer has left a code fence open, it is closed."""
-    fence = ""
+def _with_closed_fence(text: str) -> str:
+    """The text, with a closing fence if its last code is not closed: the answer was cut off."""
+    open_fence = ""  # of the code that a line is in; "" outside of code
     for line in text.split("\n"):
         bare = line.strip()
-        if fence:
-            is_end = len(bare) >= len(fence) and set(bare) == {fence[0]}
+        if open_fence:
+            is_end = len(bare) >= len(open_fence) and set(bare) == {open_fence[0]}
             if is_end:
-                fence = ""
+                open_fence = ""
             continue
         start = _FENCE.match(line)
         if start is not None:
-            fence = start[1]
-    if fence:
-        return f"{text}\n{fence}"
+            open_fence = start[1]
+    if open_fence:
+        return f"{text}\n{open_fence}"
     return text

@@ -33,14 +33,14 @@ from localspec.streaming.answer import Answer
 from localspec.streaming.reply import Piece, Reply
 from localspec.system.call_thread import CallThread
 
-_RETRY_S = 0.01  # between attempts to end the idle work, which may not have started yet
+_RETRY_S = 0.01  # between two attempts to cancel a preparation, which may not have started
 
 
 def converse(conversation: Conversation) -> None:
-    """Answer messages and run commands. No error of either ends the conversation."""
+    """Answer messages and run commands, until Ctrl-D or /quit. An error is only shown."""
     editor = LineEditor({name: command.values for name, command in COMMANDS.items()})
     prefill = functools.partial(_prefilled, conversation)
-    meanwhile = functools.partial(idle_time, conversation.engine, conversation.chat)
+    meanwhile = functools.partial(preparing_next_answer, conversation.engine, conversation.chat)
 
     def leave(number: int) -> None:
         # An exception, so that the terminal is restored.
@@ -49,7 +49,7 @@ def converse(conversation: Conversation) -> None:
     with leave_on_termination(leave):
         for text in editor.messages(prefill, meanwhile):
             try:
-                _obey(conversation, text)
+                _handle_message(conversation, text)
             except Leave:
                 return
             except ContextError as error:
@@ -62,18 +62,21 @@ def converse(conversation: Conversation) -> None:
                 note("(stopped)")
 
 
-def _obey(conversation: Conversation, text: str) -> None:
-    """Handle a typed text: a command, files that were dropped, or a message."""
+def _handle_message(conversation: Conversation, text: str) -> None:
+    """Do what a typed text means: run a command, attach dropped files, or answer a message."""
     quoted = unquoted(text)
     if quoted is not None:
         if quoted.strip():
             conversation.ask(quoted)
-    elif not run_command(conversation, text) and not _takes_dropped(conversation, text):
+    elif not run_command(conversation, text) and not _attach_dropped(conversation, text):
         conversation.ask(text)
 
 
 def _prefilled(conversation: Conversation, was_emptied: bool) -> str:  # noqa: FBT001
-    """The text that the input line starts with; a note says why."""
+    """The text that the input line starts with: the last question, if it is being edited.
+
+    A note says so. If the user has just cleared that line, editing ends.
+    """
     if not conversation.is_editing:
         return ""
     if was_emptied:
@@ -85,19 +88,19 @@ def _prefilled(conversation: Conversation, was_emptied: bool) -> str:  # noqa: F
 
 
 def show_answer(conversation: Conversation, answer: Answer) -> Reply:
-    """Show an answer as it comes, and its status line.
+    """Show an answer as it comes, and its status line. Returns its reply.
 
-    An answer that is continued is shown from its beginning. Ctrl-C stops it at once and keeps
-    the text so far.
+    An answer that is continued is shown from its beginning. Ctrl-C stops the answer at once;
+    its text so far is kept.
     """
     view: PlainView | RenderedView = PlainView(show_draft=conversation.show_draft)
     if not conversation.show_draft and can_edit():
         view = RenderedView(conversation.think)
         view.push(Piece(conversation.text_so_far, (), Provenance.PLAIN))
     pieces = iter(answer)
-    reading = "Reading {} of {} tokens …"
+    progress = "Reading {} of {} tokens …"
     with cancel_on_interrupt(answer.cancel), echo_off(), answer:
-        with waiting(lambda: reading.format(*conversation.engine._reading_progress)):
+        with waiting(lambda: progress.format(*conversation.engine._reading_progress)):
             first = next(pieces, None)
         if first is not None:
             view.push(first)
@@ -115,33 +118,34 @@ def show_answer(conversation: Conversation, answer: Answer) -> Reply:
 
 
 @contextlib.contextmanager
-def idle_time(engine: BaseEngine, chat: Chat) -> Iterator[None]:
-    """Prepare the next answer while a person types.
+def preparing_next_answer(engine: BaseEngine, chat: Chat) -> Iterator[None]:
+    """Prepare the chat's next answer in another thread while the body runs.
 
-    A thread prepares the chat. Leaving the context cancels that, and waits until the thread has
-    ended. An error in the thread is not shown: the next answer raises it again.
+    The preparation is cancelled when the body ends. Its error is not shown: the next answer
+    raises it again.
     """
-    worker = CallThread(chat.prepare, daemon=True)
-    worker.start()
+    thread = CallThread(chat.prepare, daemon=True)
+    thread.start()
     try:
         yield
     finally:
-        while worker.is_alive():  # a cancel before the work has started does nothing
+        while thread.is_alive():  # a cancel before the preparation has started does nothing
             engine.cancel()
-            worker.join(_RETRY_S)
+            thread.join(_RETRY_S)
 
 
-def _takes_dropped(conversation: Conversation, text: str) -> bool:
-    """Attach files dropped on the terminal, which types their paths, if one is a picture.
+def _attach_dropped(conversation: Conversation, text: str) -> bool:
+    """Attach files that were dropped on the terminal, which types their paths.
 
-    False if the text is a message: anything but paths, or paths of texts alone. Raises
-    OptionError for a file that the model cannot take.
+    Returns False, and attaches nothing, unless the text is only paths of files and one of them
+    is a picture: the text is a message then. Raises OptionError for a file that the model
+    cannot take.
     """
     files = [read_attachment(path) for path in _dropped_files(text)]
     pictures = [file for file in files if file.picture is not None]
     if not pictures:
         return False
-    for picture in pictures:  # first, since they may be refused
+    for picture in pictures:  # before the texts, since a picture may be refused
         attach(conversation, picture)
     for file in files:
         if file.picture is None:
@@ -150,20 +154,24 @@ def _takes_dropped(conversation: Conversation, text: str) -> bool:
 
 
 def _dropped_files(text: str) -> list[Path]:
-    """The files, if the text is only their paths: quoted, escaped, plain, or URLs."""
+    """The files whose paths or URLs a text consists of; [] for any other text.
+
+    A path may be quoted, or its blanks escaped.
+    """
     if "\n" in text:
         return []
-    ways = [[text.strip()]]
-    with contextlib.suppress(ValueError):  # an apostrophe of prose
-        ways.append(shlex.split(text))
-    for words in ways:
-        paths = [_path(word) for word in words]
+    readings = [[text.strip()]]  # as one path, and as several
+    with contextlib.suppress(ValueError):  # an apostrophe of prose is no quote
+        readings.append(shlex.split(text))
+    for words in readings:
+        paths = [_path_of(word) for word in words]
         if all(map(os.path.isfile, paths)):
             return [Path(path) for path in paths]
     return []
 
 
-def _path(word: str) -> str:
+def _path_of(word: str) -> str:
+    """The path that a word means: that of a file URL, or the word with ~ expanded."""
     if word.startswith("file://"):
         return url2pathname(urlsplit(word).path)
     return os.path.expanduser(word)

@@ -23,23 +23,23 @@ from localspec.cli.quoted_text import is_unclosed
 from localspec.cli.screen import printable
 from localspec.system.atomic_write import make_private_folder, open_regular
 
-# The completions of a command's argument; None for paths.
+# Gives the completions of a command's argument; None stands for paths.
 Values = Callable[[], Iterable[str]] | None
 
 PROMPT = "> "
-_CONTINUED = "  "  # before the further lines of a message
+_CONTINUED = "  "  # what the terminal shows before the later lines of a message
 
 
 def can_edit() -> bool:
-    """Whether this terminal can edit text."""
+    """Whether this terminal can show a line that is edited: whether it can move its cursor."""
     return not is_dumb_terminal()
 
 
 class LineEditor:
-    """Reads messages from the terminal; a dumb terminal has only its own line editing.
+    """Reads messages from the terminal. A dumb terminal is read with `input`.
 
     Args:
-        commands: the completions of each command's argument.
+        commands: the names of commands, each with the completions of its argument.
     """
 
     def __init__(self, commands: Mapping[str, Values]) -> None:
@@ -57,9 +57,9 @@ class LineEditor:
 
         Args:
             prefill: called before every message; returns the text that the line starts with.
-                Its argument says whether the person has just cleared the line. A dumb terminal
-                shows the text above the line, and Enter alone sends it.
-            meanwhile: a context that is active while the person types.
+                Its argument says whether the user has just cleared the line. A dumb terminal
+                shows the text above the line, and an empty line sends it.
+            meanwhile: makes the context in which each message is typed.
         """
         was_emptied = False
         while True:
@@ -73,13 +73,14 @@ class LineEditor:
             except KeyboardInterrupt:
                 was_emptied = True
                 continue
-            # Bytes that are not UTF-8 arrive as halves of surrogate pairs.
+            # Bytes that are not UTF-8 arrive as lone surrogates, which become "?".
             text = text.encode(errors="replace").decode()
             was_emptied = not text.strip()
             if not was_emptied:
                 yield text
 
     def _prompt(self, prefill: str) -> str:
+        """Read one message. Raises the exception of `end`, if there is one."""
         if self._session is None:
             if prefill:
                 click.echo(printable(prefill))
@@ -94,9 +95,10 @@ class LineEditor:
                 raise self._ending
 
     def end(self, ending: BaseException) -> None:
-        """Raise the exception, from a signal handler: at once, or when the prompt is left.
+        """Raise an exception in `messages`; for signal handlers.
 
-        Inside the prompt's event loop it could interrupt anything, and leave the terminal raw.
+        While the prompt is shown, the exception is raised once the prompt has ended: inside the
+        prompt's event loop it could leave the terminal in raw mode.
         """
         loop = None
         if self._session is not None:
@@ -104,14 +106,15 @@ class LineEditor:
         if loop is None:
             raise ending
         self._ending = ending
-        loop.call_soon_threadsafe(self._leave)
+        loop.call_soon_threadsafe(self._end_prompt)
 
-    def _leave(self) -> None:
+    def _end_prompt(self) -> None:
         if self._session is not None and not self._session.app.is_done:
             self._session.app.exit(result="")
 
 
 def _session(commands: Mapping[str, Values]) -> PromptSession[str]:
+    """prompt_toolkit's session, with our history, keys and completions."""
     output = create_output(sys.stdout)
     if isinstance(output, Vt100_Output):
         # The cursor's row is not needed, and not every terminal reports it.
@@ -142,7 +145,10 @@ class _CommandCompleter(Completer):
         document: Document,
         complete_event: CompleteEvent,
     ) -> Iterator[Completion]:
-        command, space, typed = document.text_before_cursor.partition(" ")
+        command, space, argument = document.text_before_cursor.partition(" ")
+        if not command.startswith("/"):
+            return
+        typed = argument
         values = self._commands.get(command, tuple)
         if not space:
             typed = command
@@ -151,12 +157,12 @@ class _CommandCompleter(Completer):
             yield from self._paths.get_completions(Document(typed), complete_event)
             return
         for value in values():
-            if command.startswith("/") and value.startswith(typed):
+            if value.startswith(typed):
                 yield Completion(value, start_position=-len(typed))
 
 
 class _PrivateHistory(FileHistory):
-    """The typed lines, on disk. A full disk does not end the conversation."""
+    """The history of typed lines on disk. An error of writing is ignored."""
 
     def store_string(self, string: str) -> None:
         with contextlib.suppress(OSError, ValueError):
@@ -168,22 +174,24 @@ def _history() -> History:
     path = platformdirs.user_state_path("localspec", appauthor=False) / "chat_history"
     try:
         make_private_folder(path.parent)
-        # Readable by the user alone.
+        # Created so that only the user can read it.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-        open_regular(path).close()  # raises for a pipe, which would be waited for
+        open_regular(path).close()  # raises for a pipe: opening one for reading could block
     except OSError:
         return InMemoryHistory()
     return _PrivateHistory(str(path))
 
 
 def _key_bindings() -> KeyBindings:
+    """What Enter and Alt-Enter do."""
     bindings = KeyBindings()
 
     @bindings.add("enter")
     def send(event: KeyPressEvent) -> None:
-        """Send the message, or start a new line where it goes on.
+        """Send the message, or start a new line if the message is not complete.
 
-        It goes on while its three quotes are open, and after a backslash, which is removed.
+        A message is not complete while its three quotes are open, and after a backslash, which
+        is removed.
         """
         buffer = event.current_buffer
         if is_unclosed(buffer.text):

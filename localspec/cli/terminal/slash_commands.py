@@ -34,9 +34,9 @@ _ALIASES = {
     "/sessions": "/load",
 }
 _ALIASES |= dict.fromkeys((*LEAVE, "exit", "quit"), "/quit")
-_BETWEEN = re.compile(r"[\s=]+")  # a setting and its value
+_SEPARATOR = re.compile(r"[\s=]+")  # between a setting and its value
 _MAX_COPIED = 74_000  # bytes; many terminals ignore a longer sequence
-_SHOWN = 60  # characters of a text that is quoted
+_EXCERPT = 60  # characters of a removed question that are shown
 # The values of a switch, for /set.
 _SWITCHES = {
     "on": True,
@@ -49,28 +49,31 @@ _DEFAULTS = SamplingParams()
 
 
 def _number_fields() -> Iterator[str]:
-    """The fields of SamplingParams that are one number or switch."""
+    """The names of the fields of SamplingParams that are a number or a switch, not a list."""
     for name in SamplingParams.__dataclass_fields__:
         if isinstance(getattr(_DEFAULTS, name), bool | int | float):
             yield name
 
 
 _SAMPLING = list(_number_fields())
-_OF_ANSWERS = {"seed": "random", "max_tokens": "no limit"}  # with the meaning of None
-_SETTINGS = (*_SAMPLING, *_OF_ANSWERS, "think", "quiet")
+# Fields of AnswerOptions that /set changes, each with the meaning of None.
+_ANSWER_OPTIONS = {"seed": "random", "max_tokens": "no limit"}
+_SETTINGS = (*_SAMPLING, *_ANSWER_OPTIONS, "think", "quiet")
 
 
 @dataclass(frozen=True, slots=True)
 class ChatCommand:
-    """A command of the chat, which begins with a slash."""
+    """A command that the user types in a chat, such as /help."""
 
     run: Callable[[Conversation, str], None]
+    """Runs it, with the text of its argument."""
+
     argument: str
     """The argument as /help shows it."""
 
     help: str
     values: Values = tuple
-    """Completions of the argument."""
+    """Gives the completions of the argument."""
 
 
 class Leave(Exception):
@@ -78,9 +81,9 @@ class Leave(Exception):
 
 
 def run_command(conversation: Conversation, text: str) -> bool:
-    """Run the command in the text. Returns False if the text is a message.
+    """Run the command that a text is. Returns False if the text is a message.
 
-    Raises OptionError for an unknown command, Leave, and the command's own errors.
+    Raises OptionError for an unknown command, Leave for /quit, and the command's own errors.
     """
     text = text.rstrip()
     words = _COMMAND.fullmatch(_ALIASES.get(text, text))
@@ -102,7 +105,8 @@ def run_command(conversation: Conversation, text: str) -> bool:
     return True
 
 
-def _help(_conversation: Conversation, _argument: str) -> None:
+def _show_help(_conversation: Conversation, _argument: str) -> None:
+    """List the commands and keys."""
     # In a narrow window the explanations keep a column of their own.
     formatter = click.HelpFormatter(width=shutil.get_terminal_size().columns)
     rows = []
@@ -118,18 +122,23 @@ def _help(_conversation: Conversation, _argument: str) -> None:
     )
 
 
-def _stats(conversation: Conversation, _argument: str) -> None:
+def _show_stats(conversation: Conversation, _argument: str) -> None:
+    """Show the statistics of the last answer. Raises OptionError if there is none."""
     if conversation.last is None:
         raise OptionError("there is no answer yet", "Ask something first.")
     context_length = conversation.engine.context_length
     note("\n".join(stats_lines(conversation.last.stats, context_length)))
 
 
-def _set(conversation: Conversation, argument: str) -> None:
-    name, *rest = _BETWEEN.split(argument, maxsplit=1)
+def _handle_set(conversation: Conversation, argument: str) -> None:
+    """Change a setting; without a value, show it; without a name, show all settings.
+
+    Raises OptionError.
+    """
+    name, *values = _SEPARATOR.split(argument, maxsplit=1)
     if f"/{name}" in COMMANDS:
         raise OptionError(f"{name} is not a setting", f"It is a command: /{name}.")
-    value = "".join(rest)
+    value = "".join(values)  # none or one
     if value:
         note(_change_setting(conversation, name, value))
     else:
@@ -137,25 +146,27 @@ def _set(conversation: Conversation, argument: str) -> None:
 
 
 def _settings_lines(conversation: Conversation, name: str) -> list[str]:
-    """A setting with its value, or all settings if the name is empty.
+    """A line with a setting and its value, or such lines for all settings if `name` is "".
 
     Raises OptionError for an unknown name.
     """
     options = conversation.options
     values = {setting: getattr(options.sampling, setting) for setting in _SAMPLING}
-    values |= {setting: getattr(options, setting) for setting in _OF_ANSWERS}
+    values |= {setting: getattr(options, setting) for setting in _ANSWER_OPTIONS}
     values |= {"think": conversation.think, "quiet": conversation.is_quiet}
     settings = list(values)
     if name:
         settings = [_known_setting(name)]
-    return [f"{setting} {_shown_value(setting, values[setting])}" for setting in settings]
+    return [f"{setting} {_value_in_words(setting, values[setting])}" for setting in settings]
 
 
 def _change_setting(conversation: Conversation, name: str, text: str) -> str:
-    """Change a setting, and return a line that says so. Raises OptionError.
+    """Change a setting. Returns a line with its new value.
+
+    Raises OptionError for an unknown setting or a wrong value.
 
     Args:
-        conversation: the conversation.
+        conversation: the conversation whose setting it is.
         name: one of `_SETTINGS`, or an option of the command line.
         text: the value, as it was typed.
     """
@@ -168,7 +179,7 @@ def _change_setting(conversation: Conversation, name: str, text: str) -> str:
         conversation.think = value
     elif name == "quiet":
         conversation.is_quiet = value
-    elif name in _OF_ANSWERS:
+    elif name in _ANSWER_OPTIONS:
         options = replace(options, **{name: value})
     else:
         sampling = sampling.changed({name: value})
@@ -176,34 +187,38 @@ def _change_setting(conversation: Conversation, name: str, text: str) -> str:
     Randomness(options.seed or 0)
     rule_name(options.rule, is_greedy=sampling.is_greedy, seed=options.seed)
     conversation.options = replace(options, sampling=sampling)
-    return f"{name} {_shown_value(name, value)}"
+    return f"{name} {_value_in_words(name, value)}"
 
 
 def _known_setting(name: str) -> str:
-    """The setting that a name means. Raises OptionError if there is none."""
-    written = name.removeprefix("--").replace("-", "_")
-    setting = SAMPLING_KEYWORDS.get(written, written)
+    """The setting that a typed name means. Raises OptionError if there is none."""
+    typed = name.removeprefix("--").replace("-", "_")
+    setting = SAMPLING_KEYWORDS.get(typed, typed)
     if setting in _SETTINGS:
         return setting
-    check_has_distribution(setting)
-    meant = did_you_mean(ours_for(setting), _SETTINGS)
-    hint = f"{meant}/set lists all settings; others are set when starting the chat."
+    check_has_distribution(setting)  # raises for a sampler that drafting cannot have
+    guess = did_you_mean(ours_for(setting), _SETTINGS)
+    hint = f"{guess}/set lists all settings; others are set when starting the chat."
     raise OptionError(f"there is no setting {name!r}", hint)
 
 
 def _setting_value(name: str, text: str) -> Any:
-    """The value that a text means. A text that is no number is refused later, by the range."""
+    """The value of a setting that a typed text means.
+
+    Raises OptionError for a wrong view of thoughts or a wrong switch. A text that should be a
+    number and is none is returned as it is: the check of ranges refuses it.
+    """
     if name == "think":
         views = get_args(ThoughtView)
         if text not in views:
             raise OptionError(f"think is {text!r}", f"Choose {', '.join(views)}.")
         return text
-    kind: Any = type(getattr(_DEFAULTS, name, 0))
+    kind: Any = type(getattr(_DEFAULTS, name, 0))  # int for the fields of AnswerOptions
     if name == "quiet" or kind is bool:
         if text not in _SWITCHES:
             raise OptionError(f"{name} is {text!r}", "Choose on or off.")
         return _SWITCHES[text]
-    if name in _OF_ANSWERS and text in (_NONE, _OF_ANSWERS[name]):
+    if name in _ANSWER_OPTIONS and text in (_NONE, _ANSWER_OPTIONS[name]):
         return None
     try:
         return kind(text)
@@ -211,18 +226,19 @@ def _setting_value(name: str, text: str) -> Any:
         return text
 
 
-def _shown_value(name: str, value: object) -> str:
-    """A setting's value as /set shows it; for None what that means, such as "no limit"."""
+def _value_in_words(name: str, value: object) -> str:
+    """A setting's value as /set shows it; None is shown by its meaning, such as "no limit"."""
     if isinstance(value, bool):
         if value:
             return "on"
         return "off"
     if value is None:
-        return _OF_ANSWERS[name]
+        return _ANSWER_OPTIONS[name]
     return str(value)
 
 
-def _system(conversation: Conversation, argument: str) -> None:
+def _handle_system(conversation: Conversation, argument: str) -> None:
+    """Change the system message if there is an argument, and show it."""
     if argument == "none":
         conversation.chat.system = None
     elif argument:
@@ -230,10 +246,11 @@ def _system(conversation: Conversation, argument: str) -> None:
     note(f"System message: {conversation.chat.system or 'none'}")
 
 
-def _edit(conversation: Conversation, _argument: str) -> None:
+def _start_editing(conversation: Conversation, _argument: str) -> None:
+    """Let the next input line start with the last question. Raises OptionError."""
     if not can_edit():
         raise OptionError("this terminal cannot edit text", "Use /undo, then ask again.")
-    conversation.edited_text()
+    conversation.edited_text()  # raises if there is no question
     conversation.is_editing = True
 
 
@@ -241,35 +258,38 @@ def _quit(_conversation: Conversation, _argument: str) -> None:
     raise Leave
 
 
-def _undo(conversation: Conversation, _argument: str) -> None:
-    note(f"Removed: {excerpt(conversation.chat.undo(), _SHOWN)}")
+def _handle_undo(conversation: Conversation, _argument: str) -> None:
+    """Remove the last turn, and show the beginning of its question."""
+    question = conversation.chat.undo()
+    note(f"Removed: {excerpt(question, _EXCERPT)}")
 
 
-def _save(conversation: Conversation, argument: str) -> None:
+def _handle_save(conversation: Conversation, argument: str) -> None:
+    """Save as a session of that name; without a name, as the conversation's own session."""
     name = argument or conversation.session
     if name is None:
         raise OptionError("the session has no name yet", "Give one: /save NAME.")
     question = f"There is another session {name}. Replace it?"
-    if conversation.keep_as(name, may_replace=lambda: _agrees(question)):
+    if conversation.keep_as(name, may_replace=lambda: _user_agrees(question)):
         note(f"Saved as {conversation.session}, and saved again after every answer.")
     else:
         note("Nothing was saved. /load NAME continues that session.")
 
 
-def _load(conversation: Conversation, argument: str) -> None:
+def _handle_load(conversation: Conversation, argument: str) -> None:
     """Continue the session of that name; without a name, list all sessions."""
     if not argument:
         note("\n".join(session_lines()))
         return
     question = "This conversation is not saved and would be lost. Continue?"
-    if conversation.load(argument, may_drop=lambda: _agrees(question)):
+    if conversation.load(argument, may_drop=lambda: _user_agrees(question)):
         note_resumed(conversation)
     else:
         note("Nothing was loaded. /save NAME saves this conversation.")
 
 
-def _agrees(question: str) -> bool:
-    """Whether the person says yes; anything else, also Ctrl-C and Ctrl-D, is a no."""
+def _user_agrees(question: str) -> bool:
+    """Ask a question. Returns whether the user answers yes; Ctrl-C and Ctrl-D mean no."""
     try:
         return click.confirm(question, default=False, err=True)
     except click.Abort:
@@ -277,7 +297,8 @@ def _agrees(question: str) -> bool:
         return False
 
 
-def _draft(conversation: Conversation, argument: str) -> None:
+def _handle_draft(conversation: Conversation, argument: str) -> None:
+    """Turn drafting on or off, and show which it is. Raises OptionError."""
     if conversation.engine.drafting.is_off:
         raise OptionError(
             "drafting cannot be turned on in this chat",
@@ -289,17 +310,25 @@ def _draft(conversation: Conversation, argument: str) -> None:
         conversation.options = replace(conversation.options, draft_tokens=None)
     elif argument == "off":
         conversation.options = replace(conversation.options, draft_tokens=0)
-    note(f"Draft {'on' if conversation.options.draft_tokens is None else 'off'}.")
+    state = "off"
+    if conversation.options.draft_tokens is None:
+        state = "on"
+    note(f"Draft {state}.")
 
 
-def _clear(conversation: Conversation, _argument: str) -> None:
+def _handle_clear(conversation: Conversation, _argument: str) -> None:
+    """Remove all turns and attached files, and forget which tool calls were allowed."""
     conversation.chat.clear()
     conversation.attachments.clear()
     conversation.forget_allowed_calls()
     note("The conversation starts over; the system message stays.")
 
 
-def _copy(conversation: Conversation, _argument: str) -> None:
+def _copy_answer(conversation: Conversation, _argument: str) -> None:
+    """Send the last answer to the clipboard, by an escape sequence of the terminal (OSC 52).
+
+    Raises OptionError if there is no answer, or if it is too long.
+    """
     messages = conversation.chat.messages
     if not messages or messages[-1]["role"] != "assistant":
         raise OptionError("there is no answer to copy", "Ask something first.")
@@ -310,14 +339,15 @@ def _copy(conversation: Conversation, _argument: str) -> None:
             f"the answer has {len(data)} bytes; a terminal accepts at most {_MAX_COPIED}",
             "Select it with the mouse.",
         )
-    # The base64 alphabet has no character that could end the sequence.
+    # Base64 has no character that could end the escape sequence.
     encoded = base64.b64encode(data).decode()
     click.echo(f"\x1b]52;c;{encoded}\x07", nl=False, color=True)
     size = counted(len(text), "character")
     note(f"Sent {size} to the clipboard (if the terminal supports OSC 52).")
 
 
-def _show(conversation: Conversation, _argument: str) -> None:
+def _toggle_show_draft(conversation: Conversation, _argument: str) -> None:
+    """Mark tokens by where they came from, or stop that."""
     conversation.show_draft = not conversation.show_draft
     if conversation.show_draft:
         show_legend()
@@ -326,38 +356,43 @@ def _show(conversation: Conversation, _argument: str) -> None:
 
 
 def attach(conversation: Conversation, attachment: Attachment) -> None:
-    """Attach a text or a picture to the next message, and note its size."""
+    """Attach a text or a picture to the next message, and note its size.
+
+    Raises what `Conversation.attach` raises.
+    """
     conversation.attach(attachment)
     size = counted(len(attachment.text), "character")
     picture = attachment.picture
     vision = conversation.engine.vision
     if picture is not None and vision is not None:
-        count = len(vision.cells(picture))
-        size = f"{picture.width} by {picture.height} pixels, {counted(count, 'token')}"
+        num_tokens = len(vision.cells(picture))
+        size = f"{picture.width} by {picture.height} pixels, {counted(num_tokens, 'token')}"
     note(f"{attachment.name} ({size}) is attached to the next message.")
 
 
-def _file(conversation: Conversation, argument: str) -> None:
+def _handle_file(conversation: Conversation, argument: str) -> None:
+    """Attach a file, or remove all; without an argument, list the attached files."""
     if argument == "none":
         conversation.attachments.clear()
     elif argument:
         path = Path(os.path.expanduser(argument))
         attach(conversation, read_attachment(path))
         return
-    note("Files for the next message: " + (conversation.file_names() or "none"))
+    names = conversation.file_names() or "none"
+    note(f"Files for the next message: {names}")
 
 
 COMMANDS = {
-    "/help": ChatCommand(_help, "", "list the commands"),
-    "/stats": ChatCommand(_stats, "", "statistics of the last answer"),
+    "/help": ChatCommand(_show_help, "", "list the commands"),
+    "/stats": ChatCommand(_show_stats, "", "statistics of the last answer"),
     "/set": ChatCommand(
-        _set,
+        _handle_set,
         "[NAME VALUE]",
         "sampling, seed, max_tokens, think, quiet",
         lambda: _SETTINGS,
     ),
-    "/system": ChatCommand(_system, "[TEXT|none]", "the system message"),
-    "/edit": ChatCommand(_edit, "", "change the last question and ask it again"),
+    "/system": ChatCommand(_handle_system, "[TEXT|none]", "the system message"),
+    "/edit": ChatCommand(_start_editing, "", "change the last question and ask it again"),
     "/continue": ChatCommand(
         lambda conversation, _: conversation.continue_answer(),
         "",
@@ -368,15 +403,23 @@ COMMANDS = {
         "",
         "answer the last question again",
     ),
-    "/undo": ChatCommand(_undo, "", "remove the last turn"),
-    "/save": ChatCommand(_save, "[NAME]", "save the conversation as a session", session_names),
-    "/load": ChatCommand(_load, "[NAME]", "continue a session, or list all", session_names),
-    "/draft": ChatCommand(_draft, "[on|off]", "turn drafting on or off", lambda: ("on", "off")),
-    "/clear": ChatCommand(_clear, "", "remove all turns; the system message stays"),
-    "/copy": ChatCommand(_copy, "", "copy the last answer to the clipboard"),
-    "/show": ChatCommand(_show, "", "mark tokens by where they came from, on or off"),
+    "/undo": ChatCommand(_handle_undo, "", "remove the last turn"),
+    "/save": ChatCommand(
+        _handle_save, "[NAME]", "save the conversation as a session", session_names
+    ),
+    "/load": ChatCommand(
+        _handle_load, "[NAME]", "continue a session, or list all", session_names
+    ),
+    "/draft": ChatCommand(
+        _handle_draft, "[on|off]", "turn drafting on or off", lambda: ("on", "off")
+    ),
+    "/clear": ChatCommand(_handle_clear, "", "remove all turns; the system message stays"),
+    "/copy": ChatCommand(_copy_answer, "", "copy the last answer to the clipboard"),
+    "/show": ChatCommand(
+        _toggle_show_draft, "", "mark tokens by where they came from, on or off"
+    ),
     "/file": ChatCommand(
-        _file,
+        _handle_file,
         "[PATH|none]",
         "attach a text or an image to the next message",
         None,

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import groupby
+from operator import itemgetter
 from unicodedata import category
 
 import click
@@ -13,21 +15,22 @@ from rich.style import Style as Style
 from localspec.cli.standard_streams import num_columns, use_colour
 
 _TAB = "    "
-_JOINER = "\u200d"  # makes one emoji of those on both sides
+_JOINER = "\u200d"  # makes one emoji of the two beside it
+# Unicode categories of opening brackets and quotes, and of closing ones and other punctuation.
 _OPENING = ("Ps", "Pi")
 _CLOSING = ("Pe", "Pf", "Po")
-# Halves of flags, and skin tones: they belong to the character before them.
+# Code points of halves of flags, and of skin tones: they belong to the character before them.
 _JOINED = range(0x1F1E6, 0x1F200), range(0x1F3FB, 0x1F400)
 
 
 class WrappedWriter:
-    """Appends text to `write`; a word that does not fit starts a new line.
+    """Writes text in lines of the window's width; a word that does not fit starts a new line.
 
-    The text has no control characters (`screen.printable`).
+    The text must have no control characters (`screen.printable`).
 
     Args:
-        write: writes a text.
-        width: returns the width in columns; called at every word.
+        write: writes a text to the terminal.
+        width: returns the width of the window in columns; called at every word.
         colourful: whether styles may have colours.
     """
 
@@ -41,11 +44,11 @@ class WrappedWriter:
         self.width = width
         self.colourful = colourful
         self._write = write
-        self._column = 0
-        self._num_passing = 0  # characters of the passing text
-        self._indent = ""
+        self._column = 0  # columns of the line that are written
+        self._num_temporary = 0  # characters of the temporary text
+        self._indent = ""  # what a wrapped line begins with
         self._gap = ""  # blank space before the word
-        self._word: list[tuple[str, Style]] = []  # characters that no line ends between
+        self._word: list[tuple[str, Style]] = []  # characters that stay in one line
 
     def start_line(self, prefix: str) -> None:
         """Start a line with `prefix`; wrapped lines are indented by its width."""
@@ -54,7 +57,7 @@ class WrappedWriter:
         self._indent = " " * self._column
 
     def lines(self, text: str, style: Style) -> None:
-        """More text, which may have several lines."""
+        """Write more text, which may have several lines."""
         first, *more = text.split("\n")
         self.words(first, style)
         for line in more:
@@ -62,7 +65,7 @@ class WrappedWriter:
             self.words(line, style)
 
     def words(self, text: str, style: Style) -> None:
-        """More of the line, without newlines. A word is held back until it is complete."""
+        """Write more of the line, without newlines. Holds a word back until it is complete."""
         for character in text:
             if character == " ":
                 self._flush_word()
@@ -76,15 +79,18 @@ class WrappedWriter:
                 self._word.append((character, style))
 
     def verbatim(self, text: str, style: Style) -> None:
-        """Whole lines, not wrapped: the terminal breaks those that are too long."""
+        """Write whole lines unwrapped: the terminal breaks those that are too long."""
         lines = [self._styled(line, style) for line in text.split("\n")]
         self._write("\n".join(lines))
 
-    def passing(self, text: str) -> None:
-        """Show a text in place of the last one, until anything else is written there."""
+    def show_temporary(self, text: str) -> None:
+        """Show a text at the start of the line, in place of the last such text.
+
+        Whatever is written next overwrites it; "" removes it.
+        """
         text = text[: self.width() - 1]
-        self._write(f"{text:<{self._num_passing}}\r")
-        self._num_passing = len(text)
+        self._write(f"{text:<{self._num_temporary}}\r")  # blanks cover a longer text
+        self._num_temporary = len(text)
 
     def newline(self) -> None:
         """End the line."""
@@ -95,59 +101,56 @@ class WrappedWriter:
         self._gap = ""
 
     def _may_break_before(self, character: str) -> bool:
-        """Whether a line may end between the last character and this one, without a space.
+        """Whether a line may end, without a space, between the word so far and a character.
 
-        It may beside a wide character, since the scripts that have these, such as Chinese, have
+        A line may end beside a wide character: scripts that have these, such as Chinese, have
         no spaces. But no line starts with closing punctuation or ends with an opening bracket.
         """
         if not self._word:
             return False
-        last = self._word[-1][0]
-        is_joined = any(ord(character) in joined for joined in _JOINED)
-        if is_joined or last == _JOINER:
+        previous, _ = self._word[-1]
+        is_joined = any(ord(character) in code_points for code_points in _JOINED)
+        if is_joined or previous == _JOINER:
             return False
-        if category(character) in _CLOSING or category(last) in _OPENING:
+        if category(character) in _CLOSING or category(previous) in _OPENING:
             return False
         columns = get_character_cell_size(character)
-        if columns == 0:  # it is drawn over the last one
+        if columns == 0:  # it is drawn over the previous character
             return False
-        return columns > 1 or get_character_cell_size(last) > 1
+        return columns > 1 or get_character_cell_size(previous) > 1
 
     def _flush_word(self) -> None:
+        """Write the word that is held back, if there is one, in a new line if it must."""
         if not self._word:
             return
         size = cell_len("".join(character for character, _ in self._word))
-        # The last column stays free: terminals differ when it is filled.
+        # The last column stays free: terminals differ in what they do once it is filled.
         columns = max(self.width() - 1, 1)
-        if self._column + len(self._gap) + size > columns and self._column > len(self._indent):
+        is_too_long = self._column + len(self._gap) + size > columns
+        if is_too_long and self._column > len(self._indent):
             self._write("\n" + self._indent)
             self._column = len(self._indent)
         else:
             self._write(self._gap)
             self._column += len(self._gap)
-        run = ""
-        style = self._word[0][1]
-        for character, own in self._word:
-            if own != style:
-                self._write(self._styled(run, style))
-                run = ""
-                style = own
-            run += character
-        self._write(self._styled(run, style))
+        for style, characters in groupby(self._word, key=itemgetter(1)):
+            text = "".join(character for character, _ in characters)
+            self._write(self._styled(text, style))
         self._column += size
-        while self._column > columns + 1:  # the terminal has wrapped it
+        while self._column > columns + 1:  # the terminal has broken a word longer than a line
             self._column -= columns + 1
         self._gap = ""
         self._word = []
 
     def _styled(self, text: str, style: Style) -> str:
+        """The text with the escape sequences of a style."""
         if not self.colourful:
             style = style.without_color
         return style.render(text, color_system=ColorSystem.STANDARD)
 
 
 def wrapped(text: str, width: int) -> str:
-    """Plain text, wrapped to a number of columns."""
+    """Plain text, with line ends so that it fits into a number of columns."""
     parts: list[str] = []
     writer = WrappedWriter(parts.append, lambda: width, colourful=False)
     writer.lines(text + "\n", Style())
