@@ -22,8 +22,8 @@ _CONTEXT_PER_ANSWER = 4
 _KEY = "local"  # a server without keys accepts any key
 
 
-class ServerFound(NamedTuple):
-    """A model of a server that an agent is to use."""
+class ServerForAgent(NamedTuple):
+    """The server that an agent is to use, and its model."""
 
     address: str
     """The server's address, such as http://127.0.0.1:8617."""
@@ -58,7 +58,7 @@ class Agent(NamedTuple):
     ask "Say hello." in an empty git repository.
     """
 
-    settings_for: Callable[[ServerFound], LaunchSettings]
+    settings_for: Callable[[ServerForAgent], LaunchSettings]
     """Gives its arguments and environment variables for a server."""
 
     settings: Template
@@ -70,26 +70,26 @@ class Agent(NamedTuple):
         return self.first_prompt + _ROOM
 
 
-def _settings_for_claude(served: ServerFound) -> LaunchSettings:
+def _settings_for_claude(server: ServerForAgent) -> LaunchSettings:
     variables: dict[str, str | None] = {
-        "ANTHROPIC_BASE_URL": served.address,
+        "ANTHROPIC_BASE_URL": server.address,
         "ANTHROPIC_AUTH_TOKEN": _KEY,
-        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(served.context),
+        "CLAUDE_CODE_MAX_CONTEXT_TOKENS": str(server.context),
     }
     for name in os.environ:
         if name.startswith("CLAUDE_CODE_USE_"):
             variables[name] = None  # with it Claude Code would ask a cloud instead
-    return ["--model", served.model], variables
+    return ["--model", server.model], variables
 
 
-def _settings_for_codex(served: ServerFound) -> LaunchSettings:
+def _settings_for_codex(server: ServerForAgent) -> LaunchSettings:
     provider = "model_providers.localspec"
     settings: dict[str, str | int] = {
-        "model": served.model,
+        "model": server.model,
         "model_provider": "localspec",
-        "model_context_window": served.context,
+        "model_context_window": server.context,
         f"{provider}.name": "localspec",
-        f"{provider}.base_url": f"{served.address}/v1",
+        f"{provider}.base_url": f"{server.address}/v1",
         f"{provider}.wire_api": "responses",
         f"{provider}.experimental_bearer_token": _KEY,
     }
@@ -100,20 +100,20 @@ def _settings_for_codex(served: ServerFound) -> LaunchSettings:
     return arguments, {}
 
 
-def _settings_for_opencode(served: ServerFound) -> LaunchSettings:
+def _settings_for_opencode(server: ServerForAgent) -> LaunchSettings:
     # This variable takes precedence over opencode's files.
-    return [], {"OPENCODE_CONFIG_CONTENT": _opencode_json(served, _KEY)}
+    return [], {"OPENCODE_CONFIG_CONTENT": _opencode_json(server, _KEY)}
 
 
-def _opencode_json(served: ServerFound, key: str) -> str:
+def _opencode_json(server: ServerForAgent, key: str) -> str:
     """The content of an opencode.json for a server, with an API key of the server."""
-    limit = {"context": served.context, "output": served.context // _CONTEXT_PER_ANSWER}
+    limit = {"context": server.context, "output": server.context // _CONTEXT_PER_ANSWER}
     provider = {
         "npm": "@ai-sdk/openai-compatible",
-        "options": {"baseURL": f"{served.address}/v1", "apiKey": key},
-        "models": {served.model: {"limit": limit}},
+        "options": {"baseURL": f"{server.address}/v1", "apiKey": key},
+        "models": {server.model: {"limit": limit}},
     }
-    settings = {"model": f"localspec/{served.model}", "provider": {"localspec": provider}}
+    settings = {"model": f"localspec/{server.model}", "provider": {"localspec": provider}}
     return json.dumps(settings, ensure_ascii=False)
 
 
@@ -159,22 +159,22 @@ AGENTS = {
 }
 
 
-def settings_of_agents(served: ServerFound, key: str) -> str:
+def settings_of_agents(server: ServerForAgent, key: str) -> str:
     """Text with settings to copy into the agents, and with the agents that need more context.
 
     Args:
-        served: the server and its model.
+        server: the server and its model.
         key: an API key of the server.
     """
     fields = {
-        **served._asdict(),
+        **server._asdict(),
         "key": key,
-        "opencode": _opencode_json(served, key),
+        "opencode": _opencode_json(server, key),
     }
     settings = ""
     unsuited = []
     for agent in AGENTS.values():
-        if agent.least_context <= served.context:
+        if agent.least_context <= server.context:
             settings += agent.settings.substitute(fields)
         else:
             unsuited.append(agent)
@@ -182,9 +182,9 @@ def settings_of_agents(served: ServerFound, key: str) -> str:
         return settings
     needs = ", ".join(f"{agent.title} ({agent.least_context:,} tokens)" for agent in unsuited)
     least_context = min(agent.least_context for agent in unsuited)
-    remedy = _context_option(served.num_trained, least_context)
+    remedy = _context_option(server.num_trained, least_context)
     if remedy is None:
-        remedy = f"this model was trained for {served.num_trained:,} tokens"
+        remedy = f"this model was trained for {server.num_trained:,} tokens"
     return f"{settings}A larger context is needed for {needs}: {remedy}.\n"
 
 

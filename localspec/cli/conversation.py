@@ -58,8 +58,7 @@ class Conversation:
     attachments: list[Attachment] = field(default_factory=list)
     """Files for the next question."""
 
-    last: Reply | None = None
-    """The latest reply."""
+    last_reply: Reply | None = None
 
     lock: FileLock | None = None
     """The session's lock, held while the session is in use."""
@@ -150,7 +149,7 @@ class Conversation:
         num_forgotten = self.chat.num_forgotten
         try:
             if self.toolbox is None:
-                self.last = self.write(self, answer)
+                self.last_reply = self.write(self, answer)
             else:
                 self._answer_with_tools(answer, self.toolbox)
         finally:
@@ -165,7 +164,7 @@ class Conversation:
         with contextlib.closing(steps):
             for step in steps:
                 if isinstance(step, Answer):
-                    self.last = self.write(self, step)
+                    self.last_reply = self.write(self, step)
                 elif toolbox.may_run(step):
                     toolbox.run(step)
                 else:

@@ -25,7 +25,7 @@ def ask_hub(
     *,
     mmproj: bool = True,
 ) -> DownloadPlan:
-    """Ask the hub which files of presets to download, and say meanwhile that it is asked.
+    """Ask the hub which files of presets to download; a line says so while it is asked.
 
     Args:
         names: Presets, or names of files on the hub.

@@ -81,6 +81,7 @@ def _left_out_lines(bench: Bench) -> Iterator[str]:
 
 
 def _nothing_drafted_line(bench: Bench) -> str:
+    """That no tokens were drafted, and why, if that is known."""
     reason = ""
     if bench.draft_off is not None:
         reason = f" ({WHY_OFF[bench.draft_off]})"
@@ -138,6 +139,7 @@ def _speedup_words(estimate: RatioEstimate) -> str:
 
 
 def _kind_line(speed: KindSpeed) -> str:
+    """A row of the table of kinds of text: the outcome, the speed-up, the acceptance rate."""
     estimate = speed.estimate
     assert estimate is not None
     outcome = speed.outcome.value

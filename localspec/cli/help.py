@@ -126,13 +126,13 @@ class Command(_Grouped):
             is_command_line = " " in ours
             if ours not in names and not is_command_line:
                 continue  # an option of other commands
-            if ours.isalpha():  # an argument
+            if ours.isalpha():  # the name of an argument, not a flag
                 return f"localspec {self.name} {ours.removesuffix('s').upper()}"
             return ours
         return ""
 
     def _hint_for_extra(self, extra: list[str], prompt: str | None) -> str:
-        """How to give the model or the prompt that extra arguments probably are; "" if unknown.
+        """Where the model or prompt among extra arguments belongs; "" if they have none.
 
         Args:
             extra: the arguments that the command does not take.
@@ -160,7 +160,10 @@ class Group(_Grouped, click.Group):
     command_class = Command
 
     def __init__(
-        self, *arguments: Any, foreign_commands: Mapping[str, str], **more: Any
+        self,
+        *arguments: Any,
+        foreign_commands: Mapping[str, str],
+        **more: Any,
     ) -> None:
         super().__init__(*arguments, **more)
         self._foreign_commands = foreign_commands

@@ -290,13 +290,14 @@ _LOADING = (
     "context_length",
     "force",
 )
-# Options of sampling that have a meaning only with a model's tokens.
-_OF_VOCABULARY = ("ban", "logit_bias")
+# Sampling options that can be checked only with a model's vocabulary.
+_NEED_VOCABULARY = ("ban", "logit_bias")
 _CONSTRAINTS = ("json_schema", "strict", "regex", "grammar", "choices")
-_PAIR: list[str] = []
+# The options of commands that run a pair: all but those of single commands.
+_PAIR_OPTIONS: list[str] = []
 for _heading, _rows in _OPTIONS.items():
     if _heading != "Options":
-        _PAIR += _rows
+        _PAIR_OPTIONS += _rows
 
 
 def _sampling_keywords() -> Iterator[tuple[str, str]]:
@@ -373,7 +374,7 @@ class PairOptions:
         cache_disk: int = 0,
         shown: Sequence[Picture] = (),
     ) -> BaseEngine:
-        """Load the pair. If RPC servers are used, it runs in another process, which may crash.
+        """Load the pair. With RPC servers it runs in another process, since they may crash it.
 
         Raises the errors of `localspec.load` and `choose_model`, and OptionError if there are
         pictures and the target cannot see.
@@ -390,6 +391,7 @@ class PairOptions:
         from localspec.isolated.isolated_engine import IsolatedEngine
 
         loading = self.loading
+        # With a draft or head of its own, MODEL names the target alone, not a pair.
         is_target = loading.get("draft") is not None or loading.get("head") is not None
         model = choose_model(
             self.model,
@@ -421,7 +423,7 @@ class PairOptions:
         with waiting(lambda: f"Loading the models: {shares[-1]:.0%} …"):
             return load_engine(model, **arguments, progress=shares.append)
 
-    def for_answer(self, engine: BaseEngine, **more: Any) -> AnswerOptions:
+    def answer_options(self, engine: BaseEngine, **more: Any) -> AnswerOptions:
         """The options of an answer. Its sampling is the preset's with the user's changes.
 
         Raises OptionError.
@@ -471,7 +473,7 @@ def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
         options = PairOptions(**_pop_all(values, PairOptions.__dataclass_fields__))
         return command(options, **values)
 
-    return with_all([_option(name) for name in _PAIR], with_options)
+    return with_all([_option(name) for name in _PAIR_OPTIONS], with_options)
 
 
 def _pop_all(values: dict[str, Any], names: Iterable[str]) -> dict[str, Any]:
@@ -489,7 +491,7 @@ def _sampling_changes(values: dict[str, Any]) -> dict[str, Any]:
         is_missing = value is None or value is False or value == ()  # 0 is a value
         if not is_missing:
             changes[name] = value
-    checkable = {name: value for name, value in changes.items() if name not in _OF_VOCABULARY}
+    checkable = {name: value for name, value in changes.items() if name not in _NEED_VOCABULARY}
     SamplingParams().changed(checkable)
     return changes
 
@@ -530,27 +532,27 @@ def _llama_options(values: dict[str, Any]) -> dict[str, LlamaOptions]:
 def changed_sampling(engine: BaseEngine, changes: dict[str, Any]) -> SamplingParams:
     """The engine's sampling with the user's changes.
 
-    The biases of tokens that the preset has stay, unless the user sets them for the same token.
-    Raises OptionError for a value outside its range, a sampler without a fixed distribution,
-    or a ban of text that is not one token.
+    The preset's biases stay, except for tokens whose bias the user changes.
+    Raises OptionError for a value outside its range, a sampler without a fixed distribution, or
+    a ban of text that is not one token.
     """
     changes = dict(changes)
     bans = changes.pop("ban", ())
     biases = dict(changes.pop("logit_bias", ()))
     for text in bans:
-        biases[_token_of(text, engine)] = float("-inf")
+        biases[_banned_token(text, engine)] = float("-inf")
     if biases:
         changes["logit_bias"] = {**engine.sampling.logit_bias, **biases}
     if "dry_sequence_breakers" in changes:
         breakers = []
         for text in changes["dry_sequence_breakers"]:
             if text != "none":
-                breakers.append(text.replace(r"\n", "\n"))  # a shell does not do it
+                breakers.append(text.replace(r"\n", "\n"))  # hard to type in a shell
         changes["dry_sequence_breakers"] = tuple(breakers)
     return engine.sampling.changed(changes)
 
 
-def _token_of(text: str, engine: BaseEngine) -> int:
+def _banned_token(text: str, engine: BaseEngine) -> int:
     """The token id that --ban names, by the id or the text. Raises OptionError."""
     if text.isdecimal():
         return int(text)
@@ -566,7 +568,7 @@ def _token_of(text: str, engine: BaseEngine) -> int:
 def constraint_options(command: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a command with the options that constrain an answer.
 
-    It gets them as `fits`: keywords of `AnswerOptions`, without those that were not given.
+    It gets them as `constraints`: keywords of `AnswerOptions`, those alone that were given.
     """
 
     @functools.wraps(command)
@@ -579,16 +581,16 @@ def constraint_options(command: Callable[..., Any]) -> Callable[..., Any]:
     ) -> Any:
         if strict and json_schema is None:
             raise OptionError("--strict needs --json-schema", "Add it, or leave --strict out.")
-        fits = {}
+        constraints = {}
         for name in ("regex", "choices"):
             value = values.pop(name)
             if value not in (None, ()):
-                fits[name] = value
+                constraints[name] = value
         if json_schema is not None:
-            fits["json_schema"] = read_option_file("--json-schema", json_schema)
-            fits["strict"] = strict
+            constraints["json_schema"] = read_option_file("--json-schema", json_schema)
+            constraints["strict"] = strict
         if grammar is not None:
-            fits["grammar"] = read_option_file("--grammar", grammar)
-        return command(fits=fits, **values)
+            constraints["grammar"] = read_option_file("--grammar", grammar)
+        return command(constraints=constraints, **values)
 
     return with_all([_option(name) for name in _CONSTRAINTS], with_options)

@@ -21,7 +21,7 @@ from localspec.chat.prompt_source import MessagesSource, ReadySource
 from localspec.chat.template import Message
 from localspec.chat.turns import Turn
 from localspec.chat.workshop import PromptWorkshop
-from localspec.cli.agents import ServerFound
+from localspec.cli.agents import ServerForAgent
 from localspec.cli.commands import launch
 from localspec.cli.commands.serve import _parallel_in_words
 from localspec.cli.terminal.line_editor import _history
@@ -351,7 +351,7 @@ def say_ready(runner: Runner) -> None:
 # commands
 
 
-def chosen_to_launch(found: list[dict[str, Any]], model: str | None = None) -> ServerFound:
+def chosen_to_launch(found: list[dict[str, Any]], model: str | None = None) -> ServerForAgent:
     """The named one of a server's models, or the first, as a program is started with it."""
     return launch._choose_model(found, model, None, 1)
 

@@ -82,7 +82,7 @@ def chat(  # noqa: PLR0913  one argument for each option
     keep_caches: bool,
     quiet: bool,
     no_think: bool,
-    fits: dict[str, Any],
+    constraints: dict[str, Any],
 ) -> None:
     """Chat with a model.
 
@@ -123,7 +123,7 @@ def chat(  # noqa: PLR0913  one argument for each option
             from localspec.cli.terminal.dialogue import converse, show_answer
 
             write = show_answer
-        answer_options = options.for_answer(engine, **fits)
+        answer_options = options.answer_options(engine, **constraints)
         if toolbox is not None:
             toolbox.open(engine)
             answer_options = replace(answer_options, tools=toolbox.tools)

@@ -78,7 +78,7 @@ def bench(
     with options.open_engine(memory=False) as engine:
         _note_adapters(engine)
         answer_arguments = {
-            "options": options.for_answer(engine),
+            "options": options.answer_options(engine),
             "system": options.system,
             "template": options.template(),
         }
@@ -232,8 +232,8 @@ def _prompt_tokens(
             check_lengths([tokens], engine.context_length)
             prompts.append(tokens)
         except ContextError:
-            is_none_left = text == texts[-1] and not prompts
-            if are_own or is_none_left:
+            does_none_fit = text == texts[-1] and not prompts
+            if are_own or does_none_fit:
                 raise
     return prompts
 

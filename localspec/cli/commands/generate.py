@@ -94,7 +94,7 @@ def generate(  # noqa: PLR0913  one argument for each option
     logprobs: int | None,
     files: tuple[Path, ...],
     stats: bool,
-    fits: dict[str, Any],
+    constraints: dict[str, Any],
 ) -> None:
     """Answer PROMPT, or the text on stdin, through the chat template.
 
@@ -123,11 +123,11 @@ def generate(  # noqa: PLR0913  one argument for each option
         )
     template = options.template()
     with options.open_engine(shown=pictures_in(attachments)) as engine:
-        answer_options = options.for_answer(
+        answer_options = options.answer_options(
             engine,
             stop=stop,
             logprobs=logprobs,
-            **fits,
+            **constraints,
         )
         text = attached(question, attachments)
         if raw:
@@ -155,7 +155,8 @@ def generate(  # noqa: PLR0913  one argument for each option
 
 
 def _question_with_pictures(
-    text: str, attachments: Sequence[Attachment]
+    text: str,
+    attachments: Sequence[Attachment],
 ) -> str | list[dict[str, Any]]:
     """The question for `engine.generate`: a text, or a message with pictures before it."""
     images = [{"type": "image", "image": picture} for picture in pictures_in(attachments)]

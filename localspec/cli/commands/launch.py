@@ -31,7 +31,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import click
 
-from localspec.cli.agents import AGENT_CONTEXT, AGENTS, Agent, ServerFound, require_context
+from localspec.cli.agents import AGENT_CONTEXT, AGENTS, Agent, ServerForAgent, require_context
 from localspec.cli.cloud_keys import CLOUD_KEYS
 from localspec.cli.commands.serve import DEFAULT_PORT, require_server, usual_name
 from localspec.cli.download_dialogue import offer_download
@@ -69,7 +69,9 @@ _Answer = TypeVar("_Answer")
 class _Server(NamedTuple):
     """The server that an agent uses."""
 
-    found: ServerFound
+    for_agent: ServerForAgent
+    """What the agent has to know of it."""
+
     port: int
 
     log: Path | None
@@ -79,18 +81,18 @@ class _Server(NamedTuple):
     """The size of the log in bytes before the agent starts."""
 
     @classmethod
-    def ready(cls, found: ServerFound, port: int, log: Path | None) -> _Server:
+    def ready(cls, for_agent: ServerForAgent, port: int, log: Path | None) -> _Server:
         """A server that answers, with the present size of its log."""
         num_logged = 0
         if log is not None:
             num_logged = log.stat().st_size
-        return cls(found, port, log, num_logged)
+        return cls(for_agent, port, log, num_logged)
 
     @property
     def has_crashed(self) -> bool:
         """Whether the process with the models has ended since the agent started.
 
-        The log says so. Without a log it is not known, and False.
+        It is read from the log; False without a log.
         """
         if self.log is None:
             return False
@@ -158,7 +160,7 @@ def _launcher(program: str, agent: Agent) -> click.Command:
             raise OptionError(f"{agent.title} is not installed", hint)
         with _server_for(agent, model, context_length, port) as server:
             _say_reading_time(agent, server)
-            arguments, variables = agent.settings_for(server.found)
+            arguments, variables = agent.settings_for(server.for_agent)
             code = _run([path, *arguments, *agent_arguments], variables)
             _say_if_server_failed(agent, server)
         raise click.exceptions.Exit(code)
@@ -173,7 +175,7 @@ def _server_for(
     context_length: int | None,
     port: int,
 ) -> Iterator[_Server]:
-    """Yields a server of this user: the one at that port, or one that runs while the body does.
+    """A context with a server of this user: a running one, or one that is started and ended.
 
     Raises OptionError if its context is too small for the agent.
 
@@ -187,10 +189,10 @@ def _server_for(
     with waiting(lambda: f"Waiting for the server at port {port} …"):
         listed = _models_at(port)
     if listed is not None:
-        found = _choose_model(listed, model, context_length, port)
+        chosen = _choose_model(listed, model, context_length, port)
         first_step = f"Stop the server at port {port}. "
-        require_context(agent, found.context, found.num_trained, first_step)
-        yield _Server.ready(found, port, log_of_running(port))
+        require_context(agent, chosen.context, chosen.num_trained, first_step)
+        yield _Server.ready(chosen, port, log_of_running(port))
         return
     require_server()  # before a download
     if _is_port_in_use(port):
@@ -208,11 +210,11 @@ def _server_for(
     with _start_server(words, port) as (process, log):
         with waiting(lambda: "Starting the server …"):
             listed = _models_once_ready(process, log, port)
-        found = _choose_model(listed, None, None, port)
-        yield _Server.ready(found, port, log)
+        chosen = _choose_model(listed, None, None, port)
+        yield _Server.ready(chosen, port, log)
 
 
-def _context_to_start(agent: Agent, name: str, wanted: int | None) -> int:
+def _context_to_start(agent: Agent, name: str, context_length: int | None) -> int:
     """The context in tokens with which a server is started for an agent.
 
     Raises OptionError if it is too small for the agent, and what `ServedModel` raises.
@@ -220,14 +222,14 @@ def _context_to_start(agent: Agent, name: str, wanted: int | None) -> int:
     Args:
         agent: the agent.
         name: the model's name.
-        wanted: the context that the user wants. None stands for AGENT_CONTEXT, or less if the
-            model was trained for less, or more if its preset has more.
+        context_length: the context that the user wants. None stands for AGENT_CONTEXT, or less
+            if the model was trained for less, or more if its preset has more.
     """
     from localspec.server.served_models import ServedModel
 
-    model = ServedModel(name, wanted)
+    model = ServedModel(name, context_length)
     context = model.context_length
-    if wanted is None:
+    if context_length is None:
         context = max(context, min(model.num_trained, AGENT_CONTEXT))
     require_context(
         agent,
@@ -275,9 +277,11 @@ def _models_of(connection: http.client.HTTPConnection) -> list[dict[str, Any]] |
 
     Raises what `_request_json` raises.
     """
-    listed = _request_json(connection, "/v1/models")["data"]
-    # A model without a context length only makes embeddings.
-    return [model for model in listed if "max_model_len" in model] or None
+    chat_models = []
+    for model in _request_json(connection, "/v1/models")["data"]:
+        if "max_model_len" in model:  # a model without a context length only makes embeddings
+            chat_models.append(model)
+    return chat_models or None
 
 
 def _ask_own_server(
@@ -366,7 +370,7 @@ def _choose_model(
     model: str | None,
     context_length: int | None,
     port: int,
-) -> ServerFound:
+) -> ServerForAgent:
     """The model of a running server that the agent is to use.
 
     Raises OptionError if the server does not have the model or the context that the user wants.
@@ -401,7 +405,7 @@ def _choose_model(
             "Stop it, leave out --ctx, or start another server: --port N.",
         )
     num_trained = int(chosen["meta"]["n_ctx_train"])
-    return ServerFound(f"http://{HOST}:{port}", str(chosen["id"]), context, num_trained)
+    return ServerForAgent(f"http://{HOST}:{port}", str(chosen["id"]), context, num_trained)
 
 
 def _served_names(model: str) -> set[str]:
@@ -463,7 +467,7 @@ def _start_server(
 
 def _say_reading_time(agent: Agent, server: _Server) -> None:
     """Say how long the model will read the agent's first prompt, and where its log is."""
-    model = server.found.model
+    model = server.for_agent.model
     num_tokens = agent.first_prompt
     prompt = f"the first prompt of {agent.title}, about {num_tokens:,} tokens"
     with waiting(lambda: f"Measuring how fast {model} reads a prompt …"):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from localspec.cli.agents import ServerFound, settings_of_agents
+from localspec.cli.agents import ServerForAgent, settings_of_agents
 from localspec.cli.completers import complete_model
 from localspec.cli.download_dialogue import offer_download
 from localspec.cli.flags import read_option_file
@@ -177,7 +177,7 @@ def serve(  # noqa: PLR0913  one argument for each option
     from localspec.server.running import Runner, listen
     from localspec.server.served_models import ServedEmbedder, ServedModel, ServedModels
 
-    say = _start_log(in_json=log_json)
+    show = _start_log(in_json=log_json)
     keys: list[str] = []
     if api_key_file is not None:
         keys = _read_keys(api_key_file)
@@ -242,7 +242,7 @@ def serve(  # noqa: PLR0913  one argument for each option
             has_key=bool(keys),
             has_page=has_page,
         )
-        runner = Runner(server.app(access), lambda: say(greeting), server.stop)
+        runner = Runner(server.app(access), lambda: show(greeting), server.stop)
         with contextlib.suppress(KeyboardInterrupt):  # raised again once the server has stopped
             runner.run(sockets=[listening])
 
@@ -365,7 +365,7 @@ def _greeting(
         model=model.name,
         key=key,
     )
-    served = ServerFound(address, model.name, context, model.num_trained)
+    served = ServerForAgent(address, model.name, context, model.num_trained)
     settings += settings_of_agents(served, key)
     text = f"{printable(settings)}\n{_parallel_in_words(model)}"
     if model.engine is not None:

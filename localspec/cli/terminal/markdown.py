@@ -115,17 +115,17 @@ class Highlighter:
     def _runs(self, lexer: Lexer, lines: str) -> Iterator[tuple[str, Style]]:
         """The texts of the lexer's tokens in `lines`, each with its style.
 
-        The lines above are kept for the next call if `lines` end within a string or comment, or
-        if they are short: a lexer recognises more with more context.
+        The next call has the lexer read these lines again, and those above, if they are not
+        long or end in a string or comment: it recognises more with more context.
         """
-        start = len(self._above)
+        lines_start = len(self._above)
         text = self._above + lines
-        is_open = False
+        is_open = False  # whether the last token is a string or a comment, which may continue
         for position, kind, token in lexer.get_tokens_unprocessed(text + _CLOSERS):
             if position >= len(text):
                 break
             is_open = kind in String or kind in Comment
-            num_above = max(start - position, 0)  # characters of the token before `lines`
+            num_above = max(lines_start - position, 0)  # characters of the token before `lines`
             visible = token[num_above : len(text) - position]
             if visible:
                 yield visible, _style(kind)
@@ -136,8 +136,9 @@ class Highlighter:
 
 def _style(kind: Any) -> Style:
     """The style of a kind of token of Pygments."""
-    for kinds, style in _STYLES:
-        if any(kind in styled for styled in kinds):
+    for styled_kinds, style in _STYLES:
+        # A kind of Pygments contains the more special kinds.
+        if any(kind in styled_kind for styled_kind in styled_kinds):
             return style
     return Style()
 
@@ -530,7 +531,8 @@ class RenderedView:
             self._has_thoughts = False
             self._has_answer = False
             self._trailing_blank = ""
-        style = Style(dim=self._think != "show")
+        is_dim = self._think != "show"
+        style = Style(dim=is_dim)
         if self._think == "hide":
             if not self._has_thoughts:
                 # Written at once: `lines` would hold it back as an unfinished word.

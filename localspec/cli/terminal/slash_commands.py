@@ -124,10 +124,10 @@ def _show_help(_conversation: Conversation, _argument: str) -> None:
 
 def _show_stats(conversation: Conversation, _argument: str) -> None:
     """Show the statistics of the last answer. Raises OptionError if there is none."""
-    if conversation.last is None:
+    if conversation.last_reply is None:
         raise OptionError("there is no answer yet", "Ask something first.")
     context_length = conversation.engine.context_length
-    note("\n".join(stats_lines(conversation.last.stats, context_length)))
+    note("\n".join(stats_lines(conversation.last_reply.stats, context_length)))
 
 
 def _handle_set(conversation: Conversation, argument: str) -> None:
