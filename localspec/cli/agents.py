@@ -71,6 +71,7 @@ class Agent(NamedTuple):
 
 
 def _settings_for_claude(server: ServerForAgent) -> LaunchSettings:
+    """Claude Code's arguments and environment variables for a server."""
     variables: dict[str, str | None] = {
         "ANTHROPIC_BASE_URL": server.address,
         "ANTHROPIC_AUTH_TOKEN": _KEY,
@@ -83,6 +84,7 @@ def _settings_for_claude(server: ServerForAgent) -> LaunchSettings:
 
 
 def _settings_for_codex(server: ServerForAgent) -> LaunchSettings:
+    """Codex's arguments for a server: each sets a key of its configuration."""
     provider = "model_providers.localspec"
     settings: dict[str, str | int] = {
         "model": server.model,
@@ -101,6 +103,7 @@ def _settings_for_codex(server: ServerForAgent) -> LaunchSettings:
 
 
 def _settings_for_opencode(server: ServerForAgent) -> LaunchSettings:
+    """opencode's environment variable for a server."""
     # This variable takes precedence over opencode's files.
     return [], {"OPENCODE_CONFIG_CONTENT": _opencode_json(server, _KEY)}
 
@@ -180,12 +183,12 @@ def settings_of_agents(server: ServerForAgent, key: str) -> str:
             unsuited.append(agent)
     if not unsuited:
         return settings
-    needs = ", ".join(f"{agent.title} ({agent.least_context:,} tokens)" for agent in unsuited)
+    needs = [f"{agent.title} ({agent.least_context:,} tokens)" for agent in unsuited]
     least_context = min(agent.least_context for agent in unsuited)
     remedy = _context_option(server.num_trained, least_context)
     if remedy is None:
         remedy = f"this model was trained for {server.num_trained:,} tokens"
-    return f"{settings}A larger context is needed for {needs}: {remedy}.\n"
+    return f"{settings}A larger context is needed for {', '.join(needs)}: {remedy}.\n"
 
 
 def require_context(

@@ -107,6 +107,7 @@ class Number(click.types.FloatParamType):
         param: click.Parameter | None,
         ctx: click.Context | None,
     ) -> float:
+        """Read the number of an option. Raises click.BadParameter."""
         number: float = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)

@@ -57,5 +57,6 @@ def _changed_s(path: Path) -> float:
 
 
 def _log_file(port: int) -> Path:
+    """The path of the log of the server at a port."""
     folder = platformdirs.user_state_path("localspec", appauthor=False) / "logs"
     return folder / f"{port}.log"

@@ -36,6 +36,7 @@ def waiting(describe: Callable[[], str], pipe_s: float | None = None) -> Iterato
     done = threading.Event()
 
     def show() -> None:
+        """Show the text until `done` is set."""
         if has_line:
             _rewrite_line(describe, done)
             return

@@ -328,7 +328,7 @@ def shared(*names: str, **changes: Any) -> Decorator:
 
 def _option(name: str, **changes: Any) -> Decorator:
     """The decorator for an option of the table; `changes` as for `shared`."""
-    heading = next(heading for heading, rows in _OPTIONS.items() if name in rows)
+    [heading] = [heading for heading, rows in _OPTIONS.items() if name in rows]
     row = _OPTIONS[heading][name]
     if isinstance(row, dict):
         return option(name, heading=heading, **row | changes)
@@ -462,6 +462,7 @@ def pair_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(command)
     def with_options(**values: Any) -> Any:
+        """Call the command with a `PairOptions`, and its other options as they are."""
         values["sampling_changes"] = _sampling_changes(_pop_all(values, _OPTIONS["Sampling"]))
         device = _pop_all(values, _OPTIONS["Device"])
         loading = {"rpc": device.pop("rpc"), **_llama_options(device)}

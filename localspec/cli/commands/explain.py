@@ -153,8 +153,8 @@ def _add_commands(
 ) -> None:
     """Add the commands to type next: to chat with the pair, and to measure a draft.
 
-    If the pair does not fit, they have the largest context that fits; if none fits, the command
-    is for a smaller preset.
+    If the pair does not fit, the commands have the largest context that fits. If no context
+    fits, the only command is for a smaller preset, if there is one.
 
     Args:
         model: The argument MODEL; None if it was not given.

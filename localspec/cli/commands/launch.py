@@ -62,6 +62,8 @@ _MAX_ANSWER_BYTES = 16_000_000  # of a JSON answer of the server
 _MEASURED_BYTES = 60
 _MEASURE_S = 60.0  # the time limit for such a prompt
 _SLOW_PROMPT_S = 2.0  # in a prompt that takes longer, the time of loading kernels hardly counts
+# On Windows a shell starts programs of npm, and interprets these characters.
+_WINDOWS_SHELL_SIGNS = frozenset('"%&|<>^!\r\n')
 
 _Answer = TypeVar("_Answer")
 
@@ -154,6 +156,7 @@ def _launcher(program: str, agent: Agent) -> click.Command:
         context_length: int | None,
         port: int,
     ) -> None:
+        """Run the agent with a server, and exit with its exit code."""
         path = shutil.which(program)
         if path is None:
             hint = f"Install it: npm install -g {agent.package}"
@@ -206,8 +209,8 @@ def _server_for(
     name = model or usual_name()
     offer_download(name)
     context = _context_to_start(agent, name, context_length)
-    words = ["serve", name, "--port", str(port), "--ctx", str(context)]
-    with _start_server(words, port) as (process, log):
+    arguments = ["serve", name, "--port", str(port), "--ctx", str(context)]
+    with _start_server(arguments, port) as (process, log):
         with waiting(lambda: "Starting the server …"):
             listed = _models_once_ready(process, log, port)
         chosen = _choose_model(listed, None, None, port)
@@ -392,8 +395,8 @@ def _choose_model(
                 "Stop it, name a model that it serves, or start another server: --port N.",
             )
         chosen = matching[0]
-    if sys.platform == "win32" and set('"%&|<>^!\r\n') & set(str(chosen["id"])):
-        raise OptionError(  # on Windows a shell starts programs of npm
+    if sys.platform == "win32" and _WINDOWS_SHELL_SIGNS.intersection(str(chosen["id"])):
+        raise OptionError(
             f"the model's name {chosen['id']!r} has characters that the Windows shell "
             "interprets",
             "Give the model another name: localspec models alias NAME MODEL",
@@ -419,7 +422,8 @@ def _served_names(model: str) -> set[str]:
 
 @contextlib.contextmanager
 def _start_server(
-    words: Sequence[str], port: int
+    arguments: Sequence[str],
+    port: int,
 ) -> Iterator[tuple[subprocess.Popen[bytes], Path]]:
     """Start a server that runs while the body does. Yields its process and the path of its log.
 
@@ -427,7 +431,7 @@ def _start_server(
     and SIGHUP raise click.Abort. Raises LocalspecError if the log cannot be written.
 
     Args:
-        words: the arguments of localspec that start the server.
+        arguments: the arguments with which localspec is a server.
         port: the server's port.
     """
     try:
@@ -439,7 +443,7 @@ def _start_server(
         ) from error
     with log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "localspec", *words],
+            [sys.executable, "-m", "localspec", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -466,7 +470,7 @@ def _start_server(
 
 
 def _say_reading_time(agent: Agent, server: _Server) -> None:
-    """Say how long the model will read the agent's first prompt, and where its log is."""
+    """Say how long the model will read the agent's first prompt, and where the log is."""
     model = server.for_agent.model
     num_tokens = agent.first_prompt
     prompt = f"the first prompt of {agent.title}, about {num_tokens:,} tokens"
@@ -476,10 +480,10 @@ def _say_reading_time(agent: Agent, server: _Server) -> None:
         say(f"It is not known yet how fast {model} reads {prompt}.")
     else:
         rounded = float(f"{speed:.2g}")
-        time = duration(num_tokens / speed)
+        reading_time = duration(num_tokens / speed)
         text = (
-            f"{model} reads about {rounded:,g} tokens/s here: {prompt}, takes {time} unless it "
-            "is cached. Later prompts are read only from the first difference on."
+            f"{model} reads about {rounded:,g} tokens/s here: {prompt}, takes {reading_time} "
+            "unless it is cached. Later prompts are read only from the first difference on."
         )
         say(fitted(text, err=True))
     if server.log is None:

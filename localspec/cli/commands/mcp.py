@@ -189,6 +189,7 @@ class _TokenCounter:
         self._engine: Any = None
 
     def __enter__(self) -> _TokenCounter:
+        """Load the model, if one is named."""
         if self._model is not None:
             # Imported here: without a model no engine is loaded.
             from localspec.engine.loading import load

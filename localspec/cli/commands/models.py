@@ -159,37 +159,21 @@ def list_presets(*, only_fitting: bool, as_json: bool) -> None:
 
 def _print_table(states: list[PresetState], free: MemoryRoom) -> None:
     """Print a header, and a line for each preset."""
-    longest_name = max(len(state.name) for state in states)
-    width = longest_name + 2  # room for a star and a blank
-    click.echo(_table_row("PRESET", width, "STATE", "SIZE", "FITS", "RELEASED", "LICENCE"))
+    rows = [("PRESET", "STATE", "SIZE", "FITS", "RELEASED", "LICENCE")]
     for state in states:
         preset = state.preset
         name = state.name
         if preset.unconfirmed:
             name += "*"
-        row = _table_row(
-            name,
-            width,
-            state.state,
-            readable_bytes(state.size_bytes),
-            _FITS_IN_WORDS[_fits(state, free)],
-            preset.released or "-",
-            preset.target.license or "-",
-        )
-        click.echo(printable(row))
-
-
-def _table_row(  # noqa: PLR0913  one argument for each column
-    name: str,
-    width: int,
-    state: str,
-    size: str,
-    fits: str,
-    released: str,
-    licence: str,
-) -> str:
-    """The cells of a row in their columns; the first has this width."""
-    return f"{name:<{width}}{state:<8}{size:>9}  {fits:<6}{released:<10}{licence}"
+        size = readable_bytes(state.size_bytes)
+        fits = _FITS_IN_WORDS[_fits(state, free)]
+        released = preset.released or "-"
+        rows.append((name, state.state, size, fits, released, preset.target.license or "-"))
+    longest_name = max(len(state.name) for state in states)
+    width = longest_name + 2  # room for a star and a blank
+    for name, where, size, fits, released, licence in rows:
+        line = f"{name:<{width}}{where:<8}{size:>9}  {fits:<6}{released:<10}{licence}"
+        click.echo(printable(line))
 
 
 def _default_name() -> str:

@@ -258,6 +258,7 @@ class JSONFormatter(LogFormatter):
     """Log lines that are JSON objects. The line of a request is the record's `facts`."""
 
     def format(self, record: logging.LogRecord) -> str:
+        """A record as one line of JSON."""
         message = {"level": record.levelname.lower(), "message": record.getMessage()}
         fields = getattr(record, "facts", message)
         if record.exc_info:

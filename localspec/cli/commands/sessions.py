@@ -187,8 +187,8 @@ def _with_closed_fence(text: str) -> str:
     for line in text.split("\n"):
         bare = line.strip()
         if open_fence:
-            is_end = len(bare) >= len(open_fence) and set(bare) == {open_fence[0]}
-            if is_end:
+            has_only_marks = set(bare) == {open_fence[0]}
+            if has_only_marks and len(bare) >= len(open_fence):
                 open_fence = ""
             continue
         start = _FENCE.match(line)

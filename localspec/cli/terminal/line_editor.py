@@ -145,6 +145,7 @@ class _CommandCompleter(Completer):
         document: Document,
         complete_event: CompleteEvent,
     ) -> Iterator[Completion]:
+        """The completions of what is typed before the cursor."""
         command, space, argument = document.text_before_cursor.partition(" ")
         if not command.startswith("/"):
             return

@@ -250,8 +250,8 @@ class MarkdownWriter:
         """Add a line to the code that is to be written; the closing fence ends the code."""
         fence = self._fence.lstrip()
         bare = line.strip()
-        is_end = len(bare) >= len(fence) and set(bare) == {fence[0]}
-        if is_end:
+        has_only_marks = set(bare) == {fence[0]}
+        if has_only_marks and len(bare) >= len(fence):  # the closing fence
             self._write_code()
             self._fence = ""
             self._is_after_code = True
