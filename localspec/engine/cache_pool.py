@@ -182,7 +182,7 @@ class CachePool:
             cache = lane.models.target.cache
             there = lane.decoder.tokens
             num_common = common_length(there, tokens)
-            num_spared = cache.reach(cache.outline(), num_common) - num_there
+            num_spared = cache.num_restorable(cache.outline(), num_common) - num_there
             copy_cost = len(there) // _COPIED_BESIDE  # in decodes
             if num_spared > max(most_spared, copy_cost):
                 best = lane
@@ -203,7 +203,7 @@ class CachePool:
         if state is None:
             return 0
         target = self._lanes[0].models.target
-        return target.cache.reach(state, common_length(kept.tokens, tokens))
+        return target.cache.num_restorable(state, common_length(kept.tokens, tokens))
 
     def clear(self) -> None:
         """Free what was kept."""
@@ -315,7 +315,7 @@ def _copy_for(tokens: Sequence[int], lane: Lane) -> PooledCache | None:
     head = lane.models.head
     if copied is None or head is None:
         return copied
-    return copied._replace(head=head.copied())  # `Lane.copied` leaves out the head's data
+    return copied._replace(head=head.copy_state())  # `Lane.copied` leaves out the head's data
 
 
 def _store_of(models: Models, disk: CacheDisk) -> CacheStore | None:
@@ -324,7 +324,9 @@ def _store_of(models: Models, disk: CacheDisk) -> CacheStore | None:
         return None
     target = models.target
     try:
-        return CacheStore(disk, models.identities, target.cache.reach, target.context_length)
+        return CacheStore(
+            disk, models.identities, target.cache.num_restorable, target.context_length
+        )
     except CacheError as error:
         logger.warning("conversations are not kept on disk: %s", error)
         return None

@@ -55,7 +55,7 @@ class CacheStore:
     Args:
         disk: What all files of the folder may take together, and whose texts they are.
         identities: The identities of the models, where the target's adapters have these scales.
-        reach: The target's `Cache.reach`.
+        reach: The target's `Cache.num_restorable`.
         most_tokens: The most tokens that its context holds.
     """
 

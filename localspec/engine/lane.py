@@ -295,7 +295,7 @@ class Lane:
             return None
         head = None
         if self.models.head is not None:
-            head = self.models.head.copied()
+            head = self.models.head.copy_state()
         common = common_length(self.decoder.tokens, tokens)
         without_draft = [None] * (len(self.models.saved) - 1)
         return PooledCache(list(tokens[:common]), [state, *without_draft], head, self.scope)
@@ -316,7 +316,7 @@ class Lane:
             self.decoder.truncate(len(kept.tokens))
         head = self.models.head
         if kept.head is not None and head is not None:
-            head.take_over(kept.head, target.num_cached)
+            head.restore_copy(kept.head, target.num_cached)
 
 
 def nobody() -> None:

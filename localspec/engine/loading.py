@@ -218,7 +218,7 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
 
 def _note_free_cores(target: LlamaModel, others: OtherPrograms) -> None:
     """Have the target begin with the cores that other programs left free so far."""
-    target.others = others
+    target.other_programs = others
     num_free = others.num_free_cores()
     if num_free is not None:
         target.num_free_cores = num_free
@@ -422,7 +422,7 @@ def _open(source: Source, stack: contextlib.ExitStack) -> LlamaModel:
     note_used(header.path)
     # Read now, while the system has the file in memory.
     model.content = content.digest()
-    model.know_adapters(adapter_contents)
+    model.identify_adapters(adapter_contents)
     model.mapped = _mapped(content, options)
     gpus = usable_gpus(list_devices(llama_cpp))
     has_own_threads = source.options.num_threads is not None
@@ -436,7 +436,7 @@ def _open(source: Source, stack: contextlib.ExitStack) -> LlamaModel:
         model.gpus = f" ({layers} on {names})"
     if options.exact:
         gpu_models = [gpu.description for gpu in used]
-        model.keep_to(_find_exactness(model, options, gpu_models))
+        model.use_exactness(_find_exactness(model, options, gpu_models))
     return model
 
 

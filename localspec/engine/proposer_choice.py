@@ -244,7 +244,7 @@ def _thread_policy(models: Models, was_alone: Callable[[], bool]) -> ThreadPolic
     counts = [most]
     if target.may_change_threads:
         counts = counts_to_try(most)
-    look_again = target.others.num_free_cores
+    look_again = target.other_programs.num_free_cores
     return AdaptiveThreads(
         counts,
         target.num_free_cores,

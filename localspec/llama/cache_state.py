@@ -1,8 +1,10 @@
 """A cached sequence as bytes, and where the pictures of its text are.
 
-A text's token i is at position i. A picture may take fewer positions than it has cells, as
-where a position has parts for rows and columns (M-RoPE); then all later tokens have lower
-positions. A model that sees no pictures passes over them: there they take no position at all.
+A token's *index* is its place in the list of tokens, in which each cell of a picture counts as
+a token. Its *position* is libllama's number for it. In a text without pictures both are equal.
+A picture may take fewer positions than it has cells, as where a position has parts for rows and
+columns (M-RoPE); then all later tokens have lower positions. A model that sees no pictures
+passes over them: for it they take no position at all.
 """
 
 from __future__ import annotations
@@ -15,20 +17,22 @@ from numpy.typing import NDArray
 
 
 class PictureSpan(NamedTuple):
-    """A picture's cells in a row, from a place of the text on."""
+    """A part of a picture: its cells, which follow each other in the text."""
 
     begin: int
+    """The index of the first cell."""
+
     num_cells: int
     num_positions: int
-    """Positions from its first one to that of the next token."""
+    """The next token's position minus the first cell's; 0 for a picture passed over."""
 
     last: int
-    """The last cell's position minus the first one's, as libllama has them; -1 if the cache has
-    no entries of it."""
+    """The last cell's position minus the first cell's, as libllama has them; -1 if the cache
+    has no entries of the picture."""
 
     @property
     def end(self) -> int:
-        """The place after the picture."""
+        """The index after the last cell."""
         return self.begin + self.num_cells
 
     @property
@@ -38,89 +42,105 @@ class PictureSpan(NamedTuple):
 
 
 def checked_spans(rows: Iterable[Iterable[int]], num_cached: int) -> PictureSpans:
-    """Pictures of a text in a file. Raises ValueError or TypeError for impossible numbers."""
+    """The pictures of a text from the numbers in a file, which may be damaged.
+
+    Args:
+        rows: For each picture the four numbers of a `PictureSpan`.
+        num_cached: The number of tokens of the text.
+
+    Raises:
+        ValueError, TypeError: For impossible numbers.
+    """
     spans = []
-    end = 0
+    end_before = 0  # the end of the picture before
     for numbers in rows:
-        span = PictureSpan(*(int(number) for number in numbers))
-        is_within = end <= span.begin < span.end <= num_cached
-        most = span.num_cells
-        if span.num_positions < 1:
-            most = span.num_positions
-        has_positions = 0 <= span.num_positions <= most and -1 <= span.last <= most
-        if not (is_within and has_positions):
+        span = PictureSpan(*map(int, numbers))
+        is_within = end_before <= span.begin < span.end <= num_cached
+        has_positions = 0 <= span.num_positions <= span.num_cells
+        largest_last = 0
+        if span.is_read:
+            largest_last = span.num_cells
+        has_last = -1 <= span.last <= largest_last
+        if not (is_within and has_positions and has_last):
             raise ValueError("a picture is not within the text")
         spans.append(span)
-        end = span.end
+        end_before = span.end
     return PictureSpans(spans)
 
 
 class PictureSpans(tuple[PictureSpan, ...]):
-    """Pictures of a text, ascending."""
+    """The pictures of a text in order: converts indices of tokens to positions and back."""
 
     __slots__ = ()
 
-    def position(self, place: int) -> int:
-        """The position of the token at a place, which is not within a picture that was read."""
-        if not self:
-            return place
-        position = place
+    def position(self, index: int) -> int:
+        """The position of the token at an index.
+
+        The index is not within a picture that was read: its cells have positions of their own.
+        """
+        position = index
         for span in self:
-            is_before = span.end <= place
-            is_passed_over = span.begin < place and not span.is_read
+            is_before = span.end <= index
+            is_passed_over = span.begin < index and not span.is_read
             if is_before or is_passed_over:
-                num_cells = min(span.num_cells, place - span.begin)
+                num_cells = min(span.num_cells, index - span.begin)
                 position -= num_cells - span.num_positions
         return position
 
-    def last_position(self, place: int) -> int:
-        """The position of the last entry before a place; -1 if there is none."""
+    def last_position(self, index: int) -> int:
+        """The position of the last cache entry before an index; -1 if there is none."""
         for span in self:
-            if span.end == place:
+            if span.end == index:
                 return self.position(span.begin) + span.last
-        return self.position(place) - 1
+        return self.position(index) - 1
 
-    def place_after(self, last_position: int) -> int:
-        """The place after the entries up to that position, which cuts no picture."""
-        place = last_position + 1
+    def index_after(self, last_position: int) -> int:
+        """The index of the next token if the last cached entry has that position.
+
+        The position is not within a picture, but before or after its cells.
+        """
+        index = last_position + 1
         for span in self:
             if self.position(span.begin) <= last_position:
-                place += span.num_cells - span.num_positions
-        return place
+                index += span.num_cells - span.num_positions
+        return index
 
-    def floor(self, place: int) -> int:
-        """The place, or the beginning of the picture that contains it."""
+    def floor(self, index: int) -> int:
+        """The index, or the first cell's of the picture that was read and contains it."""
         for span in self:
-            if span.is_read and span.begin < place < span.end:
+            if span.is_read and span.begin < index < span.end:
                 return span.begin
-        return place
+        return index
 
-    def up_to(self, place: int) -> PictureSpans:
-        """The pictures before a place, which is one that `floor` keeps."""
+    def up_to(self, index: int) -> PictureSpans:
+        """The pictures before an index, which is a result of `floor`.
+
+        Of a picture that was passed over and contains the index, the cells before it.
+        """
         spans = []
         for span in self:
-            if span.begin < place:
-                num_cells = min(span.num_cells, place - span.begin)
+            if span.begin < index:
+                num_cells = min(span.num_cells, index - span.begin)
                 spans.append(span._replace(num_cells=num_cells))
         return PictureSpans(spans)
 
 
 class CacheState(NamedTuple):
-    """The entries of num_cached tokens."""
+    """A copy of the cache entries of a text's first num_cached tokens."""
 
     num_cached: int
     data: NDArray[np.uint8]
-    """(bytes,) uint8, only for the same model."""
+    """(bytes,) uint8, the entries in libllama's format; only for the same model."""
 
     checkpoint: CacheState | None = None
-    """The recurrent state after fewer tokens, if there is one."""
+    """The recurrent state after num_cached or fewer tokens; None without one."""
 
     pictures: PictureSpans = PictureSpans()
     """The pictures among the tokens."""
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the state takes."""
+        """Bytes of memory that the state takes."""
         if self.checkpoint is None:
             return self.data.size
         return self.data.size + self.checkpoint.data.size

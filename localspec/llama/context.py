@@ -9,13 +9,15 @@ from localspec.llama.joint_costs import LONGEST_STEP
 from localspec.llama.library import complaints, llama_cpp
 from localspec.llama.model_options import LlamaOptions
 
+_ABORTED = 2  # what llama_decode returns after the abort callback has stopped it
+
 
 class LlamaContext:
-    """A context's threads, its cancellation and its end.
+    """What models, heads and embedders share: threads, adapter scales, `interrupt`, `close`.
 
-    Prompts keep the number of threads with which the context was opened. libllama distinguishes
-    a decode of one token from a decode of several. A step may be either, and the policy
-    compares their costs, so both get the same number.
+    libllama has one number of threads for decodes of a single token, and another for decodes of
+    several tokens. A step may be either, and the policy compares their costs, so both get
+    `num_threads`. The decode of a prompt keeps the number with which the context was opened.
     """
 
     def __init__(self, handle: Handle) -> None:
@@ -28,9 +30,9 @@ class LlamaContext:
         """A hash of the file's content; None if it is not known."""
 
         self.mapped: FileStates = {}
-        """The files that are mapped: see `require_unwritten`."""
+        """The files that are mapped into memory: see `require_unwritten`."""
 
-        self._title = handle.name  # the name in errors
+        self._title = handle.name  # what error messages call the model or head
         self._step_threads: int = llama_cpp.llama_n_threads(handle.context)
         self._prompt_threads: int = llama_cpp.llama_n_threads_batch(handle.context)
         handle.threads_set = (self._step_threads, self._prompt_threads)
@@ -49,7 +51,8 @@ class LlamaContext:
     def num_threads(self) -> int:
         """Threads of a step's decode; may be set between two decodes.
 
-        Raises OptionError for a number outside its range, EngineError as `require_open`.
+        Reading and setting raise EngineError as `require_open` does, setting also OptionError
+        for a number outside its range.
         """
         self.require_open()
         return self._step_threads
@@ -61,70 +64,84 @@ class LlamaContext:
         self._step_threads = count
 
     def _start_decode(self, num_tokens: int) -> None:
-        """Set threads and scales of a decode. Raises Interrupted after `interrupt`."""
-        if self.is_interrupted:
-            raise self._cancelled()
-        self.handle.begin_decode((self._stop,))
-        self._set_up(num_tokens)
+        """Prepare libllama for a decode of `num_tokens` tokens of this text alone.
 
-    def _set_up(self, num_tokens: int) -> None:
-        """Give libllama the threads and scales of this text, for a decode of `num_tokens`."""
+        Raises Interrupted after `interrupt`.
+        """
+        if self.is_interrupted:
+            raise self._interrupted_error()
+        self.handle.begin_decode((self._stop,))
+        self._set_threads_and_scales(num_tokens)
+
+    def _set_threads_and_scales(self, num_tokens: int) -> None:
+        """Set libllama's threads and adapter scales for a decode of `num_tokens` tokens."""
         self._set_threads(num_tokens)
         if self.handle.scales_set != self.scales:
             self.handle.use_scales(self.scales)
 
     def _set_threads(self, num_tokens: int) -> None:
-        """Set the threads of a decode of `num_tokens`, unless an application has set them."""
-        if self.handle.owner is not None:
+        """Set the threads of a decode of `num_tokens` tokens, except for an adopted `Llama`."""
+        if self.handle.adopted_llama is not None:
             return
-        of_several = self._step_threads
+        batch_threads = self._step_threads  # libllama's number for decodes of several tokens
         if num_tokens > LONGEST_STEP:
-            of_several = self._prompt_threads
-        wanted = (self._step_threads, of_several)
+            batch_threads = self._prompt_threads
+        wanted = (self._step_threads, batch_threads)
         if self.handle.threads_set != wanted:
-            self.handle.threads_set = None
+            self.handle.threads_set = None  # not known if the call is interrupted
             llama_cpp.llama_set_n_threads(self.handle.context, *wanted)
             self.handle.threads_set = wanted
 
     def _check_decoded(self, status: int, num_tokens: int, position: int) -> None:
-        """Raise Interrupted or DecodeError for a status of libllama other than 0."""
+        """Raise `decode_error` unless libllama's status is 0. Arguments as there."""
         if status != 0:
-            raise self.failed(status, num_tokens, position)
+            raise self.decode_error(status, num_tokens, position)
 
-    def failed(self, status: int, num_tokens: int, position: int) -> Interrupted | DecodeError:
-        """The error of a decode with that status of libllama."""
-        if status == 2:
-            return self._cancelled()
+    def decode_error(
+        self,
+        status: int,
+        num_tokens: int,
+        position: int,
+    ) -> Interrupted | DecodeError:
+        """The error for a decode that failed.
+
+        Args:
+            status: What llama_decode returned, not 0.
+            num_tokens: The tokens of the decode.
+            position: The position of the first of them in the text.
+        """
+        if status == _ABORTED:
+            return self._interrupted_error()
         return DecodeError(
             f"libllama could not decode {num_tokens} tokens of {self._title} at position "
-            f"{position} (status {status}){complaints.because()}",
+            f"{position} (status {status}){complaints.take_reason()}",
             "Out of memory? Try a smaller context or fewer GPU layers.",
         )
 
-    def _cancelled(self) -> Interrupted:
+    def _interrupted_error(self) -> Interrupted:
         return Interrupted(f"a decode of {self._title} was cancelled")
 
     def require_open(self) -> None:
-        """Raise EngineError if it was closed, by us or its owner, or this is a fork."""
+        """Raise EngineError if the context was closed, or this process is a fork."""
         self.handle.require_open()
 
     def interrupt(self) -> None:
-        """End a running decode, and refuse new ones until `begin`. From any thread.
+        """Stop a running decode, and refuse new ones until `make_ready`. From any thread.
 
-        A decode that other texts share runs to its end.
+        A decode shared with texts that are not interrupted runs to its end.
         """
         self._stop.is_wanted = True
-        self.handle.end_if_unwanted()
+        self.handle.stop_if_unwanted()
 
     @property
     def is_interrupted(self) -> bool:
-        """Whether `interrupt` was called since `begin`."""
+        """Whether `interrupt` was called since `make_ready`."""
         return self._stop.is_wanted
 
     def close(self) -> None:
-        """Free everything, or give an adopted `Llama` back. Idempotent.
+        """Free the context and its model, or give an adopted `Llama` back. Idempotent.
 
-        Dropping the last reference does the same, and so does the interpreter's end. A head
-        has to be closed before its target.
+        Dropping the last reference does the same, and so does the interpreter's end. Close a
+        head before its target.
         """
         self.handle.close()

@@ -1,13 +1,16 @@
 """Finds which decodes of a model are exact, by decoding the same tokens in several sizes.
 
+The *size* of a decode is its number of tokens. Sizes are exact if their rows are equal to the
+bit to those of single tokens, whichever sizes a text is decoded in.
+
 A decode of several tokens uses other kernels than a decode of one token, and kernels add in
 different orders. The choice of kernels depends on the processor, the types of weights and
 caches, and the numbers of tokens, threads and cached tokens. So a few of each are tried on the
-loaded model, in a context of its own. Whole rows of logits are compared, and also the rows
-before the output layer, whose rounding hides small differences.
+loaded model, in a context of its own. Whole rows of logits are compared, and also the hidden
+rows before the output layer, since rounding in that layer can hide small differences.
 
-If some sizes have other rows than single tokens, classes of sizes are searched for: texts are
-decoded in steps of 1, 2, 3 … tokens as an engine would, short steps padded.
+If not all sizes are exact, a class of sizes is searched for: from a smallest size, to which
+shorter decodes are padded, up to a largest size.
 """
 
 from __future__ import annotations
@@ -29,9 +32,9 @@ from localspec.llama.opening import context_params, new_context
 # 512 cells on, counted in blocks of 256; the decodes after the longer text reach that number.
 _SHORT = 40
 _LONG = 250
-_COMPARED = 9  # rows that are compared after each of them
-# Tokens of a step at which kernels change: prompts have other tiles from 64 tokens on.
-_STEPS: tuple[int, ...] = (2, 3, 4, 5, 6, 7, 8, 9, 17, 64)
+_NUM_COMPARED = 9  # tokens after the cached ones whose rows are compared
+# The sizes that are tried. Kernels change at them: prompts have other tiles from 64 tokens on.
+_SIZES: tuple[int, ...] = (2, 3, 4, 5, 6, 7, 8, 9, 17, 64)
 # The possible smallest sizes of a class. The first class whose largest size is large enough is
 # taken.
 _SMALLEST = (1, 2, 3, 4)
@@ -44,8 +47,11 @@ def probe_exactness(handle: Handle, options: LlamaOptions) -> Exactness:
     """Find out which decodes of a model are exact.
 
     Args:
-        handle: The model.
+        handle: The model's handle.
         options: The options with which it was opened.
+
+    Returns:
+        The class of all sizes if all are exact; else the best class, and why not all are.
 
     Raises:
         DecodeError: If libllama cannot decode, or the context is too short for a probe. Opening
@@ -60,34 +66,42 @@ def probe_exactness(handle: Handle, options: LlamaOptions) -> Exactness:
 
 
 class _ExactProbe:
-    """A context that has a text in each of its sequences."""
+    """A context for the probe, which has a made-up text in each of its sequences.
+
+    Rows are compared as bytes: for each token its hidden row and its logits.
+
+    Args:
+        handle: The model's handle.
+        options: The options with which it was opened.
+    """
 
     def __init__(self, handle: Handle, options: LlamaOptions) -> None:
         model = handle.model
         assert model is not None
-        most = _LONG + _STEPS[-1]
-        if llama_cpp.llama_model_n_ctx_train(model) < most:
+        most_tokens = _LONG + _SIZES[-1]
+        if llama_cpp.llama_model_n_ctx_train(model) < most_tokens:
             raise DecodeError("its context is too short for a probe")
-        params = context_params(options, most)
-        params.n_outputs_max = max(_STEPS[-1], _JOINT_SIZES[-1] * options.num_sequences)
+        params = context_params(options, most_tokens)
+        most_joint_rows = _JOINT_SIZES[-1] * options.num_sequences
+        params.n_outputs_max = max(_SIZES[-1], most_joint_rows)
         self._threads: int = params.n_threads
         self._width: int = llama_cpp.llama_model_n_embd_out(model)
         vocabulary = llama_cpp.llama_model_get_vocab(model)
         self._vocab_size: int = llama_cpp.llama_vocab_n_tokens(vocabulary)
-        self._can_cut = not (
-            llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model)
-        )
+        is_recurrent = llama_cpp.llama_model_is_recurrent(model)
+        is_hybrid = llama_cpp.llama_model_is_hybrid(model)
+        self._can_cut = not (is_recurrent or is_hybrid)  # whether tokens can be removed
         self._num_sequences = options.num_sequences
         self.context = new_context(model, handle.name, params)
-        # With all adapters: a scale of 0 leaves out the products of an adapter.
+        # Adapters add products, which have kernels, too; a scale of 0 would leave them out.
         set_scales(self.context, handle.adapters, (USUAL_SCALE,) * len(handle.adapters))
         self._memory = llama_cpp.llama_get_memory(self.context)
         self._batch = TokenBatch(llama_cpp.llama_n_batch(self.context))
 
     def run(self) -> Exactness:
-        """Find the class of all sizes if it is exact, or else the best class."""
-        largest, reason = self._largest_step(Exactness())
-        if largest < _STEPS[-1]:
+        """Do the work of `probe_exactness`."""
+        largest, reason = self._largest_size(Exactness())
+        if largest < _SIZES[-1]:
             return self._best_class(reason)
         joined = self._num_sequences > 1 and self._joins_exactly()
         return Exactness(
@@ -98,182 +112,191 @@ class _ExactProbe:
         )
 
     def _best_class(self, reason: str) -> Exactness:
-        """The class with the smallest sizes, if it is large enough; else the largest.
+        """The first class whose largest size is large enough; else the one that reaches most.
 
         Args:
-            reason: Why some sizes have other rows.
+            reason: Why not all sizes are exact. It is the class's reason if no class is exact.
         """
         best = Exactness(reason=reason)
         candidates: tuple[int, ...] = _SMALLEST
         if not self._can_cut:
-            # A recurrent state would have to take back padding, and then refused tokens.
+            # Padding could not be removed from a recurrent state, besides refused tokens.
             candidates = _SMALLEST[:1]
         for smallest in candidates:
             if best.largest_step >= _LARGE_ENOUGH:
                 break
-            kept = Exactness(
+            exactness = Exactness(
                 smallest_step=smallest,
-                largest_step=_STEPS[-1],
+                largest_step=_SIZES[-1],
                 reason="",
             )
-            largest, _ = self._largest_step(kept)
-            if largest >= max(smallest, best.largest_step + 1):
-                best = replace(kept, largest_step=largest)
+            largest, _ = self._largest_size(exactness)
+            if largest >= smallest and largest > best.largest_step:
+                best = replace(exactness, largest_step=largest)
         if best.smallest_step == 1:
             return best
         self._fill(0, _SHORT)
         padded_s = []
         single_s = []
         for _ in range(_NUM_TIMED):
-            padded_s.append(self._seconds(best.smallest_step))
-            single_s.append(self._seconds(1))
+            padded_s.append(self._decode_s(best.smallest_step))
+            single_s.append(self._decode_s(1))
         cost = min(padded_s) / min(single_s)
         return replace(best, plain_cost=max(round(cost, 2), 1.0))
 
-    def _largest_step(self, kept: Exactness) -> tuple[int, str]:
-        """The largest step up to which all sizes have the rows of plain decoding.
+    def _largest_size(self, exactness: Exactness) -> tuple[int, str]:
+        """The largest size up to which all sizes have the rows of single tokens.
 
         Args:
-            kept: The class within which all tokens are decoded.
+            exactness: The class of sizes in which all tokens are decoded, padded where the
+                size is below the smallest of the class.
 
         Returns:
-            Its tokens, and why larger steps differ.
+            The size, 1 if there is none; and why larger sizes differ, "" if none does.
         """
-        steps = _STEPS
+        sizes = _SIZES
         reason = ""
-        usual = self._threads
+        usual_threads = self._threads
         for length in (_LONG, _SHORT):
             self._fill(0, length)
-            plain = self._text(0, length, kept=kept)
-            for count in {1, 2, 3} - {usual}:
-                llama_cpp.llama_set_n_threads(self.context, count, count)
-                rows = self._text(0, length, 3, kept=kept)
-                llama_cpp.llama_set_n_threads(self.context, usual, usual)
-                if rows != plain[:3]:
-                    return 1, f"{count} threads give other rows than {usual}"
-            for index, step in enumerate(steps):
-                if (
-                    self._text(
-                        0,
-                        length,
-                        step=step,
-                        kept=kept,
-                    )
-                    != plain
-                ):
+            single_rows = self._text_rows(0, length, exactness=exactness)
+            for num_threads in {1, 2, 3} - {usual_threads}:
+                llama_cpp.llama_set_n_threads(self.context, num_threads, num_threads)
+                rows = self._text_rows(0, length, 3, exactness=exactness)
+                llama_cpp.llama_set_n_threads(self.context, usual_threads, usual_threads)
+                if rows != single_rows[:3]:
+                    return 1, f"{num_threads} threads give other rows than {usual_threads}"
+            for index, size in enumerate(sizes):
+                rows = self._text_rows(
+                    0,
+                    length,
+                    size=size,
+                    exactness=exactness,
+                )
+                if rows != single_rows:
                     reason = (
-                        f"rows of a decode of {step} tokens differ from those of single ones"
+                        f"rows of a decode of {size} tokens differ from those of single ones"
                     )
-                    steps = steps[:index]
+                    sizes = sizes[:index]
                     break
-        return max(steps, default=1), reason
+        return max(sizes, default=1), reason
 
-    def _seconds(self, size: int) -> float:
-        """The time of a decode of that size after the short text."""
+    def _decode_s(self, size: int) -> float:
+        """Seconds of a decode of that size after the short text."""
         started = time.perf_counter()
-        self._rows([(0, _SHORT)], size)
+        self._joint_rows([(0, _SHORT)], size)
         return time.perf_counter() - started
 
     def _joins_exactly(self) -> bool:
-        """Whether decodes of a text in each sequence have the rows of single tokens."""
+        """Whether joint decodes with a text in each sequence have the rows of single tokens."""
         texts = []
-        for number in range(self._num_sequences):
-            length = (_LONG, _SHORT)[number % 2]
-            self._fill(number, length)
-            texts.append((number, length))
-        singles = []
-        for number, length in texts:
-            singles.append(
-                self._text(
-                    number,
-                    length,
-                    _JOINT_SIZES[-1],
-                    kept=Exactness(),
-                )
+        for sequence in range(self._num_sequences):
+            length = (_LONG, _SHORT)[sequence % 2]  # they alternate
+            self._fill(sequence, length)
+            texts.append((sequence, length))
+        rows_by_text = []
+        for sequence, length in texts:
+            rows = self._text_rows(
+                sequence,
+                length,
+                _JOINT_SIZES[-1],
+                exactness=Exactness(),
             )
+            rows_by_text.append(rows)
         for size in _JOINT_SIZES:
             expected = []
-            for rows in singles:
+            for rows in rows_by_text:
                 expected += rows[:size]
-            if self._rows(texts, size) != expected:
+            if self._joint_rows(texts, size) != expected:
                 return False
         return True
 
-    def _text(
+    def _text_rows(
         self,
         sequence: int,
         length: int,
-        count: int = _COMPARED,
+        count: int = _NUM_COMPARED,
         *,
-        step: int = 1,
-        kept: Exactness,
+        size: int = 1,
+        exactness: Exactness,
     ) -> list[bytes]:
-        """Rows of tokens after a sequence's first tokens.
+        """Rows of the tokens of a text after its first `length` tokens.
 
         Args:
-            sequence: The sequence.
-            length: Its first tokens, which are cached.
+            sequence: The text's sequence, in which the first tokens are cached.
+            length: The number of these tokens.
             count: Tokens whose rows are returned.
-            step: Tokens of a decode.
-            kept: The class within which the tokens are decoded.
+            size: Tokens of each decode.
+            exactness: The class of sizes in which they are decoded; smaller decodes are padded.
         """
         self._cut(sequence, length)
         rows = list[bytes]()
         begin = length
         while begin < length + count:
-            end = kept.end_of_piece(begin, begin + step)
+            end = exactness.end_of_piece(begin, begin + size)
             part = self._part(sequence, begin, end - begin)
-            num_padding = max(kept.smallest_step - len(part.tokens), 0)
-            rows += self._decoded([part._replace(num_padding=num_padding)])
+            num_padding = max(exactness.smallest_step - len(part.tokens), 0)
+            rows += self._decode([part._replace(num_padding=num_padding)])
             if num_padding:
                 llama_cpp.llama_memory_seq_rm(self._memory, sequence, end, -1)
             begin = end
         return rows[:count]
 
-    def _rows(self, texts: list[tuple[int, int]], size: int) -> list[bytes]:
-        """Rows of a joint decode.
+    def _joint_rows(self, texts: list[tuple[int, int]], size: int) -> list[bytes]:
+        """Rows of a joint decode of several texts.
 
         Args:
-            texts: The sequence and the cached length of each text.
+            texts: The sequence of each text, and the number of its first tokens that stay
+                cached.
             size: Tokens of each text in the decode.
         """
         parts = []
         for sequence, length in texts:
             self._cut(sequence, length)
             parts.append(self._part(sequence, length, size))
-        return self._decoded(parts)
+        return self._decode(parts)
 
     def _fill(self, sequence: int, length: int) -> None:
-        """Fill a sequence with its first `length` tokens."""
+        """Put the first `length` tokens of its text, and no others, into a sequence."""
         llama_cpp.llama_memory_seq_rm(self._memory, sequence, -1, -1)
-        self._decoded([self._part(sequence, 0, length)._replace(num_logits=0)])
+        part = self._part(sequence, 0, length)
+        self._decode([part._replace(num_logits=0)])
 
     def _cut(self, sequence: int, length: int) -> None:
-        """Cut a sequence to its first tokens. A recurrent state has to be computed again."""
-        memory = self._memory
-        if not (self._can_cut and llama_cpp.llama_memory_seq_rm(memory, sequence, length, -1)):
+        """Cut a sequence to its first `length` tokens, or decode these again if that fails."""
+        is_cut = False
+        if self._can_cut:
+            is_cut = llama_cpp.llama_memory_seq_rm(self._memory, sequence, length, -1)
+        if not is_cut:
             self._fill(sequence, length)
 
     def _part(self, sequence: int, position: int, count: int) -> TextPart:
-        """Tokens of a sequence's text from a position on."""
+        """`count` tokens of a sequence's made-up text from a position on, all with logits."""
         tokens = []
-        for place in range(position, position + count):
-            tokens.append((7919 * place + 13 + 101 * sequence) % self._vocab_size)
+        for index in range(position, position + count):
+            # Primes spread the tokens over the vocabulary; each sequence has another text.
+            number = 7919 * index + 101 * sequence + 13
+            tokens.append(number % self._vocab_size)
         return TextPart(sequence, position, tokens, count)
 
-    def _decoded(self, parts: list[TextPart]) -> list[bytes]:
-        """Decode the parts together; the rows of their last num_logits tokens."""
+    def _decode(self, parts: list[TextPart]) -> list[bytes]:
+        """Decode the parts together.
+
+        Returns the rows of the last num_logits tokens of each part, in order.
+        """
         context = self.context
         count = sum(part.num_logits for part in parts)
         llama_cpp.llama_set_embeddings(context, count > 0)
         status = llama_cpp.llama_decode(context, self._batch.joined(parts))
         if status != 0:
             raise DecodeError(f"a probe of its decodes failed (status {status})")
+        num_hidden_bytes = 4 * self._width  # of float32
+        num_logit_bytes = 4 * self._vocab_size
         rows = []
         for index in range(count):
             hidden = llama_cpp.llama_get_embeddings_ith(context, index)
             logits = llama_cpp.llama_get_logits_ith(context, index)
-            row = ctypes.string_at(hidden, 4 * self._width)
-            row += ctypes.string_at(logits, 4 * self._vocab_size)
+            row = ctypes.string_at(hidden, num_hidden_bytes)
+            row += ctypes.string_at(logits, num_logit_bytes)
             rows.append(row)
         return rows

@@ -15,22 +15,25 @@ from localspec.llama.library import llama_cpp, own_process, stop_callback
 
 
 class Stop:
-    """Whether the decodes of a text should end."""
+    """One text's wish that its decodes stop: set by `interrupt`, cleared by `make_ready`."""
 
     is_wanted = False
 
 
 class Handle:
-    """The pointers, until `close`, the last reference to this, or the interpreter's end.
+    """The pointers to a context and its model, and what libllama is set to.
 
-    Every user of a pointer keeps the handle, so nothing is freed while it is used.
+    The pointers are freed by `close`, with the last reference to the handle, or at the
+    interpreter's end, whichever comes first. Every user of a pointer keeps a reference to the
+    handle, so nothing is freed while it is used.
 
     Args:
-        context: libllama's pointer.
-        name: The name of the file.
-        owner: The application's `Llama` to which the context belongs. Without one, the context
-            and its model are freed.
-        model_of: The handle that owns the model, and frees it, if this one does not.
+        context: libllama's pointer to the context.
+        name: The name of the model's file.
+        adopted_llama: The application's `Llama` to which the context belongs. It then keeps the
+            context and the model; without one, this handle frees them.
+        weights_owner: Another handle that owns the model and frees it; this one then frees its
+            context alone.
         adapters: libllama's pointers to the model's adapters. The model frees them.
     """
 
@@ -39,8 +42,8 @@ class Handle:
         context: int,
         name: str,
         *,
-        owner: Any = None,
-        model_of: Handle | None = None,
+        adopted_llama: Any = None,
+        weights_owner: Handle | None = None,
         adapters: Sequence[Any] = (),
     ) -> None:
         self.context: int | None = context
@@ -49,14 +52,15 @@ class Handle:
 
         self.num_sequences: int = llama_cpp.llama_n_seq_max(context)
         """How many sequences of the context may be used."""
-        if owner:
+        if adopted_llama:
             self.num_sequences = 1  # the application may use the others
 
         self.graph_size: int = llama_cpp.llama_n_ubatch(context)
-        """Tokens that libllama computes at once; a decode may have more."""
+        """The most tokens in one graph of libllama; a longer decode runs several graphs."""
 
         self.threads_set: tuple[int, int] | None = None
-        """libllama's threads for decodes of one token and of several; None if not known."""
+        """The threads that libllama is set to: for decodes of one token, and of several. None
+        if not known."""
 
         self.num_decodes = 0
         """Decodes so far."""
@@ -64,83 +68,88 @@ class Handle:
         self.adapters = tuple(adapters)
 
         self.scales_set: tuple[float, ...] = (0.0,) * len(self.adapters)
-        """The scales of the adapters that libllama has now."""
+        """The scale of each adapter that libllama is set to."""
 
         self.caches: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
-        """The caches by sequence. Weak, since each cache refers to the handle."""
+        """The `Cache` of each sequence. Weak, since each cache refers to the handle."""
 
-        self.owner = owner
-        self.model_of = model_of  # kept, so that its model is not freed before this context
+        self.adopted_llama = adopted_llama
+        # A reference, so that the model is not freed before this context.
+        self.weights_owner = weights_owner
 
         self.in_use = threading.Lock()
-        """Held by a thread that uses a pointer while other threads may close the handle."""
+        """Held while a pointer is used in a thread other than the one that decodes: `close`
+        waits for it."""
 
         self.name = name
-        self._stop = ctypes.create_string_buffer(2)  # read by libllama: 1 ends a decode
-        self._stops: Sequence[Stop] = ()  # of the texts of the running decode
+        self._stop_byte = ctypes.create_string_buffer(2)  # libllama stops a decode if it is 1
+        self._stops: Sequence[Stop] = ()  # one for each text of the running decode
         # Reentrant: a signal handler may need it in the thread that holds it.
-        self._stopping = threading.RLock()
+        self._stop_lock = threading.RLock()
         llama_cpp.llama_set_abort_callback(
             context,
             stop_callback,
-            ctypes.cast(self._stop, ctypes.c_void_p),
+            ctypes.cast(self._stop_byte, ctypes.c_void_p),
         )
-        own_model = None
-        if owner is None and model_of is None:
-            own_model = self.model
-        # The finalizer keeps the stop signal, which libllama reads until the end. It must not
-        # refer to self, which would then never be freed.
+        model_to_free = None
+        if adopted_llama is None and weights_owner is None:
+            model_to_free = self.model
+        # The finalizer keeps the stop byte alive, which libllama reads until the context is
+        # freed. It must not refer to self, which would then never be freed.
         self._finalizer = weakref.finalize(
             self,
-            _finish,
+            _free_or_return,
             weakref.ref(self),
             self.in_use,
             context,
-            own_model,
-            owner,
-            self._stop,
+            model_to_free,
+            adopted_llama,
+            self._stop_byte,
         )
 
     def require_open(self) -> None:
-        """Raise EngineError if the handle was closed, by us or the owner, or this is a fork."""
+        """Raise EngineError if the pointers were freed, or this process is a fork."""
         own_process.require(self.name)
         self.require_pointers()
 
     def require_pointers(self) -> None:
-        """Raise EngineError if the pointers were freed; a fork still has copies of them."""
+        """Raise EngineError if the pointers were freed, by `close` or by the application.
+
+        Unlike `require_open` it passes in a fork, which has a copy of the memory.
+        """
         if self.context is None:
             raise ClosedError(f"{self.name} is closed", "Load it again.")
-        if self.owner is not None and self.owner.ctx is None:
+        if self.adopted_llama is not None and self.adopted_llama.ctx is None:
             raise ClosedError(
                 f"the Llama object of {self.name} was closed by its owner",
                 "Close this engine, create the object again and load a new engine.",
             )
 
     def use_scales(self, scales: tuple[float, ...]) -> None:
-        """Let the next decodes add each adapter times its scale; 0 leaves it out."""
+        """Set the scale of each adapter for the next decodes; 0 leaves an adapter out."""
         assert self.context is not None
         set_scales(self.context, self.adapters, scales)
         self.scales_set = scales
 
     def begin_decode(self, stops: Sequence[Stop]) -> None:
-        """Let the next decode run until all of its texts should stop."""
-        with self._stopping:
-            self._stop[0] = b"\0"
+        """Clear the stop signal before a decode. stops: the `Stop` of each of its texts."""
+        with self._stop_lock:
+            self._stop_byte[0] = b"\0"
             self._stops = stops
-            self.end_if_unwanted()
+            self.stop_if_unwanted()
 
-    def end_if_unwanted(self) -> None:
-        """End a decode within a node of its graph if all of its texts should stop.
+    def stop_if_unwanted(self) -> None:
+        """Stop the running decode before its next graph node if all its texts want to stop.
 
-        From any thread.
+        A decode that at least one text still wants runs to its end. From any thread.
         """
-        with self._stopping:
+        with self._stop_lock:
             if self._stops and all(stop.is_wanted for stop in self._stops):
-                self._stop[0] = b"\1"
+                self._stop_byte[0] = b"\1"
 
     @contextlib.contextmanager
     def closed_on_failure(self) -> Iterator[None]:
-        """Close the handle if the block fails."""
+        """A block that closes the handle if it raises."""
         try:
             yield
         except BaseException:
@@ -148,42 +157,60 @@ class Handle:
             raise
 
     def close(self) -> None:
-        """Free everything, or return it to its owner. Idempotent."""
+        """Free the pointers, or return an adopted `Llama` to its application. Idempotent."""
         self._finalizer()
 
 
 def set_scales(context: int, adapters: Sequence[Any], scales: Sequence[float]) -> None:
-    """Let the next decodes in a context add each adapter of its model times its scale."""
+    """Set the scales with which the next decodes in a context add the model's adapters.
+
+    Args:
+        context: libllama's pointer to the context.
+        adapters: libllama's pointers to the adapters.
+        scales: A factor for each adapter; 0 leaves it out.
+    """
     count = len(adapters)
-    pointers = (llama_cpp.llama_adapter_lora_p_ctypes * count)(*adapters)
-    numbers = (ctypes.c_float * count)(*scales)
-    llama_cpp.llama_set_adapters_lora(context, pointers, count, numbers)
+    pointer_array = (llama_cpp.llama_adapter_lora_p_ctypes * count)(*adapters)
+    scale_array = (ctypes.c_float * count)(*scales)
+    llama_cpp.llama_set_adapters_lora(context, pointer_array, count, scale_array)
 
 
-def _finish(
-    handle: weakref.ref[Handle],
+def _free_or_return(
+    handle_ref: weakref.ref[Handle],
     in_use: threading.Lock,
     context: int,
-    own_model: int | None,
-    owner: Any,
-    _stop: object,
+    model_to_free: int | None,
+    adopted_llama: Any,
+    _stop_byte: object,
 ) -> None:
+    """The finalizer of a `Handle`: frees its pointers, or empties an adopted `Llama`.
+
+    Args:
+        handle_ref: The handle, whose attributes are cleared if it is still alive.
+        in_use: `Handle.in_use`.
+        context: libllama's pointer to the context.
+        model_to_free: libllama's pointer to the model; None if the handle does not own it.
+        adopted_llama: The application's `Llama`, whose pointers stay; None without one.
+        _stop_byte: Only kept alive until now.
+    """
     if not own_process.is_this():
         return  # a fork has a copy of the memory, but none of the threads
-    alive = handle()
+    handle = handle_ref()
     with in_use:
-        if alive is not None:  # it was closed, or the interpreter ends
-            alive.context = None
-            alive.memory = None
-            alive.model = None
-            alive.owner = None
-            alive.model_of = None
-        if owner is None:
+        if handle is not None:  # it was closed, or the interpreter ends
+            handle.context = None
+            handle.memory = None
+            handle.model = None
+            handle.adopted_llama = None
+            handle.weights_owner = None
+        if adopted_llama is None:
             llama_cpp.llama_free(context)
-            if own_model is not None:
-                llama_cpp.llama_model_free(own_model)
+            if model_to_free is not None:
+                llama_cpp.llama_model_free(model_to_free)
             native.return_freed_memory()
-        elif owner.ctx is not None:  # the owner has not freed it
-            llama_cpp.llama_set_abort_callback(context, llama_cpp.ggml_abort_callback(), None)
-            llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
-            owner.reset()
+        elif adopted_llama.ctx is not None:  # the application has not freed it
+            no_callback = llama_cpp.ggml_abort_callback()
+            llama_cpp.llama_set_abort_callback(context, no_callback, None)
+            memory = llama_cpp.llama_get_memory(context)
+            llama_cpp.llama_memory_clear(memory, True)
+            adopted_llama.reset()

@@ -1,4 +1,7 @@
-"""Decodes several texts of a context by one call of libllama."""
+"""Joint decodes: tokens of several texts of a context, decoded by one call of libllama.
+
+`joinable` chooses the texts that should share a decode, and `decode_parts` decodes them.
+"""
 
 from __future__ import annotations
 
@@ -28,13 +31,13 @@ class JointPart:
     num_logits: int
 
     rows: Logits | None = None
-    """The rows of logits, after the decode."""
+    """(num_logits, vocab) logits; None before the decode and after an error."""
 
     error: BaseException | None = None
-    """The error, if it failed."""
+    """The error of the decode, if it failed."""
 
     def decode(self) -> None:
-        """Decode this text alone, and set its rows or its error."""
+        """Decode this text alone, and set `rows` or `error`."""
         try:
             self.rows = self.model.decode(self.tokens, self.num_logits)
         except Exception as error:
@@ -47,7 +50,7 @@ class JointPart:
 
     @property
     def takes_rows(self) -> bool:
-        """Whether a head reads the hidden rows of this decode."""
+        """Whether this decode has to give hidden rows for a head."""
         rows = self.model._rows
         return rows is not None and rows.wants(len(self.tokens), self.num_logits, 0)
 
@@ -55,56 +58,61 @@ class JointPart:
     def may_be_joined(self) -> bool:
         """Whether other texts may share this decode.
 
-        False if sharing could change exact rows, or saves no time: libllama decodes recurrent
-        sequences one by one if all tokens have logits, as Medusa's heads need.
+        False for a head; if sharing could change rows that are exact; and if it saves no time:
+        libllama decodes recurrent sequences one by one if all tokens have logits, as Medusa's
+        heads need.
         """
         model = self.model
         if not isinstance(model, LlamaModel):  # a head
             return False
-        asks_for_all = model.cache.is_recurrent and isinstance(model._rows, OutputRows)
-        exactness = model.exactness
-        return (exactness.joined or not exactness.holds) and not asks_for_all
+        if model.exactness.holds and not model.exactness.joined:
+            return False
+        return not (model.cache.is_recurrent and isinstance(model._rows, OutputRows))
 
     @property
-    def may_pad(self) -> bool:
-        """Whether padding can be cut from the cache, and costs no rows of logits."""
+    def may_be_padded(self) -> bool:
+        """Whether padding can be cut from the cache again, and needs no logits."""
         return not (self.model.cache.is_recurrent or isinstance(self.model._rows, OutputRows))
 
 
 def joinable(parts: Sequence[JointPart], times: RowTimes) -> tuple[list[JointPart], int]:
-    """The parts to decode in one call, the first among them, and the number of rows computed.
+    """Choose the parts that should share a decode with the first one.
 
     Args:
-        parts: The parts of one context.
+        parts: The parts of one context, at least one.
         times: Seconds that this context takes for a number of rows.
+
+    Returns:
+        The chosen parts, beginning with the first of all; and the number of tokens that the
+        decode then computes, with padding.
     """
     first = parts[0]
     chosen = [first]
     if not first.may_be_joined:
         return chosen, len(first.tokens)
-    left = list(parts[1:])
-    fitting = _fitting(chosen, left, times)
-    while fitting is not None:
-        left.remove(fitting)
-        chosen.append(fitting)
-        fitting = _fitting(chosen, left, times)
+    candidates = list(parts[1:])
+    joined = _first_joinable(candidates, chosen, times)
+    while joined is not None:
+        candidates.remove(joined)
+        chosen.append(joined)
+        joined = _first_joinable(candidates, chosen, times)
     return chosen, _block_rows(chosen)
 
 
-def _fitting(
+def _first_joinable(
+    candidates: Sequence[JointPart],
     chosen: Sequence[JointPart],
-    left: Sequence[JointPart],
     times: RowTimes,
 ) -> JointPart | None:
-    """The first part that can be joined to the chosen ones, if joining it pays."""
-    for part in left:
-        if _fits(part, chosen, times):
+    """The first candidate that should be joined to the chosen parts; None if there is none."""
+    for part in candidates:
+        if _should_join(part, chosen, times):
             return part
     return None
 
 
-def _fits(part: JointPart, chosen: Sequence[JointPart], times: RowTimes) -> bool:
-    """Whether a part can be joined to the chosen ones, and joining it pays."""
+def _should_join(part: JointPart, chosen: Sequence[JointPart], times: RowTimes) -> bool:
+    """Whether a part can share the decode of the chosen parts, and that saves time."""
     first = chosen[0]
     if part.takes_rows != first.takes_rows or not part.may_be_joined:
         return False
@@ -116,14 +124,19 @@ def _fits(part: JointPart, chosen: Sequence[JointPart], times: RowTimes) -> bool
     if num_rows > part.model.handle.graph_size:
         return False
     num_tokens = sum(len(other.tokens) for other in joined)
-    if num_rows == num_tokens:
+    needs_padding = num_rows > num_tokens
+    if not needs_padding:
         return True
-    apart = [_block_rows(chosen), len(part.tokens)]
-    return part.may_pad and times.pays(apart, num_rows)
+    separate_rows = [_block_rows(chosen), len(part.tokens)]
+    return part.may_be_padded and times.pays(separate_rows, num_rows)
 
 
 def _block_rows(parts: Sequence[JointPart]) -> int:
-    """The number of rows in the smallest block, sequences x tokens, that holds all parts."""
+    """The rows that a joint decode of the parts computes, one for each token and padding.
+
+    libllama computes a block: all sequences from the parts' lowest to their highest number,
+    each with as many tokens as the longest part.
+    """
     numbers = [part.sequence for part in parts]
     num_sequences = max(numbers) - min(numbers) + 1
     most_tokens = max(len(part.tokens) for part in parts)
@@ -131,90 +144,118 @@ def _block_rows(parts: Sequence[JointPart]) -> int:
 
 
 def decode_parts(parts: Sequence[JointPart]) -> None:
-    """Decode the parts by one call if possible, else one by one.
+    """Decode the parts by one call of libllama if possible, else one by one.
 
-    Afterwards each part has its rows, valid until the next decode, or its error.
+    Afterwards each part has its rows of logits, valid until the next decode, or its error.
     """
     if len(parts) == 1:
         parts[0].decode()
         return
-    wanted = [part for part in parts if _may_be_tried(part)]
-    if len(wanted) > 1 and _may_move_others(wanted):
-        _try_together(wanted)
+    valid = [part for part in parts if _check_part(part)]
+    if len(valid) > 1 and _may_move_others(valid):
+        _decode_together(valid)
     for part in parts:
         if part.rows is not None or part.error is not None:
             continue
         part.decode()
         if part.rows is not None:
-            part.rows = part.rows.copy()  # the next decode overwrites them
+            part.rows = part.rows.copy()  # the next part's decode overwrites them
 
 
-def _may_be_tried(part: JointPart) -> bool:
-    """Whether a part is valid and not interrupted; sets the error of an invalid part."""
+def _check_part(part: JointPart) -> bool:
+    """Set the error of an invalid part. Returns whether it is valid and not interrupted."""
     try:
-        part.model.check(part.tokens, part.num_logits)
+        part.model.check_decode(part.tokens, part.num_logits)
     except Exception as error:
         part.error = error
     return part.error is None and not part.model.is_interrupted
 
 
 def _may_move_others(parts: Sequence[JointPart]) -> bool:
-    """Whether no other text still needs snapshots of its recurrent state.
+    """Whether no text outside the parts still needs snapshots of its recurrent state.
 
-    libllama puts the states of a joint decode side by side. It moves the states of other texts
-    out of the way, but not their snapshots, which are lost.
+    libllama puts the recurrent states of a joint decode side by side. It moves the states of
+    other texts out of the way, but loses their snapshots.
     """
     caches = list(parts[0].model.handle.caches.values())
     numbers = {part.sequence for part in parts}
-    return all(cache.lets_move() for cache in caches if cache.number not in numbers)
+    others = [cache for cache in caches if cache.number not in numbers]
+    return all(cache.release_snapshots() for cache in others)
 
 
-def _try_together(parts: Sequence[JointPart]) -> None:
-    """Decode the parts by one call. A part without rows and error can be decoded again."""
+def _decode_together(parts: Sequence[JointPart]) -> None:
+    """Decode the parts by one call of libllama, and set their rows, or the errors of some.
+
+    A part that has neither afterwards is as before, and can be decoded alone.
+    """
     # In ascending order libllama puts as many sequences as possible into one graph.
     parts = sorted(parts, key=lambda part: part.sequence)
-    leader = parts[0].model
-    caches = _padded(leader.handle, parts)
-    num_tokens = max(len(part.tokens) for part in parts)
+    model = parts[0].model  # whose batch serves all texts
+    handle = model.handle
+    num_tokens = max(len(part.tokens) for part in parts)  # of each text, with padding
+    caches = _block_caches(handle, parts, num_tokens)
     if caches is None:
         caches = [part.model.cache for part in parts]
-        num_tokens = 0
-    wanted = {part.sequence: part for part in parts}
-    texts = [_text_part(cache, wanted.get(cache.number), num_tokens) for cache in caches]
-    leader._set_up(len(parts[0].tokens))
-    if leader._rows is not None:
-        leader._rows.begin_decode(is_taken=parts[0].takes_rows)
-    leader.handle.begin_decode([part.model._stop for part in parts])
-    status = llama_cpp.llama_decode(leader.handle.context, leader._batch.joined(texts))
-    leader.handle.num_decodes += 1
-    begins = [part.model.num_cached for part in parts]
+        num_tokens = 0  # no padding
+    parts_by_number = {part.sequence: part for part in parts}
+    texts = []
+    for cache in caches:
+        texts.append(_text_part(cache, parts_by_number.get(cache.number), num_tokens))
+    model._set_threads_and_scales(len(parts[0].tokens))
+    if model._rows is not None:
+        model._rows.set_output(is_on=parts[0].takes_rows)
+    handle.begin_decode([part.model._stop for part in parts])
+    status = llama_cpp.llama_decode(handle.context, model._batch.joined(texts))
+    handle.num_decodes += 1
     if status == 0:
         _share_out(parts, texts)
-    for cache, text in zip(caches, texts, strict=True):
-        if status != 0:
-            cache.begin_decode()  # a recurrent state is unknown
-        if text.num_padding or status != 0:
-            cache.keep(cache.num_cached)  # cut tokens that are not recorded
-    for part, begin in zip(parts, begins, strict=True):
-        if status != 0 and part.model.num_cached != begin:
-            part.error = part.model.failed(status, len(part.tokens), part.model.num_cached)
+        for cache, text in zip(caches, texts, strict=True):
+            if text.num_padding:
+                cache.cut_to(cache.num_cached)  # removes the padding
+        return
+    counts_before = [part.model.num_cached for part in parts]
+    for cache in caches:
+        cache.begin_decode()  # a recurrent state is unknown
+        cache.cut_to(cache.num_cached)  # removes entries of the failed decode
+    for part, count_before in zip(parts, counts_before, strict=True):
+        num_cached = part.model.num_cached
+        if num_cached != count_before:  # tokens were lost
+            part.error = part.model.decode_error(status, len(part.tokens), num_cached)
 
 
-def _padded(handle: Handle, parts: Sequence[JointPart]) -> list[Cache] | None:
-    """The caches from the first part's to the last's; None if one is missing or too full."""
-    size = max(len(part.tokens) for part in parts)
+def _block_caches(
+    handle: Handle,
+    parts: Sequence[JointPart],
+    num_tokens: int,
+) -> list[Cache] | None:
+    """The caches of a padded block: of all sequences from the first part's to the last's.
+
+    Args:
+        handle: The context's handle.
+        parts: The parts, in ascending order of their sequences.
+        num_tokens: The tokens of each sequence in the block.
+
+    Returns:
+        None if a sequence has no cache, or no room for the block's tokens.
+    """
     caches = list[Cache]()
     most_cached = llama_cpp.llama_n_ctx_seq(handle.context)
     for number in range(parts[0].sequence, parts[-1].sequence + 1):
         cache = handle.caches.get(number)
-        if cache is None or cache.num_cached + size > most_cached:
+        if cache is None or cache.num_cached + num_tokens > most_cached:
             return None
         caches.append(cache)
     return caches
 
 
 def _text_part(cache: Cache, part: JointPart | None, num_tokens: int) -> TextPart:
-    """A sequence's part of the batch: its tokens, and padding up to num_tokens."""
+    """A sequence's part of the batch: its tokens, and padding up to num_tokens.
+
+    Args:
+        cache: The sequence's cache.
+        part: The sequence's tokens; None for a sequence that is padding alone.
+        num_tokens: The least tokens with padding.
+    """
     if part is None:
         return TextPart(cache.number, cache.position, (), 0, num_tokens)
     num_padding = max(num_tokens - len(part.tokens), 0)
@@ -222,23 +263,29 @@ def _text_part(cache: Cache, part: JointPart | None, num_tokens: int) -> TextPar
 
 
 def _share_out(parts: Sequence[JointPart], texts: Sequence[TextPart]) -> None:
-    """Give each part its rows, in the order of the batch, and count its tokens as cached."""
-    begins = {}  # the first place of each sequence in the batch
-    begin = 0
+    """After a joint decode, set each part's rows of logits, and record its tokens as cached.
+
+    Args:
+        parts: The parts, in the order of the batch.
+        texts: All texts of the batch, with those that are padding alone.
+    """
+    begins = {}  # by sequence, the index of its first token in the batch
+    num_before = 0
     for text in texts:
-        begins[text.sequence] = begin
-        begin += text.size
+        begins[text.sequence] = num_before
+        num_before += text.size
     num_rows = sum(part.num_logits for part in parts)
-    first = 0
     rows = np.empty((0, 0), dtype=np.float32)
     if num_rows:
-        rows = parts[0].model.given_logits(num_rows)
+        rows = parts[0].model.last_logits(num_rows)
+    first_row = 0
     for part in parts:
         model = part.model
-        part.rows = rows[first : first + part.num_logits]
+        end_row = first_row + part.num_logits
+        part.rows = rows[first_row:end_row]
+        first_row = end_row
         if model._rows is not None and part.takes_rows:
-            before = begins[part.sequence]
-            model._rows.add(model.cache.num_cached, len(part.tokens), before)
+            begin = begins[part.sequence]
+            model._rows.add(model.cache.num_cached, len(part.tokens), begin)
         model.cache.begin_decode()
         model.cache.add(len(part.tokens))
-        first += part.num_logits

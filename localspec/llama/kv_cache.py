@@ -1,4 +1,8 @@
-"""The cache of a text: a sequence of a context, and how much of it can be rolled back."""
+"""The cache of a text: a sequence of a context, and how far it can be rolled back.
+
+A token's *index* is its place in the list of tokens; its *position* is the number that libllama
+has for it. They differ only after pictures (`cache_state`).
+"""
 
 from __future__ import annotations
 
@@ -12,18 +16,22 @@ from localspec.llama.cache_state import CacheState, PictureSpan, PictureSpans
 from localspec.llama.handle import Handle
 from localspec.llama.library import complaints, llama_cpp
 
-_UNKNOWN = -1  # tokens in snapshots, if not even the last state can be used
+_UNKNOWN = -1  # number of tokens in snapshots while the recurrent state itself is not known
 _RECURRENT_ONLY = int(llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY)
 _BYTES = ctypes.POINTER(ctypes.c_uint8)
 
 
 class Cache:
-    """A sequence of a handle's context.
+    """A sequence of a handle's context, and a record of what is in it.
 
-    The keys and values of any token can be removed. A recurrent state cannot be rolled back
-    token by token: if libllama keeps snapshots (n_rs_seq), it returns to one of the last
-    decode, and from anywhere to the checkpoint that was taken here. Each removal by libllama is
-    checked.
+    Keys and values can be removed from any token on. A recurrent state cannot be rolled back
+    token by token. It can return to the checkpoint taken by `checkpoint`, or, if libllama keeps
+    snapshots (n_rs_seq), to the state after each of the last decode's last tokens. After each
+    removal it is checked what libllama has removed.
+
+    Args:
+        handle: The context's handle, which gets to know the cache.
+        number: The sequence's number in the context.
     """
 
     def __init__(self, handle: Handle, number: int = 0) -> None:
@@ -35,24 +43,30 @@ class Cache:
         """Cached tokens, including the cells of pictures."""
 
         self._spans = PictureSpans()
-        self._num_in_snapshots = 0  # tokens at the end that snapshots can roll back
-
-        self.is_settled = True
-        """Whether the last decode was cut to the kept tokens."""
-
-        self._checkpoint: CacheState | None = None
-        self._window: int = llama_cpp.llama_model_n_swa(handle.model)
-        self._num_snapshots = int(llama_cpp.llama_n_rs_seq(handle.context))
-        self.is_recurrent = bool(
-            llama_cpp.llama_model_is_recurrent(handle.model)
-            or llama_cpp.llama_model_is_hybrid(handle.model)
-            or self._num_snapshots
+        self._num_in_snapshots = (
+            0  # of the last tokens: so many can be rolled back by snapshots
         )
 
-    def max_rollback(self, context_length: int) -> int:
-        """The most tokens of the last decode that can be rolled back without losing others.
+        self.is_settled = True
+        """Whether `truncate` was called since the last decode."""
 
-        Call it after a decode of two tokens: it tries, since not every model says so.
+        self._checkpoint: CacheState | None = None
+        self._window: int = llama_cpp.llama_model_n_swa(handle.model)  # tokens; 0: no window
+        self._num_snapshots = int(llama_cpp.llama_n_rs_seq(handle.context))
+        is_recurrent = llama_cpp.llama_model_is_recurrent(handle.model)
+        is_hybrid = llama_cpp.llama_model_is_hybrid(handle.model)
+
+        self.is_recurrent = bool(is_recurrent or is_hybrid or self._num_snapshots)
+        """Whether the model has a recurrent state, perhaps beside keys and values."""
+
+    def max_rollback(self, context_length: int) -> int:
+        """The most tokens of a decode that can be rolled back without losing earlier tokens.
+
+        Found by removing the last of two tokens, since libllama does not tell it for all
+        models. Call it when exactly two tokens are cached, and clear the cache after it.
+
+        Args:
+            context_length: The result if any number of tokens can be rolled back.
         """
         if not (self._remove_from(1) and self._is_whole(1)):
             return 0
@@ -61,12 +75,15 @@ class Cache:
         return context_length
 
     def begin_decode(self) -> None:
-        """Note that the recurrent state is unknown until `add`: the decode may fail."""
+        """Note before a decode that the recurrent state is unknown until `add` is called.
+
+        So it is not trusted if the decode fails.
+        """
         self._num_in_snapshots = _UNKNOWN
         self.is_settled = False
 
     def add(self, num_tokens: int) -> None:
-        """Record that one call of libllama has decoded `num_tokens` tokens."""
+        """Record `num_tokens` more cached tokens, decoded by one call of libllama."""
         self.num_cached += num_tokens
         self._num_in_snapshots = min(num_tokens - 1, self._num_snapshots)
 
@@ -76,35 +93,40 @@ class Cache:
         return self._spans.position(self.num_cached)
 
     def add_picture(self, num_cells: int, num_positions: int, last: int) -> None:
-        """Record that a picture was read, or passed over. For the numbers see `PictureSpan`."""
+        """Record a picture that was read or passed over. Arguments as in `PictureSpan`."""
         span = PictureSpan(self.num_cached, num_cells, num_positions, last)
         self._spans = PictureSpans((*self._spans, span))
         self.num_cached += num_cells
         if num_positions:
             self._num_in_snapshots = 0
 
-    def lets_move(self) -> bool:
-        """Whether its recurrent state may be moved, which loses the snapshots.
+    def release_snapshots(self) -> bool:
+        """Give up snapshots that are not needed: those of a decode that was cut already.
 
-        They are not needed once the last decode was cut.
+        Returns whether there are none left, so that libllama may move the recurrent state in
+        memory, which loses its snapshots.
         """
         if self.is_settled:
             self._num_in_snapshots = min(self._num_in_snapshots, 0)
         return self._num_in_snapshots <= 0
 
     def truncate(self, num_cached: int) -> None:
-        """Cut as `Model.truncate` does. Raises CacheError for more tokens than there are."""
+        """Cut to the first num_cached tokens, as `Model.truncate` does.
+
+        Raises CacheError if there are fewer tokens.
+        """
         self._handle.require_pointers()
         self.is_settled = True
         if not 0 <= num_cached <= self.num_cached:
             raise CacheError(f"asked to keep {num_cached} of {self.num_cached} cached tokens")
         if num_cached < self.num_cached:
-            self.keep(num_cached)
+            self.cut_to(num_cached)
 
-    def keep(self, num_cached: int) -> None:
-        """Cut to the first num_cached tokens, or to fewer if these cannot be kept.
+    def cut_to(self, num_cached: int) -> None:
+        """Cut to the first num_cached tokens, or else to the checkpoint or to no tokens.
 
-        A cut within a picture moves to the picture's beginning.
+        Removes also entries that are not recorded. A cut within a picture moves to the
+        picture's beginning.
         """
         num_cached = self._spans.floor(num_cached)
         if self._checkpoint is not None and self._checkpoint.num_cached > num_cached:
@@ -119,66 +141,74 @@ class Cache:
         self._return_to_checkpoint()
 
     def keep_decoded(self) -> None:
-        """After an aborted decode, keep the tokens of its finished graphs.
+        """After an aborted decode, record the tokens of its finished graphs as cached.
 
-        libllama has removed the others. A recurrent state is unknown, and is rolled back.
+        libllama has removed the other tokens. A recurrent state is unknown then, so it returns
+        to the checkpoint.
         """
         if not self.is_recurrent:
             last = llama_cpp.llama_memory_seq_pos_max(self._handle.memory, self.number)
-            self.num_cached = max(self.num_cached, self._spans.place_after(last))
-        self.keep(self.num_cached)
+            self.num_cached = max(self.num_cached, self._spans.index_after(last))
+        self.cut_to(self.num_cached)
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether libllama's cache equals the record here.
+        """Whether libllama's cache has exactly the recorded tokens.
 
-        The owner of a context may have used it. Or an exception of a signal handler may have
-        come between a change of the cache and its record.
+        An application may have used its adopted `Llama`, or an exception of a signal handler
+        may have come between a change of the cache and its record.
         """
         return self._is_whole(self.num_cached)
 
     def checkpoint(self) -> None:
-        """Remember the present recurrent state, in place of the last checkpoint."""
+        """Copy the present recurrent state, in place of the last checkpoint.
+
+        Does nothing for a model without a recurrent state. If libllama cannot copy it, there is
+        no checkpoint afterwards.
+        """
         if not self.is_recurrent:
             return
         buffer = None
         if self._checkpoint is not None:
             buffer = self._checkpoint.data
-        self._checkpoint = None  # its buffer is overwritten
-        data = copied_entries(self._handle.context, self.number, _RECURRENT_ONLY, buffer)
+        self._checkpoint = None  # until its buffer is overwritten as a whole
+        data = copy_entries(self._handle.context, self.number, _RECURRENT_ONLY, buffer)
         if data is not None:
             self._checkpoint = CacheState(self.num_cached, data)
 
     def _return_to_checkpoint(self) -> None:
-        """Return to the checkpoint, or to an empty cache without one."""
+        """Cut to the checkpoint's tokens; clear the cache without one, or if that fails."""
         state = self._checkpoint
         if state is None:
             self.clear()
             return
         self.num_cached = 0  # until the state is known to be restored
         self._num_in_snapshots = 0
-        is_put = put_entries(self._handle.context, self.number, state.data, _RECURRENT_ONLY)
-        is_cut = is_put and self._remove_from(state.num_cached)
+        is_restored = restore_entries(
+            self._handle.context,
+            self.number,
+            state.data,
+            _RECURRENT_ONLY,
+        )
+        is_cut = is_restored and self._remove_from(state.num_cached)
         if is_cut and self._is_whole(state.num_cached):
             self.num_cached = state.num_cached
             self._spans = self._spans.up_to(state.num_cached)
         else:
             self.clear()
 
-    def _remove_from(self, place: int) -> bool:
-        """Remove the entries from a place on. Returns libllama's answer."""
-        position = self._spans.position(place)
-        return bool(
-            llama_cpp.llama_memory_seq_rm(self._handle.memory, self.number, position, -1)
-        )
+    def _remove_from(self, index: int) -> bool:
+        """Remove the entries of all tokens from an index on. Returns whether libllama did."""
+        memory = self._handle.memory
+        position = self._spans.position(index)
+        return bool(llama_cpp.llama_memory_seq_rm(memory, self.number, position, -1))
 
     def _is_whole(self, num_cached: int) -> bool:
-        """Whether the cache has exactly the entries that a decode after num_cached tokens
-        needs.
+        """Whether the cache ends after num_cached tokens, with all entries the next one needs.
 
-        libllama allows any part of a sliding window to be removed. The window's oldest entries
-        have been overwritten, or were never in a restored state: the remaining entries can lack
-        the beginning of the window, or all of it.
+        Entries can be missing with sliding windows: libllama removes entries from any token on,
+        but the older entries to which the window then moves back may have been overwritten, or
+        may never have been in a restored state.
         """
         memory = self._handle.memory
         last = self._spans.last_position(num_cached)
@@ -201,26 +231,30 @@ class Cache:
         return size
 
     def save_state(self) -> CacheState:
-        """A copy of the cached entries, and of the checkpoint.
+        """A copy of the cached entries and the checkpoint.
 
-        Raises CacheError if libllama fails to give it.
+        Raises CacheError if libllama cannot copy them.
         """
         self._handle.require_open()
-        data = copied_entries(self._handle.context, self.number)
+        data = copy_entries(self._handle.context, self.number)
         if data is None:
             raise CacheError(
-                f"the cache of {self._handle.name} cannot be copied{complaints.because()}"
+                f"the cache of {self._handle.name} cannot be copied{complaints.take_reason()}"
             )
         checkpoint = self._checkpoint and self._checkpoint.copy()
         return CacheState(self.num_cached, data, checkpoint, self._spans)
 
     def outline(self) -> CacheState:
-        """The result of `save_state` without the entries: for `reach`."""
-        nothing = np.empty(0, dtype=np.uint8)
-        return CacheState(self.num_cached, nothing, self._checkpoint, self._spans)
+        """What `save_state` returns, but without copied entries: for `num_restorable`."""
+        no_data = np.empty(0, dtype=np.uint8)
+        return CacheState(self.num_cached, no_data, self._checkpoint, self._spans)
 
-    def reach(self, state: CacheState, num_tokens: int) -> int:
-        """How many tokens remain of a state that is restored and cut to num_tokens."""
+    def num_restorable(self, state: CacheState, num_tokens: int) -> int:
+        """How many tokens would be cached after restoring a state and cutting to num_tokens.
+
+        Fewer than num_tokens where that cut is impossible: those of the state's checkpoint, or
+        0.
+        """
         num_tokens = state.pictures.floor(num_tokens)
         if num_tokens >= state.num_cached:
             return state.num_cached
@@ -233,23 +267,24 @@ class Cache:
         return checkpoint.num_cached
 
     def restore_state(self, state: CacheState) -> None:
-        """Put a state of this very model into the cache.
+        """Replace the cache by a saved state of the same model.
 
         Raises CacheError if libllama refuses it; the cache is empty then.
         """
         self.clear()
         self._spans = state.pictures
-        is_put = put_entries(self._handle.context, self.number, state.data)
-        if not (is_put and self._is_whole(state.num_cached)):
+        is_restored = restore_entries(self._handle.context, self.number, state.data)
+        if not (is_restored and self._is_whole(state.num_cached)):
             self.clear()
             raise CacheError(
-                f"the cache of {self._handle.name} cannot be restored{complaints.because()}"
+                f"the cache of {self._handle.name} cannot be restored{complaints.take_reason()}"
             )
-        self._checkpoint = state.checkpoint and state.checkpoint.copy()  # it is overwritten
+        # A copy, since the next checkpoint overwrites its data.
+        self._checkpoint = state.checkpoint and state.checkpoint.copy()
         self.num_cached = state.num_cached
 
     def clear(self) -> None:
-        """Forget everything of the sequence."""
+        """Remove all tokens of the sequence, and the checkpoint."""
         self._checkpoint = None
         self._spans = PictureSpans()
         if self._handle.num_sequences == 1:
@@ -260,19 +295,19 @@ class Cache:
         self._num_in_snapshots = 0
 
 
-def copied_entries(
+def copy_entries(
     context: int | None,
     sequence: int,
     flags: int = 0,
     buffer: NDArray[np.uint8] | None = None,
 ) -> NDArray[np.uint8] | None:
-    """A copy of a sequence's entries, or None if libllama fails to give it.
+    """A copy of a sequence's cache entries, in libllama's format; None if libllama fails.
 
     Args:
-        context: libllama's pointer.
-        sequence: The sequence.
-        flags: libllama's flags.
-        buffer: An earlier copy to overwrite.
+        context: libllama's pointer to the context.
+        sequence: The sequence's number.
+        flags: Flags of llama_state_seq_get_data_ext; 0 copies all entries.
+        buffer: An array to write to if it has the right size, instead of a new one.
     """
     size = int(llama_cpp.llama_state_seq_get_size_ext(context, sequence, flags))
     data = buffer
@@ -285,13 +320,20 @@ def copied_entries(
     return None
 
 
-def put_entries(
+def restore_entries(
     context: int | None,
     sequence: int,
     data: NDArray[np.uint8],
     flags: int = 0,
 ) -> bool:
-    """Restore entries. Returns False if libllama refuses."""
+    """Put copied entries into a sequence. Returns False if libllama refuses them.
+
+    Args:
+        context: libllama's pointer to the context.
+        sequence: The sequence's number.
+        data: The entries, from `copy_entries`.
+        flags: The flags with which they were copied.
+    """
     read = llama_cpp.llama_state_seq_set_data_ext(
         context,
         data.ctypes.data_as(_BYTES),

@@ -42,27 +42,30 @@ from localspec.llama.opening import (
 )
 from localspec.llama.projector import PicturePart, Projector
 from localspec.llama.quirks.spinning import computed_apart
-from localspec.pictures.cells import LAST_CELL, cell_rows
+from localspec.pictures.cells import LAST_CELL, cell_ranges
 from localspec.sampling.distribution import Logits
 from localspec.system.machine import OtherPrograms
 
-_UNUSED = -1  # the first token of an adopted `Llama`, until its owner decodes
+_UNUSED = (
+    -1
+)  # put at the place of an adopted `Llama`'s first token: its next decode replaces it
 
 
 class LlamaModel(LlamaContext):
-    """A sequence of a llama_cpp context: an implementation of `model_api.Model`.
+    """A model for one text: a sequence of a libllama context. Implements `model_api.Model`.
 
-    Not thread-safe, except for `interrupt`. Open one with `open` or `adopt`.
+    Not thread-safe, except for `interrupt`. Open one with `open` or `adopt`; `sibling` makes a
+    view for another text.
     """
 
     adapters: tuple[AdapterFile, ...] = ()
-    """The adapters with which it was opened."""
+    """The LoRA adapters with which it was opened."""
 
     vision: Projector | None = None
     """The projector with which it reads pictures; None without one."""
 
     is_blind = False
-    """Whether it passes over pictures."""
+    """Whether it skips the pictures of a text, as a draft beside a target that sees does."""
 
     def __init__(
         self,
@@ -78,9 +81,9 @@ class LlamaModel(LlamaContext):
         """Whether the user left the number of threads to localspec."""
 
         self.most_threads = self.num_threads
-        """The number of threads with which it was opened."""
+        """The most threads for a step: the number with which it was opened."""
 
-        self.others = OtherPrograms()
+        self.other_programs = OtherPrograms()
         """Measures how many cores other programs leave free."""
 
         self.num_free_cores = self.num_threads
@@ -90,12 +93,16 @@ class LlamaModel(LlamaContext):
         """How many layers are on which GPU, in words."""
 
         self.on_batch: Callable[[int], None] | None = None
-        """Called between the batches of a long decode with the number of cached tokens."""
+        """Called with the number of cached tokens after each batch of a long decode but the
+        last, each chunk of a prompt, and each picture."""
 
         context = handle.context
         model = handle.model
         self._setting = f"{self.num_threads} threads · {setting}"
-        no_pooling = llama_cpp.LLAMA_POOLING_TYPE_UNSPECIFIED, llama_cpp.LLAMA_POOLING_TYPE_NONE
+        no_pooling = (
+            llama_cpp.LLAMA_POOLING_TYPE_UNSPECIFIED,
+            llama_cpp.LLAMA_POOLING_TYPE_NONE,
+        )
         if llama_cpp.llama_pooling_type(context) not in no_pooling:
             raise ModelFileError(
                 f"{self.name} is an embedding model",
@@ -111,13 +118,19 @@ class LlamaModel(LlamaContext):
         self.vocab_size = self.vocabulary.size
         self.num_weight_bytes: int = llama_cpp.llama_model_size(model)
         self.cache = Cache(handle)
-        self._rows: TargetRows | OutputRows | None = None  # rows for a head
-        self._adapter_contents: list[str] = []
+        self._rows: TargetRows | OutputRows | None = None  # kept for a head; None without one
+        self._adapter_digests: list[str] = []
         self._batch = TokenBatch(llama_cpp.llama_n_batch(context))
+
         self.max_rollback = self._probe_rollback()
+        """The most tokens of the last decode that `truncate` can cut without losing others."""
 
     def sibling(self, number: int) -> LlamaModel:
-        """A view of this model at another sequence, for another text."""
+        """A view of this model for another text, whose cache is the sequence `number`.
+
+        It shares the weights and the context, and has its own cache, rows for a head, and
+        interrupt.
+        """
         other = copy.copy(self)
         other._stop = Stop()
         other.on_batch = None
@@ -128,39 +141,47 @@ class LlamaModel(LlamaContext):
 
     @property
     def identity(self) -> str | None:
-        """All that caches and costs depend on, in words; None if the content is unknown."""
+        """All that caches and costs depend on, in words; None if a file's hash is unknown."""
         return self.identity_under(self.scales)
 
     def identity_under(self, scales: Sequence[float]) -> str | None:
-        """The identity of the model with these scales of its adapters.
+        """`identity` for other scales of the adapters than the model's own.
 
         If all scales are 0, it is the identity of the model without adapters.
         """
         if self.content is None:
             return None
-        setting = self._setting + adapters_identity(self._adapter_contents, scales)
+        setting = self._setting + adapters_identity(self._adapter_digests, scales)
         return " · ".join((self.content, setting, kernels()))
 
-    def know_adapters(self, contents: Sequence[FileContent]) -> None:
-        """Identify the adapters by their files, as they were before libllama read them."""
+    def identify_adapters(self, contents: Sequence[FileContent]) -> None:
+        """Make the adapters' digests part of `identity`, which is None if one is unknown.
+
+        Args:
+            contents: The files of the adapters, noted before libllama read them. A digest is
+                unknown if its file has changed since.
+        """
         digests = []
         for content in contents:
             digest = content.digest()
-            if digest is None:  # the file has changed, so its content is not known
+            if digest is None:
                 self.content = None
                 return
             digests.append(digest)
-        self._adapter_contents = digests
+        self._adapter_digests = digests
 
     def _probe_rollback(self) -> int:
-        """Decode two tokens, which pages the weights in; try how far the cache rolls back."""
+        """The number for `max_rollback`: found by decoding two tokens and removing one.
+
+        The decode also pages the weights in. Afterwards the cache is empty.
+        """
         if self.context_length < 2:
             return 0
-        token = max(self.vocabulary.bos, 0)
+        token = max(self.vocabulary.bos, 0)  # any token, if there is no bos
         computed_apart(functools.partial(self.decode, [token, token], 0))
-        most = self.cache.max_rollback(self.context_length)
+        max_rollback = self.cache.max_rollback(self.context_length)
         self.cache.clear()
-        return most
+        return max_rollback
 
     @classmethod
     def open(
@@ -172,16 +193,18 @@ class LlamaModel(LlamaContext):
     ) -> LlamaModel:
         """Load the model file at `path`, which `gguf_file.check` has checked.
 
-        Raises, with libllama's own words, ModelFileError if it refuses the file and
-        MemoryLimitError if memory runs out; OptionError for a GPU that does not exist;
-        EngineError in a fork of a process that has loaded libllama.
-
         Args:
-            path: The file.
-            options: The settings.
-            progress: Called with the loaded share, 0 … 1; what it raises ends the load at once,
-                as Ctrl-C does.
-            adapters: The model's adapters, as `gguf_file.adapter` has checked them.
+            path: The model's file.
+            options: The settings with which libllama opens it.
+            progress: Called with the loaded share, 0 … 1. An exception that it raises ends the
+                load at once, as Ctrl-C does.
+            adapters: The model's adapters, which `gguf_file.adapter` has checked.
+
+        Raises:
+            ModelFileError: If libllama refuses the file, with libllama's reason.
+            MemoryLimitError: If memory runs out, with libllama's reason.
+            OptionError: For a GPU that does not exist.
+            EngineError: In a fork of a process that has loaded libllama.
         """
         return open_watched(progress, functools.partial(cls._load, path, options, adapters))
 
@@ -193,6 +216,7 @@ class LlamaModel(LlamaContext):
         adapters: Sequence[AdapterFile],
         watch: LoadWatch,
     ) -> LlamaModel:
+        """Do the work of `open`. watch: gets the progress, and may end the load."""
         with loaded_weights(path, options, watch) as weights:
             has_encoder = llama_cpp.llama_model_has_encoder(weights)
             if has_encoder or llama_cpp.llama_model_is_diffusion(weights):
@@ -200,31 +224,34 @@ class LlamaModel(LlamaContext):
                     f"{path} is not a causal language model",
                     "Choose a decoder-only text model.",
                 )
-            trained = llama_cpp.llama_model_n_ctx_train(weights)
-            length = context_to_open(options.context_length, trained, path.name)
-            pointers = loaded_adapters(weights, adapters)
+            trained_length = llama_cpp.llama_model_n_ctx_train(weights)
+            length = context_to_open(options.context_length, trained_length, path.name)
+            adapter_pointers = loaded_adapters(weights, adapters)
             context = new_context(weights, path.name, context_params(options, length))
-        handle = Handle(context, path.name, adapters=pointers)
+        handle = Handle(context, path.name, adapters=adapter_pointers)
         with handle.closed_on_failure():
             model = cls(handle, length, options.max_outputs, options.summary)
             # Only pictures need larger batches. Texts are read as fast with smaller ones.
-            size = min(model.batch_size, text_batch_size(options, length))
-            model._batch = TokenBatch(size)
+            batch_size = min(model.batch_size, text_batch_size(options, length))
+            model._batch = TokenBatch(batch_size)
             model.adapters = tuple(adapters)
             model.scales = tuple(adapter.scale for adapter in adapters)
             return model
 
     @classmethod
     def adopt(cls, llama: Llama, max_outputs: int) -> LlamaModel:
-        """Work on an application's `Llama`, with its settings. `close` returns it, emptied.
+        """A model that works on an application's `Llama`, with the settings of that object.
 
-        Raises ModelFileError if it computes embeddings or holds no weights, EngineError if it
-        is closed, another engine works on it, or this is a fork.
+        Its cache is emptied now, and again by `close`, which leaves the object open.
 
         Args:
             llama: The application's model.
-            max_outputs: Rows that a decode may return, as in `LlamaOptions`, at most its batch;
-                rows for a whole batch take 300 MB.
+            max_outputs: Rows of logits that a decode may return, as in `LlamaOptions`. More
+                than the object's batch size counts as that size.
+
+        Raises:
+            ModelFileError: If the object computes embeddings or holds no weights.
+            EngineError: If it is closed, another engine works on it, or this process is a fork.
         """
         handle = adopted_handle(llama)
         setting = f"GPU layers {llama.model_params.n_gpu_layers}, handed in"
@@ -232,25 +259,28 @@ class LlamaModel(LlamaContext):
         with handle.closed_on_failure():
             return cls(handle, llama.n_ctx(), max_outputs, setting)
 
-    def keep_to(self, exactness: Exactness) -> None:
-        """Keep the sizes of all decodes from now on within a class."""
+    def use_exactness(self, exactness: Exactness) -> None:
+        """From now on, decode only in numbers of tokens whose rows are exact."""
         self.exactness = exactness
         if exactness.is_bounded:
             # After the last token there must be space for padding.
-            most = llama_cpp.llama_n_ctx_seq(self.handle.context) - exactness.smallest_step + 1
-            self.context_length = min(self.context_length, most)
+            num_cells = llama_cpp.llama_n_ctx_seq(self.handle.context)
+            most_tokens = num_cells - (exactness.smallest_step - 1)
+            self.context_length = min(self.context_length, most_tokens)
             self.max_outputs = min(self.max_outputs, exactness.largest_step)
 
     def make_ready(self) -> None:
         """Prepare for an answer: allow decodes again after `interrupt`.
 
-        The cache is emptied if it differs from its record, or if the owner of an adopted
-        `Llama` has used it in the meantime. Raises EngineError if it was closed.
+        The cache is emptied if it differs from its record, or if the application has used an
+        adopted `Llama` in the meantime. Raises EngineError if it was closed.
         """
         self.require_open()
         self._stop.is_wanted = False
-        llama = self.handle.owner
-        is_used = llama is not None and (llama.n_tokens or llama.input_ids[0] != _UNUSED)
+        llama = self.handle.adopted_llama
+        is_used = False
+        if llama is not None:
+            is_used = llama.n_tokens > 0 or llama.input_ids[0] != _UNUSED
         if is_used or not self.cache.is_unchanged:
             if llama is not None:
                 llama.reset()
@@ -260,68 +290,80 @@ class LlamaModel(LlamaContext):
         self._forget_rows()
 
     def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
-        """Decode as `Model.decode` does. Raises ContextError, DecodeError, or Interrupted."""
+        """Decode as `Model.decode` does, a long text in several batches.
+
+        Raises ContextError, DecodeError, or Interrupted.
+        """
         if min(tokens, default=0) <= LAST_CELL:
-            tokens = self._up_to_last_picture(tokens, num_logits)
+            tokens = self._decode_through_pictures(tokens, num_logits)
             if not tokens:
                 return np.empty((0, self.vocab_size), dtype=np.float32)
-        self.check(tokens, num_logits)
+        self.check_decode(tokens, num_logits)
         while len(tokens) > self.batch_size:
-            # The last batch must have all rows that are asked for.
+            # The last batch must have all tokens whose logits are asked for.
             size = min(self.batch_size, len(tokens) - num_logits)
             self._decode_batch(tokens[:size], 0, len(tokens) - size)
             tokens = tokens[size:]
-            self._has_read()
+            self._finish_batch()
         return self._decode_batch(tokens, num_logits, 0)
 
     def prefill_chunk(self, tokens: Sequence[int], num_to_come: int) -> None:
-        """Decode a chunk of a prompt. Raises as `decode`.
+        """Decode a chunk of a prompt, without logits. Raises as `decode` does.
 
         Args:
-            tokens: The chunk.
-            num_to_come: Tokens of the text after it.
+            tokens: The chunk, of at most `batch_size` tokens.
+            num_to_come: Tokens of the prompt after the chunk.
         """
         if min(tokens) <= LAST_CELL:
-            tokens = self._up_to_last_picture(tokens, 0)
+            tokens = self._decode_through_pictures(tokens, 0)
         if tokens:
-            self.check(tokens, 0)
+            self.check_decode(tokens, 0)
             self._decode_batch(tokens, 0, num_to_come)
-            self._has_read()
+            self._finish_batch()
 
-    def _has_read(self) -> None:
-        """Keep a batch that was decoded whole: after an error, decoding continues there."""
+    def _finish_batch(self) -> None:
+        """Take a checkpoint after a batch, so that a later error cannot lose it; report it."""
         self.checkpoint()
         if self.on_batch is not None:
             self.on_batch(self.num_cached)
 
-    def _up_to_last_picture(self, tokens: Sequence[int], num_logits: int) -> Sequence[int]:
-        """Decode tokens and pictures, and return the tokens after the last picture.
+    def _decode_through_pictures(
+        self,
+        tokens: Sequence[int],
+        num_logits: int,
+    ) -> Sequence[int]:
+        """Decode tokens up to and with the last picture. Returns the tokens after it.
 
-        A blind model passes over pictures. Raises as `LlamaModel.decode`.
+        A blind model passes over pictures. Raises as `decode` does.
+
+        Args:
+            tokens: Tokens and cells of at least one picture.
+            num_logits: The logits that `decode` is to return; they must be those of tokens
+                after the last picture.
         """
         vision = self.vision
         if vision is None and not self.is_blind:
             raise DecodeError(f"{self.name} was loaded without a projector for pictures")
         if len(tokens) > self.context_length - self.num_cached:
             raise self._too_long(tokens)
-        rows = list(cell_rows(tokens))
-        if num_logits > len(tokens) - rows[-1].stop:
+        part_ranges = list(cell_ranges(tokens))
+        if num_logits > len(tokens) - part_ranges[-1].stop:
             raise DecodeError(f"asked for {num_logits} rows of logits, also within a picture")
         begin = 0
-        for row in rows:
-            if begin < row.start:
-                self.decode(tokens[begin : row.start], 0)
+        for part_range in part_ranges:
+            if begin < part_range.start:
+                self.decode(tokens[begin : part_range.start], 0)
+            begin = part_range.stop
             if vision is None:
-                self.cache.add_picture(len(row), 0, -1)
+                self.cache.add_picture(len(part_range), 0, -1)
             else:
-                self._read_picture(vision.part(tokens[row.start : row.stop]))
-            begin = row.stop
-            self._has_read()
+                cells = tokens[part_range.start : part_range.stop]
+                self._read_picture(vision.part(cells))
+            self._finish_batch()
         return tokens[begin:]
 
     def _read_picture(self, part: PicturePart) -> None:
-        """Read a part of a picture, completely or not at all."""
-        count = len(part.cells)
+        """Decode a part of a picture and record it. After an error the cache is as before."""
         cache = self.cache
         vision = self.vision
         assert vision is not None
@@ -329,47 +371,64 @@ class LlamaModel(LlamaContext):
         try:
             if self._rows is not None:
                 # A head begins again after the picture, which has no tokens for it.
-                self._rows.begin_decode(is_taken=False)
+                self._rows.set_output(is_on=False)
             self._decode_picture(vision, part, rows)
-            cache.add_picture(count, part.num_positions, part.last)
+            cache.add_picture(len(part.cells), part.num_positions, part.last)
         except BaseException:
-            cache.keep(cache.num_cached)  # removes entries that are not recorded
+            cache.cut_to(cache.num_cached)  # removes entries that are not recorded
             self._forget_rows()
             raise
         if self._rows is not None:
             self._rows.resume_at(self.num_cached)
 
     def _decode_picture(self, vision: Projector, part: PicturePart, rows: Rows) -> None:
+        """Decode the rows of a picture's part in place of tokens.
+
+        A projector without causal attention needs all cells in one batch: each cell attends to
+        all others of its part.
+
+        Args:
+            vision: The projector that made the rows.
+            part: The part, whose cells have positions.
+            rows: (cells, width), the row of each cell.
+        """
         cache = self.cache
         positions = part.positions(cache.position)
-        count = len(part.cells)
+        num_cells = len(part.cells)
         context = self.handle.context
-        size = count
+        batch_size = num_cells
         if vision.is_causal:
-            size = min(self.batch_size, count)
-        batch = TokenBatch(size, vision.width, rows_alone=True)
+            batch_size = min(self.batch_size, num_cells)
+        batch = TokenBatch(batch_size, vision.width, rows_alone=True)
         cache.begin_decode()
         try:
-            # Without causal attention, each cell attends to all others of its part.
             llama_cpp.llama_set_causal_attn(context, vision.is_causal)
-            for begin in range(0, count, size):
-                end = min(begin + size, count)
-                self._start_decode(end - begin)
-                batch.rows[: end - begin] = rows[begin:end]
-                filled = batch.filled_at(positions[:, begin:end], cache.number)
-                status = llama_cpp.llama_decode(context, filled)
+            for begin in range(0, num_cells, batch_size):
+                end = min(begin + batch_size, num_cells)
+                count = end - begin
+                self._start_decode(count)
+                batch.rows[:count] = rows[begin:end]
+                c_batch = batch.filled_at(positions[:, begin:end], cache.number)
+                status = llama_cpp.llama_decode(context, c_batch)
                 self.handle.num_decodes += 1
-                self._check_decoded(status, end - begin, cache.num_cached)
+                self._check_decoded(status, count, cache.num_cached)
         finally:
             llama_cpp.llama_set_causal_attn(context, True)
 
-    def given_logits(self, count: int) -> Logits:
-        """The rows of logits of the last decode of its context: a view until the next."""
-        rows = llama_cpp.llama_get_logits(self.handle.context)
-        return np.ctypeslib.as_array(rows, (count, self.vocabulary.size))
+    def last_logits(self, num_rows: int) -> Logits:
+        """(num_rows, vocab) logits of the context's last decode: a view, valid until the next.
 
-    def check(self, tokens: Sequence[int], num_logits: int) -> None:
-        """Raise the error of `decode` if its arguments are invalid, or the model is closed."""
+        Args:
+            num_rows: The number of rows that the decode was asked for.
+        """
+        rows = llama_cpp.llama_get_logits(self.handle.context)
+        return np.ctypeslib.as_array(rows, (num_rows, self.vocabulary.size))
+
+    def check_decode(self, tokens: Sequence[int], num_logits: int) -> None:
+        """Raise the error of `decode` if its arguments are invalid, or the model is closed.
+
+        Pictures among the tokens are invalid here.
+        """
         self.require_open()
         if not 0 < len(tokens) <= self.context_length - self.num_cached:
             raise self._too_long(tokens)
@@ -392,31 +451,40 @@ class LlamaModel(LlamaContext):
         )
 
     def _decode_batch(self, tokens: Sequence[int], num_logits: int, num_to_come: int) -> Logits:
-        """Decode a batch, which num_to_come tokens follow in the same call of `decode`.
+        """Decode a batch of at most `batch_size` tokens. Returns the last rows of logits.
 
-        If an exact class bounds the sizes, it is decoded in pieces.
+        If only some sizes of decodes are exact, the batch is decoded in pieces of such sizes.
+        After an error the cache has the tokens from before; after an interrupt it may also have
+        tokens of the batch.
+
+        Args:
+            tokens: The batch.
+            num_logits: Tokens at its end whose logits are returned.
+            num_to_come: Tokens of the text that are to be decoded right after the batch.
         """
-        before = self.num_cached
+        num_cached_before = self.num_cached
+        text_end = num_cached_before + len(tokens)
         begin = 0
         pieces = list[Logits]()
         try:
             while begin < len(tokens):
-                start = before + begin
-                size = self.exactness.end_of_piece(start, before + len(tokens)) - start
-                left = len(tokens) - begin - size
-                num_rows = max(min(num_logits - left, size), 0)
-                self._try_batch(tokens[begin : begin + size], num_rows, num_to_come + left)
-                begin += size
+                piece_begin = num_cached_before + begin
+                piece_end = self.exactness.end_of_piece(piece_begin, text_end)
+                end = begin + piece_end - piece_begin
+                num_left = len(tokens) - end
+                num_rows = max(min(num_logits - num_left, end - begin), 0)
+                self._decode_piece(tokens[begin:end], num_rows, num_to_come + num_left)
+                begin = end
                 if num_rows:
-                    rows = self.given_logits(num_rows)
-                    if left:  # the next piece overwrites them
+                    rows = self.last_logits(num_rows)
+                    if num_left:  # the next piece overwrites them
                         rows = rows.copy()
                     pieces.append(rows)
         except BaseException as error:
             if isinstance(error, Interrupted):
                 self.cache.keep_decoded()
             else:
-                self.cache.keep(before)  # a failed batch may have left entries
+                self.cache.cut_to(num_cached_before)  # a failed batch may have left entries
             self._forget_rows()
             raise
         if not pieces:
@@ -425,12 +493,17 @@ class LlamaModel(LlamaContext):
             return pieces[0]
         return np.concatenate(pieces)
 
-    def _try_batch(self, tokens: Sequence[int], num_logits: int, num_to_come: int) -> None:
+    def _decode_piece(self, tokens: Sequence[int], num_logits: int, num_to_come: int) -> None:
+        """Decode tokens by one call of libllama, and record them in the cache.
+
+        A piece smaller than the exact sizes is padded, and the padding is cut again. The rows
+        of logits are those of `last_logits`. Arguments as for `_decode_batch`.
+        """
         count = len(tokens)
         num_padding = max(self.exactness.smallest_step - count, 0)
         self._start_decode(count)
         cache = self.cache
-        batch = self._batch.filled(
+        c_batch = self._batch.filled(
             tokens,
             cache.position,
             num_logits,
@@ -440,9 +513,9 @@ class LlamaModel(LlamaContext):
         rows = self._rows
         takes_rows = rows is not None and rows.wants(count, num_logits, num_to_come)
         if rows is not None:
-            rows.begin_decode(is_taken=takes_rows)
+            rows.set_output(is_on=takes_rows)
         cache.begin_decode()
-        status = llama_cpp.llama_decode(self.handle.context, batch)
+        status = llama_cpp.llama_decode(self.handle.context, c_batch)
         self.handle.num_decodes += 1
         self._check_decoded(status, count, self.num_cached)
         if rows is not None and takes_rows:
@@ -450,21 +523,25 @@ class LlamaModel(LlamaContext):
         end = cache.num_cached + count
         cache.add(count + num_padding)
         if num_padding:
-            cache.keep(end)
+            cache.cut_to(end)
             if cache.num_cached != end:
                 raise DecodeError(f"{self.name} could not take back padding; leave exact out")
 
     @property
     def num_cached(self) -> int:
+        """Cached tokens, including the cells of pictures."""
         return self.cache.num_cached
 
     @property
     def batch_size(self) -> int:
-        """Tokens that one call of libllama takes."""
+        """The most tokens that one call of libllama takes."""
         return self._batch.size
 
     def truncate(self, num_cached: int) -> None:
-        """Cut as `Model.truncate` does. Raises CacheError for more tokens than there are."""
+        """Cut the cache to its first num_cached tokens, as `Model.truncate` does.
+
+        Raises CacheError if there are fewer tokens.
+        """
         self.cache.truncate(num_cached)
         self._forget_rows()
 
@@ -474,11 +551,11 @@ class LlamaModel(LlamaContext):
             self._rows.truncate(self.num_cached)
 
     def keep_rows(self, rows: TargetRows | OutputRows) -> HiddenRows:
-        """Keep the hidden rows of the latest tokens from now on, for a head that reads them.
+        """Copy hidden rows of the tokens decoded from now on into `rows`, and return `rows`.
 
         Raises EngineError for an adopted `Llama`, whose settings stay as they are.
         """
-        if self.handle.owner is not None:
+        if self.handle.adopted_llama is not None:
             raise EngineError(
                 f"the Llama object of {self.name} keeps no rows for a head",
                 "Name the model's file instead.",
@@ -488,15 +565,16 @@ class LlamaModel(LlamaContext):
 
     @property
     def kept_rows(self) -> HiddenRows:
-        """The hidden rows kept for the head."""
+        """The hidden rows that are kept for a head. Only after `keep_rows`."""
         assert self._rows is not None
         return self._rows
 
     def checkpoint(self) -> None:
+        """Remember the present recurrent state, to which the cache can be rolled back."""
         self.cache.checkpoint()
 
     def restore_state(self, state: CacheState) -> None:
-        """Put a state of this very model into the cache.
+        """Replace the cache by a saved state of the same model.
 
         Raises CacheError if libllama refuses it; the cache is empty then.
         """
@@ -509,7 +587,12 @@ class LlamaModel(LlamaContext):
 
 
 def _template(model: Any, name: bytes | None) -> str | None:
-    """A chat template in the model's file. name: its name, None for the default template."""
+    """The text of a chat template in the model's file; None if the file has no such template.
+
+    Args:
+        model: libllama's pointer to the model.
+        name: The template's name; None for the default template.
+    """
     template: bytes | None = llama_cpp.llama_model_chat_template(model, name)
     if template:
         return template.decode("utf-8", errors="replace")

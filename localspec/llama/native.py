@@ -1,6 +1,6 @@
-"""Settings of libllama that hold for the whole process.
+"""What is set once for libllama in a process: its back ends, its log, its callbacks.
 
-Each function takes the llama_cpp module: `llama/loaded.py` alone imports it.
+`lib` is always the llama_cpp module: `llama/loaded.py` alone imports it.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _NO_MEMORY = re.compile(
     re.IGNORECASE,
 )
 _LOG_LEVELS = {3: logging.WARNING, 4: logging.ERROR}  # by ggml_log_level; others are details
-# Warnings without meaning for users: about each tensor of a head that is left out, each matrix
-# of an adapter that is in main memory, each picture that a hybrid reads, and the best form of
-# pictures.
+# Warnings that tell users nothing, so they are logged as details: about each tensor of a head
+# that is left out, each matrix of an adapter that is in main memory, each picture that a hybrid
+# model reads, and the best form of pictures.
 _DETAILS = re.compile(
     r"-- ignoring$|^llama_adapter_lora_init_impl: .*fallback to CPU$|"
     r"^find_slot: non-consecutive|^load_hparams: "
@@ -39,12 +39,15 @@ _DETAILS = re.compile(
 
 
 class Complaints(collections.deque[str]):
-    """The last warnings and errors of libllama, for the messages of our own errors."""
+    """The last lines of libllama's log that warn or report an error, oldest first.
 
-    callback: Any = None  # kept alive: C holds its pointer
+    They give our own errors a reason. Clear them before a call that may fail.
+    """
 
-    def because(self) -> str:
-        """ ": reason; reason", or "" without a reason. Clears the lines."""
+    callback: Any = None  # the C callback that logs: kept alive, since C holds its pointer
+
+    def take_reason(self) -> str:
+        """The lines as the end of a message, ": line; line"; "" without lines. Clears them."""
         reason = "; ".join(self)
         self.clear()
         if reason:
@@ -52,16 +55,17 @@ class Complaints(collections.deque[str]):
         return ""
 
     def as_error(self, what: str, hint: str) -> LocalspecError:
-        """An error with libllama's reason. Clears the lines.
-
-        A MemoryLimitError if memory ran out, or else a ModelFileError with this hint.
+        """An error with libllama's lines as its reason. Clears the lines.
 
         Args:
-            what: What failed, in words.
-            hint: The hint of a ModelFileError.
+            what: What failed, in words: the beginning of the error's message.
+            hint: The hint of a ModelFileError; a MemoryLimitError has a hint of its own.
+
+        Returns:
+            A MemoryLimitError if a line says that an allocation failed, else a ModelFileError.
         """
         lacks_memory = any(_NO_MEMORY.search(line) for line in self)
-        message = f"{what}{self.because()}"
+        message = f"{what}{self.take_reason()}"
         if lacks_memory:
             return MemoryLimitError(
                 message,
@@ -72,7 +76,7 @@ class Complaints(collections.deque[str]):
 
 
 def shared_library(lib: Any) -> ctypes.CDLL:
-    """libllama as loaded by ctypes."""
+    """libllama as ctypes loaded it, for functions that llama_cpp does not declare."""
     library: ctypes.CDLL = lib.llama_cpp._lib
     return library
 
@@ -80,42 +84,50 @@ def shared_library(lib: Any) -> ctypes.CDLL:
 def ggml_function(lib: Any, name: str, result: Any, *arguments: Any) -> Any:
     """A C function of ggml that llama-cpp-python does not declare.
 
-    On Linux and macOS it can be found through libllama, on Windows only in its own library.
+    Linux and macOS find it through libllama, Windows only in ggml's own libraries.
 
     Args:
         lib: The llama_cpp module.
         name: The function's name.
-        result, arguments: Its types.
+        result: The ctypes type of its result.
+        arguments: The ctypes types of its arguments.
+
+    Raises:
+        EngineError: If the libraries have no such function.
     """
     libraries = [shared_library(lib)]
     if os.name == "nt":
         folder = os.path.dirname(libraries[0]._name)
-        names = ("ggml.dll", "ggml-base.dll")
-        libraries = [ctypes.CDLL(os.path.join(folder, file)) for file in names]
+        file_names = ("ggml.dll", "ggml-base.dll")
+        libraries = [ctypes.CDLL(os.path.join(folder, file)) for file in file_names]
+    function_type = ctypes.CFUNCTYPE(result, *arguments)
     for library in libraries:
-        function_type = ctypes.CFUNCTYPE(result, *arguments)
         with contextlib.suppress(AttributeError):
             return function_type((name, library))
     raise EngineError(f"the ggml of {libraries[0]._name} has no {name}", binding.HINT)
 
 
 def load_backends(lib: Any, library: binding.Library) -> None:
-    """Load ggml's back ends if they are files, in libllama's folder or in bin/.
+    """Load ggml's back ends from libllama's folder, or else from the bin/ beside it.
 
-    Raises EngineError if there are none.
+    Does nothing if they are linked into libllama, and so are there already. Raises EngineError
+    if there are none.
     """
-    count = ggml_function(lib, "ggml_backend_reg_count", ctypes.c_size_t)
-    load = ggml_function(lib, "ggml_backend_load_all_from_path", None, ctypes.c_char_p)
+    num_loaded = ggml_function(lib, "ggml_backend_reg_count", ctypes.c_size_t)
+    load_from = ggml_function(lib, "ggml_backend_load_all_from_path", None, ctypes.c_char_p)
     for folder in (library.folder, library.folder.parent / "bin"):
-        if not count():
-            with spinning_briefly():  # libgomp may come with them
-                load(os.fsencode(folder))
-    if not count():
+        if not num_loaded():
+            with spinning_briefly():  # a back end may load libgomp
+                load_from(os.fsencode(folder))
+    if not num_loaded():
         raise EngineError(f"the libllama of {library.origin} has no back end", binding.HINT)
 
 
 def capture_logs(lib: Any) -> Complaints:
-    """Send libllama's log to `logging`, as localspec.llama, instead of stderr."""
+    """Send libllama's log to the logger localspec.llama, instead of stderr.
+
+    Returns its last warnings and errors, which the log continues to fill.
+    """
     complaints = Complaints(maxlen=4)
 
     @lib.llama_log_callback  # type: ignore[untyped-decorator]
@@ -135,20 +147,24 @@ def capture_logs(lib: Any) -> Complaints:
 
 
 class LoadWatch:
-    """Reports a load's progress, and catches the exception that ends it.
+    """Reports a load's progress, and stores the exception that ends the load.
 
     An exception cannot pass through C. So an exception of `progress` is stored as `error`, and
-    libllama stops the load. Ctrl-C becomes KeyboardInterrupt at Python's next instruction; if
-    that is at the edge of a callback, Python reports it as unraisable and drops it.
+    libllama stops the load. Ctrl-C becomes KeyboardInterrupt at Python's next instruction. If
+    that is where C calls back into Python, Python drops the exception and calls
+    `sys.unraisablehook`; a hook of ours stores it while the `with` block runs.
     """
 
     def __init__(self, progress: Callable[[float], None]) -> None:
         self._progress = progress
+
         self.error: BaseException | None = None
+        """The exception that ended the load, to be raised by the caller."""
+
         self._is_over = False
 
     def on_progress(self, fraction: float, _data: object = None) -> bool:
-        """Report the loaded share, 0 … 1. Returns False to stop the load."""
+        """Report the loaded share, 0 … 1, to `progress`. Returns False to stop the load."""
         if self.error is None:
             try:
                 self._progress(fraction)
@@ -157,40 +173,44 @@ class LoadWatch:
         return self.error is None
 
     def __enter__(self) -> LoadWatch:
-        self._previous = sys.unraisablehook
-        sys.unraisablehook = self._notice
+        self._previous_hook = sys.unraisablehook
+        sys.unraisablehook = self._store_interrupt
         return self
 
     def __exit__(self, *_error: object) -> None:
         self._is_over = True
         # A load in another thread may have replaced the hook.
-        if sys.unraisablehook == self._notice:
-            sys.unraisablehook = self._previous
+        if sys.unraisablehook == self._store_interrupt:
+            sys.unraisablehook = self._previous_hook
 
-    def _notice(self, lost: Any) -> None:
-        if isinstance(lost.exc_value, KeyboardInterrupt) and not self._is_over:
-            self.error = lost.exc_value
+    def _store_interrupt(self, unraisable: Any) -> None:
+        """Store a dropped KeyboardInterrupt; leave other exceptions to the previous hook."""
+        if isinstance(unraisable.exc_value, KeyboardInterrupt) and not self._is_over:
+            self.error = unraisable.exc_value
         else:
-            self._previous(lost)
+            self._previous_hook(unraisable)
 
 
 def new_stop_callback(lib: Any) -> Any:
-    """An abort callback that stops a decode if its data is not an empty C string.
+    """An abort callback for libllama: strlen of C, as a function that needs no Python.
 
-    libllama calls it before every node of its graph. Python code would wait for the
-    interpreter's lock each time, so the callback is a C function that reads a byte: strlen,
-    which returns 0 (continue) or 1 (stop).
+    libllama calls it before every node of its graph, with a pointer to the stop byte and the 0
+    byte after it. strlen returns 0 (continue) if the stop byte is 0, else 1 (stop). A callback
+    in Python would wait for the interpreter's lock each time.
     """
-    libc = ctypes.cdll.msvcrt if os.name == "nt" else ctypes.CDLL(None)
+    if os.name == "nt":
+        libc = ctypes.cdll.msvcrt
+    else:
+        libc = ctypes.CDLL(None)
     address = ctypes.cast(libc.strlen, ctypes.c_void_p).value
     return lib.ggml_abort_callback(address)
 
 
 def return_freed_memory() -> None:
-    """Return freed memory of the C heap to the system.
+    """Return the C heap's freed memory to the system; does nothing without malloc_trim.
 
     glibc keeps freed buffers of up to 32 MiB: a process that opens and closes small models
-    would hold a hundred unused MiB. Other C libraries return them without a call.
+    would hold a hundred unused MiB. Other C libraries return them of their own accord.
     """
     if sys.platform.startswith("linux"):
         trim = getattr(ctypes.CDLL(None), "malloc_trim", None)

@@ -264,6 +264,6 @@ def adopted_handle(llama: Llama) -> Handle:
         )
     llama.reset()  # type: ignore[no-untyped-call]
     llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(llama.ctx), True)  # noqa: FBT003
-    handle = Handle(llama.ctx, Path(llama.model_path).name, owner=llama)
+    handle = Handle(llama.ctx, Path(llama.model_path).name, adopted_llama=llama)
     _adopted[llama.ctx] = handle
     return handle

@@ -28,7 +28,7 @@ def cell_numbers(key: bytes, count: int) -> list[int]:
     return list(range(first, first - count, -1))
 
 
-def cell_rows(tokens: Sequence[int]) -> Iterator[range]:
+def cell_ranges(tokens: Sequence[int]) -> Iterator[range]:
     """The ranges of a list that hold cells: one for each part, in order."""
     end = 0
     for index, token in enumerate(tokens):

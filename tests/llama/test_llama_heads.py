@@ -567,13 +567,13 @@ def test_of_a_head_that_rests_long_the_target_gives_no_rows(made, monkeypatch):
         loop = inside.loop(engine)
         plain = text_of(engine, max_tokens=160, sampling=SAMPLED, seed=3)
         rows, taken = inside.target(engine).kept_rows, []
-        begin_decode = rows.begin_decode
+        set_output = rows.set_output
 
-        def noted(*, is_taken):
-            taken.append(is_taken)
-            begin_decode(is_taken=is_taken)
+        def noted(*, is_on):
+            taken.append(is_on)
+            set_output(is_on=is_on)
 
-        monkeypatch.setattr(rows, "begin_decode", noted)
+        monkeypatch.setattr(rows, "set_output", noted)
         loop.draft_policy = Resting(3, keeps_sizes=True)
         reply = engine.generate_raw(PROMPT, max_tokens=160, sampling=SAMPLED, seed=3).reply()
         assert reply.token_ids == plain

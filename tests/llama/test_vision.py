@@ -20,7 +20,7 @@ from localspec.llama.cache_state import PictureSpan, PictureSpans
 from localspec.llama.library import mtmd
 from localspec.llama.model import LlamaModel
 from localspec.llama.model_options import LlamaOptions
-from localspec.pictures.cells import cell_numbers, cell_rows
+from localspec.pictures.cells import cell_numbers, cell_ranges
 from localspec.pictures.picture import Picture
 from localspec.streaming.answer_options import AnswerOptions
 from localspec.streaming.answer_text import Prompt
@@ -146,7 +146,7 @@ def test_a_cut_within_a_picture_comes_in_front_of_it(engine):
     prompt = prompt_of(engine, "see ", random_picture(1), "what is it")
     target = inside.target(engine)
     asked(engine, prompt)
-    row = list(cell_rows(prompt.tokens))[-1]
+    row = list(cell_ranges(prompt.tokens))[-1]
     with inside.lent(engine):
         target.vision.show(prompt.pictures)
         target.decode(prompt.tokens, 1)
@@ -237,7 +237,7 @@ def test_reading_a_picture_can_be_cancelled(engine):
     target = inside.target(engine)
     with inside.lent(engine):
         target.vision.show(prompt.pictures)
-        row = next(cell_rows(prompt.tokens))
+        row = next(cell_ranges(prompt.tokens))
         part = target.vision.part(prompt.tokens[row.start : row.stop])
         with pytest.raises(Interrupted):
             target.vision.rows(part, lambda: True)
@@ -256,7 +256,7 @@ def test_reading_a_picture_can_be_cancelled(engine):
 def test_a_decode_that_fails_within_a_picture_leaves_nothing_of_it(engine, monkeypatch):
     prompt = prompt_of(engine, "see ", random_picture(8), "what is it")
     target = inside.target(engine)
-    row = next(cell_rows(prompt.tokens))
+    row = next(cell_ranges(prompt.tokens))
     with inside.lent(engine):
         target.vision.show(prompt.pictures)
         expected = target.decode(prompt.tokens, 1)[0].copy()
@@ -298,7 +298,7 @@ def test_an_answer_keeps_its_pictures_at_hand(engine, monkeypatch):
 
     exchange.on_begin = on_begin
     assert inside.answer(engine, exchange).reply().token_ids == expected
-    row = next(cell_rows(prompt.tokens))
+    row = next(cell_ranges(prompt.tokens))
     with pytest.raises(DecodeError, match="not at hand"):
         vision.part(prompt.tokens[row.start : row.stop])
 

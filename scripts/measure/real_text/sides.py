@@ -104,7 +104,7 @@ class Weights:
         assert first.handle.model is not None
         params = context_params(options, first.context_length)
         context = new_context(first.handle.model, first.name, params)
-        handle = Handle(context, first.name, model_of=first.handle)
+        handle = Handle(context, first.name, weights_owner=first.handle)
         with handle.closed_on_failure():
             model = LlamaModel(
                 handle, first.context_length, options.max_outputs, options.summary
