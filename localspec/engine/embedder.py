@@ -88,7 +88,7 @@ class Embedder:
             for text in texts:
                 tokens = self._tokens(text)
                 read.append(self._fitting(tokens, truncate=truncate))
-            vectors = self._model.pooled(read)[:, :dimensions]
+            vectors = self._model.pool(read)[:, :dimensions]
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
         lengths[lengths == 0] = 1
         units = (vectors / lengths).astype(np.float32)
@@ -104,14 +104,14 @@ class Embedder:
         with self._in_use:
             read = []
             for document in at_most(_MOST_TEXTS, documents, "documents"):
-                pair = self._model.tokens_of_pair(query, document)
+                pair = self._model.pair_tokens(query, document)
                 read.append(self._fitting(pair, truncate=truncate))
-            scores = self._model.pooled(read)[:, 0]
+            scores = self._model.pool(read)[:, 0]
         return Embedded(scores, _num_tokens(read))
 
     def _tokens(self, text: str | Sequence[int]) -> list[int]:
         if isinstance(text, str):
-            return self._model.tokens_of(text)
+            return self._model.text_tokens(text)
         ids = at_most(_MOST_IDS, text, "token ids")
         if ids:
             self._model.vocabulary.detokenize([min(ids), max(ids)])  # which refuses others

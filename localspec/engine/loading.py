@@ -56,7 +56,7 @@ from localspec.llama.placement import (
 )
 from localspec.llama.quirks import tiled_kernels
 from localspec.llama.quirks.spinning import computed_apart
-from localspec.llama.rpc_servers import reset_lines_at_end
+from localspec.llama.rpc_servers import reset_connections_at_end
 from localspec.planning.device_plans import Ranked, device_in_words, ranked_plans
 from localspec.planning.free_memory import Planned, suited_options_here
 from localspec.planning.memory import DEFAULT_KEPT_BYTES
@@ -377,7 +377,7 @@ def _open_models(
                 raise
             raise ProjectorError(str(error)) from error
     for source in sources:
-        reset_lines_at_end(source.options.rpc)
+        reset_connections_at_end(source.options.rpc)
     return Models(target, draft, head)
 
 
@@ -405,7 +405,7 @@ def _open(source: Source, stack: contextlib.ExitStack) -> LlamaModel:
     options = source.options
     if source.header is None:
         assert source.llama is not None
-        tiled_kernels.allow()
+        tiled_kernels.note_use()
         adopted = LlamaModel.adopt(source.llama, options.max_outputs)
         stack.callback(adopted.close)
         adopted.content = _content_of_adopted(adopted, source.llama.model_path)
@@ -453,8 +453,8 @@ def prepare_kernels(options: LlamaOptions, header: Header) -> None:
     Raises OptionError if exact decodes are asked for, and other kernels are in use already.
     """
     if not (options.exact and tiled_kernels.are_tiled(header)):
-        tiled_kernels.allow()
-    elif not tiled_kernels.leave_out():
+        tiled_kernels.note_use()
+    elif not tiled_kernels.switch_off():
         raise OptionError(
             f"{header.path.name} cannot be exact in this process, whose kernels for several "
             "rows are in use",

@@ -2,7 +2,8 @@
 
     python -m localspec.llama.device_trial JSON
 
-`planning.device_trials` starts it. It prints a line of JSON for each trial that is done.
+`planning.device_trials` starts it. It prints a line of JSON for each finished trial: the name
+of the trial and its times, or an error, after which no other trial follows.
 """
 
 from __future__ import annotations
@@ -28,103 +29,108 @@ from localspec.llama.opening import context_params, loaded_weights, new_context
 
 _CONTEXT_LENGTH = 1024
 _FEW_TOKENS = 64  # tokens that show how slow a device is, at an eighth of the cost
-_ROUNDS = 3
-_ENOUGH_S = 1.0  # seconds of reading that suffice with fewer rounds
-_SLOW_READ_S = 3.0  # from here on only the time of few tokens is measured
+_NUM_ROUNDS = 3  # measurements, whose median counts
+_ENOUGH_S = 1.0  # seconds of reading after which fewer rounds suffice
+_SLOW_READ_S = 3.0  # if TRIAL_TOKENS would take longer, only few tokens are read
 
 
 def main() -> None:
     """Run the trials that the command line names, and print their times."""
-    asked = json.loads(sys.argv[1])
-    # If the starting process ends, only this timer ends this one.
-    watchdog = threading.Timer(asked["seconds"], os._exit, (1,))
+    request = json.loads(sys.argv[1])
+    # Ends this process if it takes too long, even if the process that started it has ended.
+    watchdog = threading.Timer(request["seconds"], os._exit, (1,))
     watchdog.daemon = True
     watchdog.start()
-    path = Path(asked["path"])
-    for trial in asked["trials"]:
+    path = Path(request["path"])
+    for trial in request["trials"]:
         options = LlamaOptions(**trial["options"])
         try:
-            times = _times(path, options, asked["num_tokens"], asked["slow_s"])
+            times = _run_trial(path, options, request["num_tokens"], request["slow_s"])
         except LocalspecError as error:
             lacks_memory = isinstance(error, MemoryLimitError)
-            _say({"error": str(error), "lacks_memory": lacks_memory})
+            _print_line({"error": str(error), "lacks_memory": lacks_memory})
             break
-        _say({"name": trial["name"], **times})
+        _print_line({"name": trial["name"], **times})
         if times["is_slow"]:
             break
     os._exit(0)  # a driver may crash when its library is unloaded
 
 
-def _say(result: dict[str, Any]) -> None:
+def _print_line(result: dict[str, Any]) -> None:
+    """Print a line of JSON at once."""
     sys.stdout.write(json.dumps(result) + "\n")
     sys.stdout.flush()
 
 
-def _times(
+def _run_trial(
     path: Path,
     options: LlamaOptions,
     num_tokens: int,
     slow_s: float,
 ) -> dict[str, Any]:
-    """The fields of `Times`, and whether the device is too slow to be timed further.
+    """Load a model, and time it. Returns the fields of `Times`, and "is_slow".
+
+    Nothing is freed but the weights after an error: the process ends soon.
 
     Args:
         path: The model's file.
         options: The options with which it is opened.
         num_tokens: Tokens of its vocabulary.
-        slow_s: The most `Times.cost_s`, in seconds; a device that takes longer is too slow.
+        slow_s: The most seconds of `Times.cost_s`. A device that takes longer is slow, and is
+            not timed further.
     """
     with (
         native.LoadWatch(lambda _share: None) as watch,
         loaded_weights(path, options, watch) as model,
     ):
         context = new_context(model, path.name, context_params(options, _CONTEXT_LENGTH))
-        return _decoded(context, num_tokens, slow_s)
+        return _measure(context, num_tokens, slow_s)
 
 
-def _decoded(context: int, num_tokens: int, slow_s: float) -> dict[str, Any]:
+def _measure(context: int, num_tokens: int, slow_s: float) -> dict[str, Any]:
+    """Time a context's decodes. Arguments and result as for `_run_trial`.
+
+    Args:
+        context: libllama's pointer to the context.
+    """
     memory = llama_cpp.llama_get_memory(context)
 
     def read(count: int) -> float:
+        """Seconds to decode a prompt of `count` tokens."""
         llama_cpp.llama_memory_clear(memory, True)  # noqa: FBT003
         tokens = [7 * index % num_tokens for index in range(count)]
         return _decode_s(context, tokens)
 
     def write() -> float:
+        """Seconds to decode one more token."""
         return _decode_s(context, [1])
 
     write()  # pages the weights in
-    read(_FEW_TOKENS)  # compiles what a driver compiles
-    few_s = TRIAL_TOKENS / _FEW_TOKENS * read(_FEW_TOKENS)
+    read(_FEW_TOKENS)  # lets the driver compile its kernels
+    read_s = TRIAL_TOKENS / _FEW_TOKENS * read(_FEW_TOKENS)
     write()
-    write_s = statistics.median(write() for _ in range(_ROUNDS))
-    if Times(few_s, write_s).cost_s > slow_s:
-        return {
-            "read_s": few_s,
-            "write_s": write_s,
-            "is_slow": True,
-        }
-    read_s = few_s
-    if few_s < _SLOW_READ_S:
+    write_s = statistics.median(write() for _ in range(_NUM_ROUNDS))
+    is_slow = Times(read_s, write_s).cost_s > slow_s
+    if not is_slow and read_s < _SLOW_READ_S:
         read(TRIAL_TOKENS)
-        read_s = _median_of_some(functools.partial(read, TRIAL_TOKENS))
+        read_s = _median_s(functools.partial(read, TRIAL_TOKENS))
     return {
         "read_s": read_s,
         "write_s": write_s,
-        "is_slow": False,
+        "is_slow": is_slow,
     }
 
 
-def _median_of_some(timed: Callable[[], float]) -> float:
-    """The median of several calls; of fewer if they take long."""
-    seconds = [timed()]
-    while len(seconds) < _ROUNDS and sum(seconds) < _ENOUGH_S:
-        seconds.append(timed())
+def _median_s(measure: Callable[[], float]) -> float:
+    """The median of several measurements in seconds; of fewer if they take long."""
+    seconds = [measure()]
+    while len(seconds) < _NUM_ROUNDS and sum(seconds) < _ENOUGH_S:
+        seconds.append(measure())
     return statistics.median(seconds)
 
 
 def _decode_s(context: int, tokens: list[int]) -> float:
-    """Seconds for a decode. Raises DecodeError if libllama refuses it."""
+    """Seconds that a decode of these tokens takes. Raises DecodeError if libllama fails."""
     array = (ctypes.c_int32 * len(tokens))(*tokens)
     batch = llama_cpp.llama_batch_get_one(array, len(tokens))
     begin = time.perf_counter()

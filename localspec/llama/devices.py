@@ -1,6 +1,6 @@
 """The devices that ggml can compute on.
 
-Each function takes the llama_cpp module: `llama/loaded.py` alone imports it.
+`lib` is always the llama_cpp module: `llama/loaded.py` alone imports it.
 """
 
 from __future__ import annotations
@@ -20,32 +20,37 @@ from localspec.llama.native import ggml_function
 
 REMOTE = "remote"  # the kind of a device of an RPC server
 _KINDS = ("CPU", "GPU", "integrated GPU", "accelerator", "group")  # by ggml_backend_dev_type
+# Environment variables that name the GPUs to use, and so hide all others.
 _HIDING = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "GGML_VK_VISIBLE_DEVICES")
-_OF_A_CARD = 4_000_000_000  # bytes; a GPU with less memory of its own is mostly in a processor
+_LEAST_CARD_BYTES = 4_000_000_000  # a GPU with less memory of its own is mostly in a processor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A processor that ggml knows."""
+    """A processor that ggml can compute on."""
 
     name: str
+    """llama.cpp's name, as "Vulkan0"."""
+
     description: str
+    """The driver's name for it, such as the model of a card."""
+
     kind: str
     """"CPU", "GPU", "integrated GPU" (in the main memory), "accelerator" (of the CPU),
     "group" (of GPUs), or "remote" (of an RPC server, which does not say what it is)."""
 
     free_bytes: int
-    """Free memory, by the driver."""
+    """Free memory, as the driver says."""
 
     total_bytes: int
-    """All memory, by the driver."""
+    """All memory, as the driver says."""
 
     server: str = ""
     """The address of the RPC server; empty for a device of this machine."""
 
 
 def device_pointers(lib: Any) -> list[int]:
-    """ggml's pointers to every device of every backend of this build."""
+    """ggml's pointers to every device of every back end of this build."""
     size = ctypes.c_size_t
     count = ggml_function(lib, "ggml_backend_dev_count", size)
     get = ggml_function(lib, "ggml_backend_dev_get", ctypes.c_void_p, size)
@@ -53,24 +58,24 @@ def device_pointers(lib: Any) -> list[int]:
 
 
 def list_devices(lib: Any) -> tuple[Device, ...]:
-    """List the devices of `device_pointers`, in the same order."""
+    """The devices of `device_pointers`, in the same order."""
     text = ctypes.c_char_p
     pointer = ctypes.c_void_p
-    name = ggml_function(lib, "ggml_backend_dev_name", text, pointer)
-    about = ggml_function(lib, "ggml_backend_dev_description", text, pointer)
-    kind = ggml_function(lib, "ggml_backend_dev_type", ctypes.c_int, pointer)
+    name_of = ggml_function(lib, "ggml_backend_dev_name", text, pointer)
+    description_of = ggml_function(lib, "ggml_backend_dev_description", text, pointer)
+    type_of = ggml_function(lib, "ggml_backend_dev_type", ctypes.c_int, pointer)
     devices = []
     for device in device_pointers(lib):
         free_bytes, total_bytes = device_memory(lib, device)
-        number = kind(device)
-        kind_name = f"kind {number}"
-        if number < len(_KINDS):
-            kind_name = _KINDS[number]
+        type_number = type_of(device)
+        kind = f"kind {type_number}"
+        if type_number < len(_KINDS):
+            kind = _KINDS[type_number]
         devices.append(
             Device(
-                name=name(device).decode(errors="replace"),
-                description=about(device).decode(errors="replace"),
-                kind=kind_name,
+                name=name_of(device).decode(errors="replace"),
+                description=description_of(device).decode(errors="replace"),
+                kind=kind,
                 free_bytes=free_bytes,
                 total_bytes=total_bytes,
             )
@@ -79,17 +84,22 @@ def list_devices(lib: Any) -> tuple[Device, ...]:
 
 
 def device_memory(lib: Any, device: int) -> tuple[int, int]:
-    """The free and the total bytes of a device. device: ggml's pointer to it."""
-    sizes = ctypes.POINTER(ctypes.c_size_t)
-    ask = ggml_function(lib, "ggml_backend_dev_memory", None, ctypes.c_void_p, sizes, sizes)
+    """The free and the total bytes of a device's memory. device: ggml's pointer to it."""
+    name = "ggml_backend_dev_memory"
+    size_pointer = ctypes.POINTER(ctypes.c_size_t)
+    get_memory = ggml_function(lib, name, None, ctypes.c_void_p, size_pointer, size_pointer)
     free = ctypes.c_size_t(0)
     total = ctypes.c_size_t(0)
-    ask(device, ctypes.byref(free), ctypes.byref(total))
+    get_memory(device, ctypes.byref(free), ctypes.byref(total))
     return free.value, total.value
 
 
 def gpus_of_drivers(root: Path = Path("/")) -> list[str]:
-    """Names of the GPUs that drivers know, also of those on which libllama cannot compute."""
+    """Names of the GPUs for which drivers are installed, whether libllama can use them or not.
+
+    Args:
+        root: The folder below which proc and sys are read.
+    """
     if sys.platform == "darwin":
         if platform.machine() == "arm64":
             return ["the GPU of this Mac"]
@@ -99,7 +109,7 @@ def gpus_of_drivers(root: Path = Path("/")) -> list[str]:
         for file in sorted(root.glob("proc/driver/nvidia/gpus/*/information")):
             names += re.findall(r"^Model:\s*(.+)", file.read_text(), re.MULTILINE)
         for file in root.glob("sys/class/drm/card*/device/mem_info_vram_total"):  # AMD's
-            if int(file.read_text()) >= _OF_A_CARD:
+            if int(file.read_text()) >= _LEAST_CARD_BYTES:
                 names.append("an AMD GPU")
     if not names and shutil.which("nvidia-smi") is not None:
         names.append("an NVIDIA GPU")
@@ -107,7 +117,10 @@ def gpus_of_drivers(root: Path = Path("/")) -> list[str]:
 
 
 def hiding_variable() -> str | None:
-    """The environment variable that hides all GPUs of a kind from libllama, if one does."""
+    """The environment variable that hides all GPUs of a maker from libllama; None if none does.
+
+    It does so if it is set to nothing, or to -1.
+    """
     for name in _HIDING:
         if os.environ.get(name) in ("", "-1"):
             return name

@@ -1,4 +1,4 @@
-"""Drivers of GPUs: their versions, and installed drivers that cannot be used."""
+"""Drivers of GPUs: their versions, and why an installed driver cannot be used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,11 @@ from typing import Any
 
 from localspec.llama.devices import Device
 
-_NAMED = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "VK_ADD_DRIVER_FILES")
+# Environment variables that name the files which describe Vulkan's drivers: in place of the
+# files in the usual folders, or in addition to these.
+_REPLACING = ("VK_DRIVER_FILES", "VK_ICD_FILENAMES")
+_ADDING = "VK_ADD_DRIVER_FILES"
+# The names of libraries on systems other than Linux.
 _VULKAN = {"win32": "vulkan-1.dll", "darwin": "libvulkan.1.dylib"}
 _CUDA = {"win32": "nvcuda.dll"}
 # Folders in which Vulkan's loader looks for drivers on Linux, in the order of its
@@ -53,17 +57,23 @@ class _DeviceProperties(ctypes.Structure):
 
 
 def driver_version(device: Device) -> str:
-    """A text that changes with the driver of a GPU."""
+    """The version of a GPU's driver, in words that differ for each version.
+
+    Of the system if the driver's is not known, as for Metal.
+    """
     version = ""
     if device.name.startswith("Vulkan"):
         version = _vulkan_versions().get(device.description, "")
     elif device.name.startswith("CUDA"):
         version = _cuda_version()
-    return version or f"{platform.system()} {platform.version()}"  # as for Metal
+    return version or f"{platform.system()} {platform.version()}"
 
 
 def _vulkan_versions() -> dict[str, str]:
-    """The versions of Vulkan's drivers, by the names of their devices."""
+    """The versions of Vulkan's drivers in words, by the names of their devices.
+
+    Empty if Vulkan's loader is not installed, or fails.
+    """
     try:
         vulkan: Any = ctypes.CDLL(_VULKAN.get(sys.platform, "libvulkan.so.1"))
     except OSError:
@@ -88,6 +98,7 @@ def _vulkan_versions() -> dict[str, str]:
 
 
 def _cuda_version() -> str:
+    """The version of CUDA's driver in words; "" if it is not installed."""
     version = ctypes.c_int(0)
     try:
         driver: Any = ctypes.CDLL(_CUDA.get(sys.platform, "libcuda.so.1"))
@@ -98,20 +109,22 @@ def _cuda_version() -> str:
 
 
 def driver_fault(devices: Sequence[Device], *, load_libraries: bool = False) -> str:
-    """Why libllama lacks an installed driver, or a device that the user named, in words.
+    """Why Vulkan cannot use an installed driver, or a device that a variable names, in words.
 
-    "" if there is no fault, or if libllama has a GPU. Drivers are searched for on Linux; on
-    other systems only those are checked that a variable names.
+    Returns "" if there is no fault, or if libllama has a GPU. Drivers are searched for on
+    Linux; on other systems only drivers that an environment variable names are checked.
 
     Args:
         devices: All devices of libllama.
-        load_libraries: Also load drivers that are named without a folder, which takes longer.
+        load_libraries: Whether to try to load drivers that are named without a folder, which
+            takes longer. Done in any case if an environment variable names drivers.
     """
     if any(device.kind in ("GPU", "integrated GPU") for device in devices):
         return ""
-    is_named = any(os.environ.get(name) for name in _NAMED)
+    variables = (*_REPLACING, _ADDING)
+    load_libraries = load_libraries or any(map(os.environ.get, variables))
     for file in _driver_files():
-        fault = _file_fault(file, load_library=load_libraries or is_named)
+        fault = _file_fault(file, load_library=load_libraries)
         if fault:
             return f"the Vulkan driver of {file} cannot be loaded: {fault}"
     numbers = os.environ.get("GGML_VK_VISIBLE_DEVICES", "")
@@ -121,25 +134,24 @@ def driver_fault(devices: Sequence[Device], *, load_libraries: bool = False) -> 
 
 
 def _driver_files() -> list[Path]:
-    """The files that describe Vulkan's drivers, as its loader finds them."""
-    for name in _NAMED[:2]:
-        paths = _listed_paths(name)
-        if os.environ.get(name):
-            return _in_folders(paths)
-    folders = _listed_paths(_NAMED[2])
+    """The files that describe Vulkan's drivers, as Vulkan's loader finds them."""
+    for variable in _REPLACING:
+        if os.environ.get(variable):
+            return _json_files(_listed_paths(variable))
+    paths = _listed_paths(_ADDING)
     if sys.platform.startswith("linux"):
-        folders += [Path(folder) for folder in _FOLDERS]
-        folders.append(Path.home() / ".local/share/vulkan/icd.d")
-    return _in_folders(folders)
+        paths += map(Path, _FOLDERS)
+        paths.append(Path.home() / ".local/share/vulkan/icd.d")
+    return _json_files(paths)
 
 
 def _listed_paths(variable: str) -> list[Path]:
-    """The paths that an environment variable lists."""
+    """The paths that an environment variable lists; none if it is not set."""
     paths = os.environ.get(variable, "").split(os.pathsep)
     return [Path(path) for path in paths if path]
 
 
-def _in_folders(paths: list[Path]) -> list[Path]:
+def _json_files(paths: list[Path]) -> list[Path]:
     """The JSON files among these paths, and in the folders among them."""
     files = []
     for path in paths:
@@ -154,8 +166,9 @@ def _file_fault(file: Path, *, load_library: bool) -> str:
     """Why a driver cannot be loaded, in words; "" if it can.
 
     Args:
-        file: The file that describes it.
-        load_library: Whether to look for a library that is named without a folder.
+        file: The file that describes the driver, in Vulkan's JSON format.
+        load_library: Whether to load a library that is named without a folder. If not, it
+            counts as present.
     """
     try:
         library = json.loads(file.read_text(encoding="utf-8"))["ICD"]["library_path"]

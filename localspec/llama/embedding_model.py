@@ -1,4 +1,8 @@
-"""A model that turns texts into vectors, or a query and a document into a score."""
+"""A model that turns texts into vectors, or a query and a document into a score.
+
+Both come from *pooling*: libllama turns the output rows of a text's tokens into one row, the
+text's numbers.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ import localspec.llama.loaded  # noqa: F401  libllama before NumPy
 # isort: split
 
 import ctypes
+import math
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -30,7 +35,15 @@ _PAIR = b"rerank"  # the name of a reranker's template
 
 
 class LlamaEmbedder(LlamaContext):
-    """A context that pools each text as its file says. Not thread-safe. Made by `load`."""
+    """An embedding model or reranker, which pools as its file says. Made by `load`.
+
+    Not thread-safe.
+
+    Args:
+        handle: The context's handle.
+        context_length: The most tokens of a text.
+        batch_size: The most tokens of a decode.
+    """
 
     def __init__(self, handle: Handle, context_length: int, batch_size: int) -> None:
         super().__init__(handle)
@@ -55,24 +68,28 @@ class LlamaEmbedder(LlamaContext):
         else:
             width = llama_cpp.llama_model_n_embd_out(model)
         self.width = int(width)
-        """How many numbers a text gets."""
+        """How many numbers a text gets: of its vector, or 1 or more scores."""
 
-        self._pair: str | None = None  # the template of a query and a document
+        # A reranker's template, with {query} and {document}; None without one.
+        self._pair_template: str | None = None
         template: bytes | None = llama_cpp.llama_model_chat_template(model, _PAIR)
         if template is not None:
-            self._pair = template.decode("utf-8", "replace")
-        self._begin, self._end = self._tokens_around(vocab)
+            self._pair_template = template.decode("utf-8", "replace")
+        self._begin, self._end = self._special_tokens_around(vocab)
         self._eos = llama_cpp.llama_vocab_eos(vocab)
         self._sep = llama_cpp.llama_vocab_sep(vocab)
 
-    def _tokens_around(self, vocab: int) -> tuple[list[int], list[int]]:
-        """The special tokens that libllama puts before and after every text.
+    def _special_tokens_around(self, vocab: int) -> tuple[list[int], list[int]]:
+        """The special tokens that libllama puts before every text, and those after it.
 
-        Found by tokenizing a letter with them and without. vocab: libllama's vocabulary.
+        Found by tokenizing a letter with them and without.
+
+        Args:
+            vocab: libllama's pointer to the vocabulary.
         """
         letter = "a"
         text = letter.encode()
-        inner = self.vocabulary.tokenize(letter, parse_special=False)
+        letter_tokens = self.vocabulary.tokenize(letter, parse_special=False)
         ids = (ctypes.c_int32 * 16)()
         add_special = True
         parse_special = False
@@ -85,90 +102,107 @@ class LlamaEmbedder(LlamaContext):
             add_special,
             parse_special,
         )
-        whole = ids[: max(count, 0)]  # the count is negative if they did not fit
-        for begin in range(len(whole)):
-            end = begin + len(inner)
-            if whole[begin:end] == inner:
-                return whole[:begin], whole[end:]
+        tokens = ids[: max(count, 0)]  # the count is negative if they did not fit
+        for begin in range(len(tokens)):
+            end = begin + len(letter_tokens)
+            if tokens[begin:end] == letter_tokens:
+                return tokens[:begin], tokens[end:]
         return [], []
 
     @classmethod
     def load(cls, header: Header, options: LlamaOptions, watch: LoadWatch) -> LlamaEmbedder:
-        """Load the file of that header, which `check_embedder_file` has checked.
+        """Load a model file.
 
         Raises as `LlamaModel.open` does.
+
+        Args:
+            header: The file's header, which `check_embedder_file` has checked.
+            options: The settings.
+            watch: Gets the progress, and may end the load.
         """
         path = header.path
         states = FileContent(header).states
         with loaded_weights(path, options, watch) as model:
-            trained = llama_cpp.llama_model_n_ctx_train(model)
-            length = context_to_open(options.context_length, trained, path.name)
+            trained_length = llama_cpp.llama_model_n_ctx_train(model)
+            length = context_to_open(options.context_length, trained_length, path.name)
             batch_size = embedding_batch_size(header, length)
             params = context_params(options, length)
-            params.n_seq_max = min(_MOST_TEXTS, batch_size)
-            # Rounded up to a multiple: libllama plans equal shares for all texts, and asserts
-            # that they fit.
-            size = -(-batch_size // params.n_seq_max) * params.n_seq_max
-            params.n_batch = size
-            params.n_ubatch = size
-            params.n_outputs_max = size
+            most_texts = min(_MOST_TEXTS, batch_size)
+            params.n_seq_max = most_texts
+            # libllama plans an equal share of the batch for each text, and asserts that the
+            # shares are whole.
+            share = math.ceil(batch_size / most_texts)
+            params.n_batch = share * most_texts
+            params.n_ubatch = params.n_batch
+            params.n_outputs_max = params.n_batch
             params.kv_unified = True
             params.embeddings = True
             context = new_context(model, path.name, params)
         handle = Handle(context, path.name)
         with handle.closed_on_failure():
-            made = cls(handle, length, batch_size)
-            made.mapped = states
-            return made
+            embedder = cls(handle, length, batch_size)
+            embedder.mapped = states
+            return embedder
 
-    def tokens_of(self, text: str) -> list[int]:
-        """The tokens of a text, with the tokens that the model wants around it."""
-        inner = self.vocabulary.tokenize(text, parse_special=False)
-        return [*self._begin, *inner, *self._end]
+    def text_tokens(self, text: str) -> list[int]:
+        """The tokens of a text, with the special tokens that the model wants around it."""
+        tokens = self.vocabulary.tokenize(text, parse_special=False)
+        return [*self._begin, *tokens, *self._end]
 
-    def tokens_of_pair(self, query: str, document: str) -> list[int]:
-        """The tokens of a query and a document, for a score."""
-        if self._pair is not None:
-            before, _, rest = self._pair.partition("{query}")
-            between, _, after = rest.partition("{document}")
-            tokenize = self.vocabulary.tokenize
+    def pair_tokens(self, query: str, document: str) -> list[int]:
+        """The tokens of a query and a document together, to which a reranker gives a score.
+
+        In the reranker's template; without one, separated as llama.cpp's server does.
+        """
+        tokenize = self.vocabulary.tokenize
+        query_tokens = tokenize(query, parse_special=False)
+        document_tokens = tokenize(document, parse_special=False)
+        if self._pair_template is not None:
+            before, _, after_query = self._pair_template.partition("{query}")
+            between, _, after = after_query.partition("{document}")
             return [
                 *tokenize(before, parse_special=True),
-                *tokenize(query, parse_special=False),
+                *query_tokens,
                 *tokenize(between, parse_special=True),
-                *tokenize(document, parse_special=False),
+                *document_tokens,
                 *tokenize(after, parse_special=True),
             ]
         end = self._sep
         if self._eos >= 0:
             end = self._eos
         separator = [token for token in (end, self._sep) if token >= 0]
-        first = self.vocabulary.tokenize(query, parse_special=False)
-        second = self.vocabulary.tokenize(document, parse_special=False)
-        return [*self._begin, *first, *separator, *second, *separator[:1]]
+        return [*self._begin, *query_tokens, *separator, *document_tokens, *separator[:1]]
 
-    def pooled(self, texts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
-        """The numbers of each text: (texts, width). Each has 1 … context_length tokens.
+    def pool(self, texts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
+        """(texts, width) float32: the pooled numbers of each text.
 
         Raises DecodeError, and Interrupted after `interrupt`.
+
+        Args:
+            texts: The tokens of each text: 1 … context_length.
         """
         require_unwritten(self.mapped)
         pooled = np.zeros((len(texts), self.width), dtype=np.float32)
-        most = min(_MOST_TEXTS, self._batch_size)
+        most_texts = min(_MOST_TEXTS, self._batch_size)
         begin = 0
         while begin < len(texts):
             # As many texts as fit the context together.
             end = begin + 1
+            last_end = min(len(texts), begin + most_texts)
             room = self.context_length - len(texts[begin])
-            while end < min(len(texts), begin + most) and len(texts[end]) <= room:
+            while end < last_end and len(texts[end]) <= room:
                 room -= len(texts[end])
                 end += 1
-            self._pool(texts[begin:end], pooled[begin:end])
+            self._pool_together(texts[begin:end], pooled[begin:end])
             begin = end
         return pooled
 
-    def _pool(self, texts: Sequence[Sequence[int]], out: NDArray[np.float32]) -> None:
-        """Fill `out` (texts, width) with the numbers of texts that fit together."""
+    def _pool_together(
+        self,
+        texts: Sequence[Sequence[int]],
+        out: NDArray[np.float32],
+    ) -> None:
+        """Fill `out` (texts, width) with the numbers of texts that fit the context together."""
         self.require_open()
         context = self.handle.context
         if self.handle.memory is not None:
@@ -180,13 +214,18 @@ class LlamaEmbedder(LlamaContext):
             self._check_decoded(status, count, 0)
             for part in parts:
                 number = part.sequence
-                if part.position + part.size == len(texts[number]):
+                is_complete = part.position + part.size == len(texts[number])
+                if is_complete:
                     pointer = llama_cpp.llama_get_embeddings_seq(context, number)
                     out[number] = np.ctypeslib.as_array(pointer, (self.width,))
 
 
 def _batches(texts: Sequence[Sequence[int]], size: int) -> Iterator[list[TextPart]]:
-    """The texts in batches of `size` tokens; one that does not fit is split."""
+    """All tokens of the texts, in batches of at most `size` tokens.
+
+    A text that does not fit into a batch as a whole continues in the next one. The number of a
+    part's sequence is the index of its text.
+    """
     parts: list[TextPart] = []
     room = size
     for number, tokens in enumerate(texts):

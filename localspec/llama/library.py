@@ -20,7 +20,7 @@ native.load_backends(llama_cpp, loaded.library)
 amx_verdict = amx.leave_out_unless_right(llama_cpp)
 stop_callback = native.new_stop_callback(llama_cpp)
 _kept: list[object] = []  # callbacks, since C has pointers to them
-own_process = OwnProcess()  # the process of libllama's threads and devices
+own_process = OwnProcess()  # the process that has libllama's threads and devices
 
 
 def devices() -> tuple[Device, ...]:
@@ -28,21 +28,25 @@ def devices() -> tuple[Device, ...]:
     return list_devices(llama_cpp)
 
 
-def report_aborts(tell: Callable[[str], None]) -> None:
-    """Call `tell`, from any thread, with the reason before libllama ends the process."""
+def report_aborts(report: Callable[[str], None]) -> None:
+    """From now on, call `report` with the reason whenever libllama ends the process.
 
-    def report(words: bytes) -> None:
-        tell(words.decode(errors="replace"))
+    It is called before the process ends, in any thread.
+    """
 
-    kind = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
-    callback = kind(report)
+    def on_abort(message: bytes) -> None:
+        report(message.decode(errors="replace"))
+
+    callback_type = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+    callback = callback_type(on_abort)
     _kept.append(callback)
-    set_it = native.ggml_function(llama_cpp, "ggml_set_abort_callback", ctypes.c_void_p, kind)
-    set_it(callback)
+    name = "ggml_set_abort_callback"
+    set_callback = native.ggml_function(llama_cpp, name, ctypes.c_void_p, callback_type)
+    set_callback(callback)
 
 
 def kernels() -> str:
-    """libllama and the processor, which decide the kernels, in words."""
+    """The build of libllama and the processor, which decide the kernels, in words."""
     processor = platform.processor() or platform.machine()
     return f"{loaded.library.origin}, {system_info()} · {processor}"
 
@@ -57,12 +61,15 @@ def system_info() -> str:
 
 
 def amx_is_left_out() -> bool:
-    """Whether libllama has AMX kernels that are not used."""
+    """Whether libllama has AMX kernels that are not used: see `quirks.amx`."""
     return amx_verdict in (amx.AmxTrial.WRONG, amx.AmxTrial.UNTRIED)
 
 
 def mtmd() -> Any:
-    """libmtmd, which reads pictures. Raises OptionError if llama-cpp-python lacks it."""
+    """The module of llama_cpp for libmtmd, which reads pictures.
+
+    Raises OptionError if llama-cpp-python lacks it.
+    """
     try:
         mtmd_cpp = loaded.load_mtmd()
     except (ImportError, OSError, RuntimeError) as error:

@@ -1,7 +1,8 @@
-"""The settings with which libllama opens a model."""
+"""The settings with which libllama opens a model, and the batch sizes that follow from them."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal, get_args
 
@@ -13,30 +14,33 @@ from localspec.rpc_address import checked_addresses
 CacheType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 FlashAttention = Literal["auto", "on", "off"]
 
-BATCH_SIZE = 512  # tokens that one call of libllama takes
-# Tokens that a graph computes at once without flash attention. It then stores the scores of all
-# heads for each token with the whole context; with more tokens these exceed the processor's
-# cache. Contexts above 8192 have smaller graphs, so that the scores take no more memory.
-# Prompts are then read more slowly, but flash attention would make all other decodes slower.
-_STEP_WITHOUT_FLASH = 128
-_LEAST_WITHOUT_FLASH = 32
-_SCORES_WITHOUT_FLASH = 8192 * _STEP_WITHOUT_FLASH  # of a head
+BATCH_SIZE = 512  # the most tokens of a text that one call of libllama takes
+# Without flash attention a graph stores the attention scores of each of its tokens with the
+# whole context, for all attention heads. The most tokens of a graph: with more, the scores
+# exceed the processor's cache. For contexts above 8192 tokens it is less, so that the scores
+# take no more memory. Prompts are then read more slowly, but flash attention would make all
+# other decodes slower.
+_GRAPH_WITHOUT_FLASH = 128
+_LEAST_WITHOUT_FLASH = 32  # tokens; a graph has a multiple of them
+_SCORES_WITHOUT_FLASH = 8192 * _GRAPH_WITHOUT_FLASH  # of an attention head
 
 # Tokens of a hybrid's last decode that can be rolled back; each needs a state of tens of MB.
 DEFAULT_SNAPSHOTS = 8
-NUM_KEPT_ROWS = 512  # rows of the latest tokens: a head that was idle for longer starts again
+# Hidden rows of the latest tokens that are kept for a head. A head that has not read for longer
+# forgets its text, and begins at the first row that is kept.
+NUM_KEPT_ROWS = 512
 # Tokens that a head reads at once as rows of its target's layers; each takes a row of logits.
 ROWS_BATCH_SIZE = 64
 
-# Architectures whose models answer, unless a file says otherwise; and the ways of pooling
-# (last, rank) that take a text's last row.
-_ANSWERING = frozenset({"llama", "qwen2", "qwen3"})
-_LAST_ROW = (3, 4)
+# Architectures whose models generate text unless a file says that they embed; and libllama's
+# numbers of the ways of pooling that take a text's last row: last, and rank.
+_GENERATING = frozenset({"llama", "qwen2", "qwen3"})
+_LAST_ROW_POOLING = (3, 4)
 
-CONTEXT_STEP = 256  # tokens; libllama rounds a context up
-ALL_LAYERS = 512  # `gguf_file.check` refuses more
+CONTEXT_STEP = 256  # tokens; libllama rounds a context up to a multiple
+ALL_LAYERS = 512  # stands for all layers of a model: `gguf_file.check` refuses more
 
-# Lowest and highest value of each whole number, and the hint for any other.
+# The lowest and the highest value of each whole number, and the hint for any other value.
 _RANGES = {
     "context_length": (1, 1 << 60, "Choose 1 token or more."),
     "num_threads": (1, 512, "Choose 1 to 512."),
@@ -148,10 +152,11 @@ class LlamaOptions:
             ("repack", self.repack or False, Literal[True, False]),
             ("exact", self.exact or False, Literal[True, False]),
         ):
-            if value not in get_args(kind):
-                choices = ", ".join(str(choice) for choice in get_args(kind))
+            allowed = get_args(kind)
+            if value not in allowed:
+                choices = ", ".join(map(str, allowed))
                 raise OptionError(f"{name} is {value!r}", f"Choose one of: {choices}.")
-        self._settle_device()
+        self._check_device()
         object.__setattr__(self, "rpc", checked_addresses(self.rpc))
         if self.rpc and self.exact:
             raise OptionError(
@@ -172,8 +177,11 @@ class LlamaOptions:
                     f"Choose main_gpu=… or {name}=….",
                 )
 
-    def _settle_device(self) -> None:
-        """Check `device`; "cpu" is kept as num_gpu_layers=0, which is the same."""
+    def _check_device(self) -> None:
+        """Check `device`, and turn "cpu" into num_gpu_layers=0, which is the same.
+
+        Raises OptionError for a value that is no name, or contradicts other options.
+        """
         if self.device is None:
             return
         if not (isinstance(self.device, str) and self.device):
@@ -198,7 +206,7 @@ class LlamaOptions:
 
     @property
     def most_outputs(self) -> int:
-        """Rows of logits of a joint decode."""
+        """The most rows of logits of a joint decode, in which all sequences may take part."""
         return min(self.max_outputs * self.num_sequences, BATCH_SIZE)
 
     @property
@@ -230,41 +238,49 @@ note_keywords("target_options=LlamaOptions(", LlamaOptions.__dataclass_fields__)
 
 
 def graph_batch_size(flash_attention: FlashAttention, context_length: int) -> int:
-    """The most tokens that one graph computes."""
+    """The most tokens that one graph of libllama computes; a longer batch has several graphs.
+
+    Args:
+        flash_attention: `LlamaOptions.flash_attention`.
+        context_length: Tokens.
+    """
     if flash_attention != "off":
         return min(BATCH_SIZE, context_length)
-    step = _SCORES_WITHOUT_FLASH // max(context_length, 1)
-    step -= step % _LEAST_WITHOUT_FLASH
-    return min(max(step, _LEAST_WITHOUT_FLASH), _STEP_WITHOUT_FLASH, context_length)
+    num_tokens = _SCORES_WITHOUT_FLASH // max(context_length, 1)
+    num_tokens -= num_tokens % _LEAST_WITHOUT_FLASH
+    num_tokens = max(num_tokens, _LEAST_WITHOUT_FLASH)
+    return min(num_tokens, _GRAPH_WITHOUT_FLASH, context_length)
 
 
 def embedding_batch_size(header: Header, context_length: int) -> int:
-    """The most tokens of a decode that embeds.
+    """The most tokens that one decode of an embedding model takes.
 
-    A model that attends to later tokens, or pools a mean, needs each text in one piece. For
-    others only the last row counts, so a text can come in pieces. Pieces bound the logits that
-    libllama computes for every token of a model that could answer.
+    A model that attends to later tokens, or pools a mean, needs each text in one decode. Where
+    only a text's last row counts, a long text is decoded in several batches: a model that could
+    generate text computes logits for every token of a batch, which take memory.
 
     Args:
         header: The model's header.
         context_length: The most tokens of a text.
     """
-    stated = f"{header.architecture}."
-    takes_last = header.number(f"{stated}pooling_type") in _LAST_ROW
-    is_causal = header.metadata.get(f"{stated}attention.causal") is not False
-    if header.architecture in _ANSWERING and is_causal and takes_last:
+    architecture = header.architecture
+    pooling_type = header.number(f"{architecture}.pooling_type")
+    is_causal = header.metadata.get(f"{architecture}.attention.causal") is not False
+    needs_last_row_only = is_causal and pooling_type in _LAST_ROW_POOLING
+    if architecture in _GENERATING and needs_last_row_only:
         return min(BATCH_SIZE, context_length)
     return context_length
 
 
 def text_batch_size(options: LlamaOptions, context_length: int) -> int:
-    """The most tokens of a text that one decode takes."""
-    graph = graph_batch_size(options.flash_attention, context_length)
-    if options.num_picture_cells > graph:
-        return graph
+    """The most tokens of a text that one decode takes; pictures may need more at once."""
+    graph_size = graph_batch_size(options.flash_attention, context_length)
+    if options.num_picture_cells > graph_size:
+        return graph_size
     return BATCH_SIZE
 
 
 def num_cells(context_length: int) -> int:
-    """The number of tokens that the caches of a context can hold."""
-    return -(-context_length // CONTEXT_STEP) * CONTEXT_STEP
+    """The cache entries of a sequence for that many tokens: rounded up as by libllama."""
+    num_steps = math.ceil(context_length / CONTEXT_STEP)
+    return num_steps * CONTEXT_STEP

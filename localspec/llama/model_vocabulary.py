@@ -1,4 +1,8 @@
-"""A model's vocabulary, by libllama."""
+"""A model's vocabulary, as libllama has it: tokenizing, and what each token stands for.
+
+A token's *entry* is its text in the vocabulary, in the tokenizer's own spelling ("▁the"). Its
+*piece* is the bytes that it adds to the text of an answer (" the").
+"""
 
 from __future__ import annotations
 
@@ -19,18 +23,24 @@ from localspec.llama.library import llama_cpp
 from localspec.system.call_thread import on_deep_stack
 
 # libllama splits text with std::regex, whose matcher in libstdc++ calls itself for every
-# character of a run: 320 bytes of stack each, measured. A thread of our own has enough.
+# character of a run: 320 bytes of stack each, measured. So a long text is tokenised in a thread
+# of our own, whose stack is large enough. All sizes in bytes.
 _STACK_PER_BYTE = 1024
 _BASE_STACK = 1 << 20
 _STACK_UNIT = 1 << 16  # the largest page of any system
-_SAFE_BYTES = 512  # a text of at most that many bytes is tokenised on the caller's stack
+_SAFE_BYTES = 512  # a text of at most this size is tokenised on the caller's stack
 _MAX_TEXT_BYTES = 8 << 20
-_MAX_STACK = 1 << 28 if os.name == "nt" else 1 << 34  # Windows: all that Python will ask for
+_MAX_STACK = 1 << 34
+if os.name == "nt":
+    _MAX_STACK = 1 << 28  # the most that Python takes there
+# Attributes of tokens that steer the model, and of those that libllama cuts out of a text
+# before it splits the other text.
 _STEERING = llama_cpp.LLAMA_TOKEN_ATTR_CONTROL | llama_cpp.LLAMA_TOKEN_ATTR_UNKNOWN
 _CUT_OUT = _STEERING | llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED
 Result = TypeVar("Result")
 
-_NEVER_MERGED = "\ue000"  # a private character: no entry of a vocabulary continues after it
+# A character for private use: vocabularies have no entry in which another character follows it.
+_NEVER_MERGED = "\ue000"
 # HTML that Gemma 2 and 3 have as entries of their own, for the text of web pages.
 _HTML_TAG = re.compile(
     r"</?(?:a|b|blockquote|br|caption|code|dd|div|dl|dt|em|h[1-6]|hr|i|img|li|ol|p|pre|span|"
@@ -41,12 +51,13 @@ _HTML_TAG = re.compile(
 class LlamaVocabulary:
     """Token ids, their texts and bytes, and which of them end an answer.
 
-    A `WholeVocabulary`, from any thread.
+    Implements `WholeVocabulary`. May be used from any thread. Each method raises EngineError
+    once the model is closed.
 
     Args:
-        vocab: A pointer of libllama.
-        require_open: Called before each use; raises EngineError once the pointer is freed.
-        in_use: A lock that has to be held while the pointer is freed.
+        vocab: libllama's pointer to the vocabulary.
+        require_open: Called before each use of the pointer; raises EngineError once it is gone.
+        in_use: The lock that is held while the pointer is freed.
     """
 
     def __init__(
@@ -58,9 +69,10 @@ class LlamaVocabulary:
         self._vocab = vocab
         self._require_open = require_open
         self._in_use = in_use
+        # Results of `piece`, `is_end` and `control_ids`, kept since libllama takes time.
         self._pieces: dict[int, bytes] = {}
         self._ends: dict[int, bool] = {}
-        self._controls: list[int] | None = None  # None until they are asked for
+        self._controls: list[int] | None = None
         self.size: int = llama_cpp.llama_vocab_n_tokens(vocab)
         self.kind: int = llama_cpp.llama_vocab_type(vocab)
         self.bos: int = llama_cpp.llama_vocab_bos(vocab)
@@ -69,9 +81,9 @@ class LlamaVocabulary:
 
     @contextlib.contextmanager
     def pointer(self) -> Iterator[int]:
-        """libllama's pointer, which is not freed while the block runs. For this package only.
+        """A block with libllama's pointer, which is not freed while the block runs.
 
-        Raises EngineError once it is freed.
+        For this package only. Raises EngineError once the pointer is freed.
         """
         self._require_open()  # in a fork, the lock's copy may be locked for ever
         with self._in_use:
@@ -85,29 +97,34 @@ class LlamaVocabulary:
         parse_special: bool,
         after: int | None = None,
     ) -> list[int]:
-        """Ids of `text`. Only with parse_special can its characters name a control token.
-
-        Raises ContextError for more text than any model reads.
+        """The token ids of a text.
 
         Args:
             text: The text.
-            parse_special: Whether the texts of control tokens in it name these.
-            after: The token before the text, if it was cut out of a longer text. Some
-                tokenizers put a space before a text, which is wrong in the middle of one.
+            parse_special: Whether the entry of a control token in the text becomes that token.
+                If not, it is spelled by ordinary tokens.
+            after: The token before the text, if the text was cut out of a longer one; None for
+                a text of its own. Some tokenizers put a space before a text of its own.
+
+        Raises:
+            ContextError: For more text than any model reads, or if memory runs out.
+            OptionError: If the text is no str.
         """
         if not isinstance(text, str):
             raise OptionError(f"the text to tokenise is {text!r}", "Give a str.")
         data = text.encode("utf-8", errors="replace")
-        # A text starts at the very beginning, or after a token that libllama cuts out.
-        starts = after is None or self._attributes(after) & _CUT_OUT
-        if self.kind != llama_cpp.LLAMA_VOCAB_TYPE_SPM or starts:
+        # libllama takes the text after a token that it cuts out for a text of its own.
+        is_text_start = after is None or self._attributes(after) & _CUT_OUT
+        if self.kind != llama_cpp.LLAMA_VOCAB_TYPE_SPM or is_text_start:
             return self._tokenize(data, parse_special=parse_special)
+        # The space goes before a character that is then taken off again, with its tokens.
         mark = _NEVER_MERGED.encode()
-        before = self._tokenize(mark, parse_special=parse_special)
+        mark_tokens = self._tokenize(mark, parse_special=parse_special)
         tokens = self._tokenize(mark + data, parse_special=parse_special)
-        return tokens[len(before) :]
+        return tokens[len(mark_tokens) :]
 
     def _tokenize(self, data: bytes, *, parse_special: bool) -> list[int]:
+        """The token ids of a text of its own in UTF-8, on a stack that is large enough."""
         if len(data) > _MAX_TEXT_BYTES:
             raise ContextError(
                 f"a text has {len(data)} bytes; {_MAX_TEXT_BYTES} can be tokenised",
@@ -116,10 +133,10 @@ class LlamaVocabulary:
         if len(data) <= _SAFE_BYTES:
             return self._tokenize_here(data, parse_special=parse_special)
         num_units = len(data) * _STACK_PER_BYTE // _STACK_UNIT
-        stack = min(_BASE_STACK + num_units * _STACK_UNIT, _MAX_STACK)
+        stack_bytes = min(_BASE_STACK + num_units * _STACK_UNIT, _MAX_STACK)
         tokenize = functools.partial(self._tokenize_here, data, parse_special=parse_special)
         try:
-            return on_deep_stack(tokenize, stack)
+            return on_deep_stack(tokenize, stack_bytes)
         except MemoryError as error:
             raise ContextError(
                 f"not enough memory for a text of {len(data)} bytes: {error}",
@@ -127,7 +144,9 @@ class LlamaVocabulary:
             ) from error
 
     def _tokenize_here(self, data: bytes, *, parse_special: bool) -> list[int]:
+        """The token ids of a text of its own in UTF-8, on the stack of this thread."""
         capacity = len(data) + 2
+        add_special = False  # no bos or eos around the text
         while True:
             ids = (ctypes.c_int32 * capacity)()
             with self.pointer() as vocab:
@@ -137,15 +156,15 @@ class LlamaVocabulary:
                     len(data),
                     ids,
                     capacity,
-                    False,
+                    add_special,
                     parse_special,
                 )
             if count >= 0:
                 return ids[:count]
-            capacity = -count
+            capacity = -count  # the number of tokens, which did not fit
 
     def piece(self, token: int) -> bytes:
-        """Bytes of a token in the text of an answer: none for a control token.
+        """The bytes of a token in the text of an answer; empty for a control token.
 
         Raises OptionError for an invalid id.
         """
@@ -154,18 +173,18 @@ class LlamaVocabulary:
                 f"token id {token!r} is not in this vocabulary",
                 f"Give 0 to {self.size - 1}.",
             )
-        known = self._pieces.get(token)
-        if known is None:
+        piece = self._pieces.get(token)
+        if piece is None:
             to_piece = llama_cpp.llama_token_to_piece
             with self.pointer() as vocab:
-                known = _bytes_from(
+                piece = _bytes_from(
                     lambda buffer, size: to_piece(vocab, token, buffer, size, 0, False)
                 )
-            self._pieces[token] = known
-        return known
+            self._pieces[token] = piece
+        return piece
 
     def _is_id(self, token: int) -> bool:
-        """Whether libllama may be asked about a token: an invalid id ends the process."""
+        """Whether a token is an id of this vocabulary. libllama ends the process for others."""
         return isinstance(token, int | np.integer) and 0 <= token < self.size
 
     def text(self, token: int) -> str:
@@ -198,20 +217,21 @@ class LlamaVocabulary:
         """The vocabulary's own entry for every id, in order: (size,)."""
         return self._of_all(llama_cpp.llama_vocab_get_text)
 
-    def _of_all(self, ask: Callable[[int, int], Result]) -> list[Result]:
+    def _of_all(self, function: Callable[[int, int], Result]) -> list[Result]:
+        """(size,) the results of a function of libllama's pointer and a token, for each id."""
         with self.pointer() as vocab:
-            return [ask(vocab, token) for token in range(self.size)]
+            return [function(vocab, token) for token in range(self.size)]
 
     def spellings(self) -> list[bytes]:
-        """Bytes of every token as a text of its own, control tokens spelled out: (size,)."""
+        """(size,) the bytes of every token as a text of its own.
+
+        So a space at the beginning of a token may be missing. Control tokens are spelled out.
+        """
         return self._of_all(_spelling)
 
     def spelled_out(self) -> list[bytes]:
-        """Bytes of every token in the text of an answer, control tokens by their entries.
-
-        (size,), in order.
-        """
-        # No entry is shorter than the bytes for which it stands.
+        """(size,) the piece of every token; of control tokens the entry instead."""
+        # A piece is not longer than the token's entry.
         longest = max(len(entry) for entry in self.entries())
         buffer = ctypes.create_string_buffer(max(64, longest))
         to_piece = llama_cpp.llama_token_to_piece
@@ -223,17 +243,18 @@ class LlamaVocabulary:
         return self._of_all(piece)
 
     def control_ids(self) -> list[int]:
-        """Tokens that steer the model, in order."""
+        """The tokens for which `is_control` is True, ascending."""
         if self._controls is None:  # among 150 000 tokens this takes 0.2 s
             controls = []
-            for token, attributes in enumerate(self._of_all(llama_cpp.llama_vocab_get_attr)):
+            attributes_of_all = self._of_all(llama_cpp.llama_vocab_get_attr)
+            for token, attributes in enumerate(attributes_of_all):
                 if self._steers(token, attributes):
                     controls.append(token)
             self._controls = controls
         return list(self._controls)
 
     def control_texts(self) -> list[str]:
-        """Texts that the tokenizer turns into control tokens, if it may."""
+        """Texts that the tokenizer turns into control tokens with parse_special."""
         texts = [self.text(token) for token in self.control_ids()]
         return [text for text in texts if text]
 
@@ -248,6 +269,7 @@ class LlamaVocabulary:
         return self._steers(token, self._attributes(token))
 
     def _steers(self, token: int, attributes: int) -> bool:
+        """`is_control` for a token whose libllama attributes are known."""
         if attributes & _STEERING:
             return True
         if not attributes & llama_cpp.LLAMA_TOKEN_ATTR_USER_DEFINED:
@@ -255,6 +277,7 @@ class LlamaVocabulary:
         return self.is_end(token) or not is_ordinary_text(self.text(token))
 
     def _attributes(self, token: int) -> int:
+        """libllama's attributes of a token, as bits; 0 for an invalid id."""
         if not self._is_id(token):
             return 0
         with self.pointer() as vocab:
@@ -262,31 +285,41 @@ class LlamaVocabulary:
         return attributes
 
     def is_end(self, token: int) -> bool:
-        """Whether the token ends an answer: one of a set, not just the eos token."""
+        """Whether the token ends an answer: the eos token, or one of several others.
+
+        False for an invalid id.
+        """
         if not self._is_id(token):
             return False
-        known = self._ends.get(token)
-        if known is None:
+        is_end = self._ends.get(token)
+        if is_end is None:
             with self.pointer() as vocab:
-                known = bool(llama_cpp.llama_vocab_is_eog(vocab, token))
-            self._ends[token] = known
-        return known
+                is_end = bool(llama_cpp.llama_vocab_is_eog(vocab, token))
+            self._ends[token] = is_end
+        return is_end
 
     def ends(self) -> list[int]:
-        """Every token that ends an answer."""
-        of_all = self._of_all(llama_cpp.llama_vocab_is_eog)
-        return [token for token, is_end in enumerate(of_all) if is_end]
+        """Every token that ends an answer, ascending."""
+        is_end_of_all = self._of_all(llama_cpp.llama_vocab_is_eog)
+        return [token for token, is_end in enumerate(is_end_of_all) if is_end]
 
 
 def _spelling(vocab: int, token: int) -> bytes:
-    """Bytes of a token as a text of its own, a control token spelled out."""
+    """The bytes of a token as a text of its own, a control token spelled out."""
     ids = (ctypes.c_int32 * 1)(token)
-    spell = llama_cpp.llama_detokenize
-    return _bytes_from(lambda buffer, size: spell(vocab, ids, 1, buffer, size, False, True))
+    detokenize = llama_cpp.llama_detokenize
+    return _bytes_from(
+        lambda buffer, size: detokenize(vocab, ids, 1, buffer, size, False, True)
+    )
 
 
 def _bytes_from(write: Callable[[Any, int], int]) -> bytes:
-    """Bytes that a function of C writes to a buffer, which grows until they fit."""
+    """The bytes that a C function writes to a buffer, which grows until they fit.
+
+    Args:
+        write: Called with a buffer and its size. It returns the number of bytes written, or, if
+            the buffer is too small, the negative number of bytes needed.
+    """
     size = 64
     while True:
         buffer = ctypes.create_string_buffer(size)
@@ -297,19 +330,19 @@ def _bytes_from(write: Callable[[Any, int], int]) -> bytes:
 
 
 def is_ordinary_text(entry: str) -> bool:
-    """Whether a user-defined entry is ordinary text, rather than a mark.
+    """Whether a user-defined entry is ordinary text, rather than a mark that steers the model.
 
-    Blanks, words, single characters and HTML tags are ordinary. Other entries have signs around
-    them that were chosen because people do not write them, so they count as marks. At worst,
-    harmless text is spelled by several tokens.
+    Blanks, words, single characters and HTML tags are ordinary. Other entries have signs that
+    people do not write, as in "<|user|>", so they count as marks. If one is ordinary after all,
+    its text in a prompt is only spelled by several tokens.
     """
     if len(entry) == 1 or _HTML_TAG.fullmatch(entry):
         return True
-    return all(_is_of_word(character) for character in entry)
+    return all(_is_word_character(character) for character in entry)
 
 
-def _is_of_word(character: str) -> bool:
-    """Whether a character is a blank, a letter, a mark of one, or a number."""
+def _is_word_character(character: str) -> bool:
+    """Whether a character is a blank, or a letter, combining mark or number in Unicode."""
     if character.isspace() or character == "▁":
         return True
     return unicodedata.category(character)[0] in "LMN"

@@ -40,6 +40,7 @@ _FLASH_ATTENTION = {
     "on": "ENABLED",
     "off": "DISABLED",
 }
+# The handles of adopted `Llama` objects, by libllama's pointers to their contexts.
 _adopted: weakref.WeakValueDictionary[int, Handle] = weakref.WeakValueDictionary()
 
 
@@ -48,25 +49,27 @@ Opened = TypeVar("Opened", bound=Handle | LlamaContext)
 
 def open_watched(
     progress: Callable[[float], None],
-    open_it: Callable[[native.LoadWatch], Opened],
+    load: Callable[[native.LoadWatch], Opened],
 ) -> Opened:
-    """Open with `open_it`; an exception of `progress`, or Ctrl-C, ends the load at once.
+    """What `load` returns; an exception of `progress`, or Ctrl-C, ends the load at once.
 
     Args:
         progress: Called with the loaded share, 0 … 1.
-        open_it: Loads, and reports to its argument.
+        load: Loads a file. It has to pass its argument's `on_progress` to libllama.
 
     Raises:
-        EngineError: In a fork of a process that has loaded libllama.
+        EngineError: In a fork of a process that has loaded libllama. Besides, what `progress`
+            and `load` raise, and KeyboardInterrupt after Ctrl-C.
     """
     own_process.require("libllama")
     opened = None
     with native.LoadWatch(asking_for_huge_pages(progress)) as watch:
         try:
-            opened = open_it(watch)
+            opened = load(watch)
         except LocalspecError:
             if watch.error is None:
                 raise
+            # Only the consequence of `watch.error`, which is raised below.
     if watch.error is not None:
         if opened is not None:
             opened.close()
@@ -76,7 +79,7 @@ def open_watched(
 
 
 def model_params(options: LlamaOptions) -> Any:
-    """llama_model_params, which keep alive what they point to.
+    """The llama_model_params of the options. They keep alive the arrays that they point to.
 
     Raises OptionError for a GPU that does not exist.
     """
@@ -89,39 +92,47 @@ def model_params(options: LlamaOptions) -> Any:
         devices: list[int | None] = []
         if options.rpc:
             devices += remote_pointers(options.rpc)
-        devices += [*_pointers_here(options), None]
+        devices += _local_pointers(options)
+        devices.append(None)  # the array's end
         _point_to(params, "devices", (ctypes.c_void_p * len(devices))(*devices))
     elif options.num_gpu_layers == 0:
-        # Without an empty list, libllama takes GPU memory even so, to compute prompts there,
-        # and does not repack weights for the processor.
+        # An empty list of devices. Without it, libllama takes GPU memory even so, to compute
+        # prompts there, and does not repack weights for the processor.
         _point_to(params, "devices", (ctypes.c_void_p * 1)(None))
     if options.num_cpu_moe_layers:
         name = "ggml_backend_cpu_buffer_type"
-        main_memory = native.ggml_function(llama_cpp, name, ctypes.c_void_p)()
+        buffer_type_function = native.ggml_function(llama_cpp, name, ctypes.c_void_p)
+        main_memory = buffer_type_function()
         pattern = experts_pattern(options.num_cpu_moe_layers)
         experts = _BufferOverride(pattern.encode(), main_memory)
-        _point_to(params, "tensor_buft_overrides", (_BufferOverride * 2)(experts))
+        overrides = (_BufferOverride * 2)(experts)  # the second one ends the array
+        _point_to(params, "tensor_buft_overrides", overrides)
     if options.main_gpu is not None:
-        gpus = usable_gpus(list_devices(llama_cpp))
-        names = [gpus[index].name for index in default_gpus(gpus)]
-        if names and options.main_gpu >= len(names):  # without a GPU, the processor computes
-            listed = ", ".join(f"{index} for {name}" for index, name in enumerate(names))
-            raise OptionError(
-                f"there is no GPU {options.main_gpu}",
-                f"Choose main_gpu=N: {listed}.",
-            )
+        _require_main_gpu(options.main_gpu)
         params.main_gpu = options.main_gpu
-        params.split_mode = llama_cpp.LLAMA_SPLIT_MODE_NONE  # otherwise it is ignored
+        params.split_mode = llama_cpp.LLAMA_SPLIT_MODE_NONE  # otherwise main_gpu is ignored
     if options.tensor_split:
-        shares = (ctypes.c_float * llama_cpp.llama_max_devices())(*options.tensor_split)
-        params.tensor_split = shares
+        most_devices = llama_cpp.llama_max_devices()
+        params.tensor_split = (ctypes.c_float * most_devices)(*options.tensor_split)
     if options.use_mmap is not None or options.use_mlock:
         params.load_mode = _load_mode(options)
     return params
 
 
+def _require_main_gpu(main_gpu: int) -> None:
+    """Raise OptionError if there are GPUs here, but none with the number `main_gpu`.
+
+    Without any GPU the processor computes, whatever the number.
+    """
+    gpus = usable_gpus(list_devices(llama_cpp))
+    names = [gpus[index].name for index in default_gpus(gpus)]
+    if names and main_gpu >= len(names):
+        choices = ", ".join(f"{index} for {name}" for index, name in enumerate(names))
+        raise OptionError(f"there is no GPU {main_gpu}", f"Choose main_gpu=N: {choices}.")
+
+
 def _load_mode(options: LlamaOptions) -> Any:
-    """libllama's way to load weights."""
+    """libllama's number for how weights are loaded. Memory mapping is its default."""
     if options.use_mmap is False:
         if options.use_mlock:
             return llama_cpp.LLAMA_LOAD_MODE_MLOCK
@@ -131,19 +142,23 @@ def _load_mode(options: LlamaOptions) -> Any:
     return llama_cpp.LLAMA_LOAD_MODE_MMAP
 
 
-def _pointers_here(options: LlamaOptions) -> list[int]:
-    """ggml's pointers to the GPUs of this machine that the options name.
+def _local_pointers(options: LlamaOptions) -> list[int]:
+    """ggml's pointers to the GPUs of this machine that a model uses with these options.
 
     Raises OptionError for a device that does not exist.
     """
-    known = list_devices(llama_cpp)
-    gpus = usable_gpus(known)
-    wanted = [gpus[index].name for index in default_gpus(gpus)]
-    if options.device is not None:
+    devices = list_devices(llama_cpp)
+    gpus = usable_gpus(devices)
+    if options.device is None:
+        names = [gpus[index].name for index in default_gpus(gpus)]
+    else:
         require_device(options.device, gpus)
-        wanted = [options.device]
-    pointers = zip(device_pointers(llama_cpp), known, strict=True)
-    return [pointer for pointer, device in pointers if device.name in wanted]
+        names = [options.device]
+    pointers = []
+    for pointer, device in zip(device_pointers(llama_cpp), devices, strict=True):
+        if device.name in names:
+            pointers.append(pointer)
+    return pointers
 
 
 class _BufferOverride(ctypes.Structure):
@@ -153,17 +168,27 @@ class _BufferOverride(ctypes.Structure):
 
 
 def _point_to(params: Any, field: str, array: Any) -> None:
-    """Set a field that llama-cpp-python has as an untyped pointer; keep the array alive."""
+    """Let a field of params, an untyped pointer in llama-cpp-python, point to an array."""
     setattr(params, field, ctypes.addressof(array))
-    setattr(params, f"{field}_array", array)  # kept by Python: the field holds a number
+    # The field is only a number for Python, so another attribute keeps the array alive.
+    setattr(params, f"{field}_array", array)
 
 
 @contextmanager
 def loaded_weights(path: Path, options: LlamaOptions, watch: native.LoadWatch) -> Iterator[int]:
-    """libllama's pointer to the model in a file, which is freed if the block fails.
+    """A block with libllama's pointer to the model in a file, which is freed if it raises.
 
-    Raises, with libllama's own words, ModelFileError if it refuses the file and
-    MemoryLimitError if memory runs out; OptionError for a GPU that does not exist.
+    If the block ends without an error, the caller owns the pointer.
+
+    Args:
+        path: The model's file.
+        options: The settings.
+        watch: Gets the progress, and may end the load.
+
+    Raises:
+        ModelFileError: If libllama refuses the file, with libllama's reason.
+        MemoryLimitError: If memory runs out, with libllama's reason.
+        OptionError: For a GPU that does not exist.
     """
     complaints.clear()
     params = model_params(options)
@@ -182,12 +207,17 @@ def loaded_weights(path: Path, options: LlamaOptions, watch: native.LoadWatch) -
 
 
 def loaded_adapters(model: int, adapters: Sequence[AdapterFile]) -> list[Any]:
-    """libllama's pointers to the adapters of a model, which are freed with it.
+    """Load the LoRA adapters of a model. Returns libllama's pointers, which the model frees.
 
     Call it before a context of the model is made: the context's graph needs room for them.
 
-    Raises, with libllama's own words, ModelFileError if it refuses a file, and
-    MemoryLimitError.
+    Args:
+        model: libllama's pointer to the model.
+        adapters: The adapters.
+
+    Raises:
+        ModelFileError: If libllama refuses a file, with libllama's reason.
+        MemoryLimitError: If memory runs out, with libllama's reason.
     """
     pointers = []
     for adapter in adapters:
@@ -203,7 +233,7 @@ def loaded_adapters(model: int, adapters: Sequence[AdapterFile]) -> list[Any]:
 
 
 def context_params(options: LlamaOptions, context_length: int) -> Any:
-    """llama_context_params."""
+    """The llama_context_params of the options. context_length: tokens of each sequence."""
     params = llama_cpp.llama_context_default_params()
     # Each sequence has its own cells, so its decodes equal those of a context for one sequence,
     # to the bit. With shared cells, attention would read those of other sequences, too.
@@ -211,14 +241,16 @@ def context_params(options: LlamaOptions, context_length: int) -> Any:
     params.n_ctx = num_cells(context_length) * options.num_sequences
     # libllama ends the process if a batch or its rows are fewer than the sequences, or than the
     # cells of a picture that is read at once.
-    at_once = options.num_picture_cells
-    params.n_batch = max(min(BATCH_SIZE, context_length), options.num_sequences, at_once)
-    params.n_ubatch = max(graph_batch_size(options.flash_attention, context_length), at_once)
+    num_picture_cells = options.num_picture_cells
+    text_size = min(BATCH_SIZE, context_length)
+    params.n_batch = max(text_size, options.num_sequences, num_picture_cells)
+    graph_size = graph_batch_size(options.flash_attention, context_length)
+    params.n_ubatch = max(graph_size, num_picture_cells)
     params.n_outputs_max = options.most_outputs
     params.n_rs_seq = options.num_snapshots or 0
     params.n_threads = options.num_threads or num_usable_cores()
-    # By default the same number: otherwise decodes of one and of several tokens would run on
-    # different cores, and verifying would not have the measured cost.
+    # By default the same number for decodes of several tokens: otherwise they would run on
+    # other cores than decodes of one token, and verifying would not have the measured cost.
     params.n_threads_batch = options.num_batch_threads or params.n_threads
     flash_attention = _FLASH_ATTENTION[options.flash_attention]
     params.flash_attn_type = getattr(llama_cpp, f"LLAMA_FLASH_ATTN_TYPE_{flash_attention}")
@@ -229,9 +261,16 @@ def context_params(options: LlamaOptions, context_length: int) -> Any:
 
 
 def new_context(model: int, name: str, params: Any) -> int:
-    """libllama's pointer to a context of a model. params: its llama_context_params.
+    """Make a context of a model. Returns libllama's pointer to it.
 
-    Raises ModelFileError or MemoryLimitError, with libllama's own words.
+    Args:
+        model: libllama's pointer to the model.
+        name: What an error calls the model.
+        params: The llama_context_params.
+
+    Raises:
+        ModelFileError: If libllama refuses the parameters, with libllama's reason.
+        MemoryLimitError: If memory runs out, with libllama's reason.
     """
     context: int | None = llama_cpp.llama_init_from_model(model, params)
     if not context:
@@ -243,10 +282,11 @@ def new_context(model: int, name: str, params: Any) -> int:
 
 
 def adopted_handle(llama: Llama) -> Handle:
-    """The pointers of an application's `Llama`, emptied.
+    """A handle of an application's `Llama`, whose cache is emptied.
 
-    Raises ModelFileError if it computes embeddings or holds no weights, EngineError if it is
-    closed, another engine works on it, or this is a fork.
+    Raises:
+        ModelFileError: If the object computes embeddings or holds no weights.
+        EngineError: If it is closed, another engine works on it, or this process is a fork.
     """
     own_process.require("libllama")
     if llama.ctx is None:

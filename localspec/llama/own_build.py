@@ -1,8 +1,9 @@
-"""The libllama that `localspec kernels` has compiled for this processor.
+"""The libllama that `localspec kernels` has compiled for this processor: a build.
 
-It lies in the user's data folder. Its name consists of the version of llama-cpp-python, whose
-source archive was compiled, and of the processor. It replaces one library: the one that was
-measured slower. If another library is installed, such as one for a GPU, the build is stale.
+Builds lie in the user's data folder. A build's folder is named after the version of
+llama-cpp-python, whose source archive was compiled, and the processor. The build is used in
+place of one library only: the installed one, compared with which it was faster. If another
+library is installed later, such as one for a GPU, the build is stale.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ OWN_ORIGIN = "localspec kernels"  # the origin of each build begins with this
 _FACTS = "build.json"
 _LIBRARIES = "lib"
 _CPUINFO = Path("/proc/cpuinfo")
-_NAMES = ("model name", "CPU part", "uarch")  # of a processor, on x86, ARM and RISC-V
+# The lines of /proc/cpuinfo with a processor's name and its features, on x86, ARM and RISC-V.
+_NAMES = ("model name", "CPU part", "uarch")
 _FEATURES = ("flags", "Features", "isa")
 
 
@@ -34,6 +36,8 @@ class OwnBuild:
     """A finished build that computes correctly and was faster when it was made."""
 
     folder: Path
+    """The build's own folder."""
+
     bindings: str
     """The version of llama-cpp-python."""
 
@@ -47,7 +51,7 @@ class OwnBuild:
     """The compiler's name and version."""
 
     speedups: dict[str, float]
-    """How many times as fast it was, by product."""
+    """How many times as fast as the other library it was, by kind of product."""
 
     @property
     def libraries(self) -> Path:
@@ -65,8 +69,9 @@ class OwnBuild:
         Args:
             installed: The origin of the library that would be used without it.
         """
-        if self.bindings != version(BINDINGS):
-            return f"it is of {BINDINGS} {self.bindings}, and {version(BINDINGS)} is installed"
+        bindings = version(BINDINGS)
+        if self.bindings != bindings:
+            return f"it is of {BINDINGS} {self.bindings}, and {bindings} is installed"
         if self.processor != processor_here():
             return "it was compiled for another processor"
         if self.instead_of != installed:
@@ -75,23 +80,27 @@ class OwnBuild:
 
 
 def builds_folder() -> Path:
-    """The folder of all builds."""
+    """The folder of all builds, which may not exist."""
     return platformdirs.user_data_path("localspec", appauthor=False) / "kernels"
 
 
 def folder_here() -> Path:
-    """The folder of a build for this processor and this llama-cpp-python."""
+    """The folder of a build for this processor and this llama-cpp-python; it may not exist."""
     digest = hashlib.sha256(processor_here().encode()).hexdigest()
     return builds_folder() / f"{version(BINDINGS)}-{digest[:12]}"
 
 
 def processor_here() -> str:
-    """This machine's processor: its name and its features, which a compiler uses."""
+    """This machine's processor in words: its name and its features, which a compiler uses.
+
+    Outside Linux the architecture and the system's words for the processor.
+    """
     if not _CPUINFO.exists():
         return f"{platform.machine()} {platform.processor()}"
-    cores = _CPUINFO.read_text(encoding="utf-8", errors="replace").split("\n\n")
+    text = _CPUINFO.read_text(encoding="utf-8", errors="replace")
+    first_core, _, _ = text.partition("\n\n")
     facts = {}
-    for line in cores[0].splitlines():
+    for line in first_core.splitlines():
         name, _, value = line.partition(":")
         facts[name.strip()] = value.strip()
     parts = [facts[name] for name in _NAMES if name in facts]
@@ -113,7 +122,13 @@ def all_builds() -> list[OwnBuild]:
 
 
 def usable_build(installed: str) -> OwnBuild | None:
-    """The build to use in place of the library with this origin, if there is one."""
+    """The build to use in place of the installed library.
+
+    Returns None if there is no build, or it is stale.
+
+    Args:
+        installed: The origin of the installed library.
+    """
     build = _read_build(folder_here())
     if build is None or build.staleness(installed):
         return None
@@ -121,14 +136,14 @@ def usable_build(installed: str) -> OwnBuild | None:
 
 
 def write_facts(build: OwnBuild) -> None:
-    """Write the facts of a build. A folder without them is no build."""
+    """Write the facts of a build into its folder. A folder without them is no build."""
     facts = dataclasses.asdict(build)
     del facts["folder"]
     (build.folder / _FACTS).write_text(json.dumps(facts, indent=1), encoding="utf-8")
 
 
 def remove_builds() -> list[OwnBuild]:
-    """Remove all builds, and return them. Raises OSError."""
+    """Remove all builds, unfinished ones too. Returns the finished ones. Raises OSError."""
     removed = all_builds()
     if builds_folder().exists():
         shutil.rmtree(builds_folder())

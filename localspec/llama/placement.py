@@ -1,11 +1,13 @@
-"""Placement of a model's layers: on GPUs, or in main memory.
+"""Where libllama puts a model's layers: on GPUs, or in main memory.
 
 libllama puts the last num_gpu_layers of a model on GPUs, whether they fit or not; the output
 counts as the last layer. The default is all layers; `localspec.load` chooses as many as fit
 (`planning.plan`). Several GPUs share the layers by their free memory, or as `tensor_split`
 says. Devices of RPC servers count as GPUs and come before those of this machine, as in
-llama.cpp: so the output is here if there is a GPU here. The token embeddings stay in main
+llama.cpp: so the output is on this machine if it has a GPU. The token embeddings stay in main
 memory, and so do the experts of the first num_cpu_moe_layers.
+
+A *place* is the number of a GPU, or MAIN_MEMORY.
 
 Follows llama_model_base::load_tensors, llama_prepare_model_devices and llm_tensor_infos.
 """
@@ -27,55 +29,65 @@ from localspec.llama.model_options import LlamaOptions
 
 _EXPERTS = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch|)exps"  # as --cpu-moe of llama.cpp has it
 _ANY_EXPERTS = re.compile(_EXPERTS.format(r"(\d+)"))
-_INPUT = re.compile(r"(token_|position_|per_layer_)")
+_INPUT = re.compile(r"(token_|position_|per_layer_)")  # tensors of which a token reads one row
+_EMBEDDINGS = "token_embd.weight"
+_OUTPUT = "output.weight"
 _NUM_COPIES = 4  # of a graph's inputs, if several GPUs pipeline a batch
 MAIN_MEMORY = -1  # a layer's place; the other places are numbers of GPUs
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The place of each layer, and then the place of the output."""
+    """The places of a model's layers."""
 
     layers: tuple[int, ...]
+    """The place of each layer; the last entry is the place of the output."""
+
     num_gpus: int
     """All GPUs, used or not."""
 
     num_input_copies: int
-    """Copies made of a graph's inputs."""
+    """Copies that libllama makes of a graph's inputs."""
 
     num_cpu_moe_layers: int
     """First layers whose experts are in main memory, wherever their other weights are."""
 
     def gpu_layers(self) -> tuple[int, ...]:
-        """The number of layers on each GPU; the output counts as one."""
+        """The number of layers on each GPU; the output counts as a layer."""
         return tuple(self.layers.count(gpu) for gpu in range(self.num_gpus))
 
     def computes_on(self, place: int) -> bool:
         """Whether the place has a layer other than the output, or experts of a layer."""
-        takes_experts = place == MAIN_MEMORY and self.num_cpu_moe_layers > 0
-        return takes_experts or place in self.layers[:-1]
+        has_experts = place == MAIN_MEMORY and self.num_cpu_moe_layers > 0
+        return has_experts or place in self.layers[:-1]
 
     def zeros(self) -> list[int]:
-        """A zero for each place; [MAIN_MEMORY] is the last one."""
+        """A list with a 0 for each place: the GPUs', and last main memory's (index -1)."""
         return [0] * (self.num_gpus + 1)
 
     def weights_bytes(self, header: Header, *, with_head: bool) -> list[int]:
-        """Bytes of weights in each place, with those of a head or without."""
+        """Bytes of weights in each place, in the order of `zeros`.
+
+        Args:
+            header: The model's header.
+            with_head: Whether the weights of a head in the file are loaded, too.
+        """
         sizes = self.zeros()
         shape = ModelShape(header)
         names = {tensor.name for tensor in header.tensors}
+        output_place = self.layers[-1]
         for tensor in header.tensors:
             if not with_head and shape.is_head_tensor(tensor.name):
                 continue
-            sizes[self._place(tensor.name)] += tensor.size_bytes
-            # If the embeddings are also the output layer, and that is on a GPU, they are
-            # copied.
-            is_head = tensor.name == "token_embd.weight" and "output.weight" not in names
-            if is_head and self.layers[-1] != MAIN_MEMORY:
-                sizes[self.layers[-1]] += tensor.size_bytes
+            place = self._place(tensor.name)
+            sizes[place] += tensor.size_bytes
+            is_output_too = tensor.name == _EMBEDDINGS and _OUTPUT not in names
+            if is_output_too and output_place != MAIN_MEMORY:
+                sizes[output_place] += tensor.size_bytes  # libllama copies them
         return sizes
 
     def _place(self, name: str) -> int:
+        """The place of a tensor of that name."""
         experts = _ANY_EXPERTS.match(name)
         if experts and int(experts[1]) < self.num_cpu_moe_layers:
             return MAIN_MEMORY
@@ -87,43 +99,51 @@ class Placement:
         return self.layers[-1]
 
     def read_share(self, header: Header) -> float:
-        """The part of a token's weights that GPUs read: 0 (none) … 1 (all)."""
+        """The share of the weights read to decode a token that is on GPUs: 0 … 1.
+
+        Of a layer with experts a token reads only those that are used for it. The weights of
+        a head are left out.
+        """
         shape = ModelShape(header)
-        share_of_experts = 1.0
+        used_share = 1.0  # of the experts
         num_experts = header.number(f"{header.architecture}.expert_count")
         if num_experts:
-            share_of_experts = shape.num_experts_used / num_experts
-        on_gpus = 0.0
-        total = 0.0
+            used_share = shape.num_experts_used / num_experts
+        gpu_bytes = 0.0
+        total_bytes = 0.0
         for tensor in header.tensors:
             if shape.is_head_tensor(tensor.name) or _INPUT.match(tensor.name):
-                continue  # a token reads only one row of an input
+                continue
             size: float = tensor.size_bytes
             if _ANY_EXPERTS.match(tensor.name):
-                size *= share_of_experts
-            total += size
+                size *= used_share
+            total_bytes += size
             if self._place(tensor.name) != MAIN_MEMORY:
-                on_gpus += size
-        if total:
-            return on_gpus / total
-        return 0.0
+                gpu_bytes += size
+        if total_bytes == 0:
+            return 0.0
+        return gpu_bytes / total_bytes
 
 
 def experts_pattern(num_layers: int) -> str:
-    """A regular expression for the names of the first layers' experts."""
+    """A regular expression for the names of the tensors of the first layers' experts."""
     numbers = "|".join(str(number) for number in range(num_layers))
     return _EXPERTS.format(f"({numbers})")
 
 
 def has_experts(header: Header) -> bool:
-    """Whether the model has experts, which could stay in main memory."""
+    """Whether the model has experts, which could stay in main memory without their layers."""
     return any(_ANY_EXPERTS.match(tensor.name) for tensor in header.tensors)
 
 
 def usable_gpus(devices: Sequence[Device]) -> tuple[Device, ...]:
-    """The GPUs that libllama can use, in its order; integrated ones after all others."""
-    gpus = tuple(device for device in devices if device.kind == "GPU")
-    return gpus + tuple(device for device in devices if device.kind == "integrated GPU")
+    """The GPUs that libllama can use, in its order; integrated ones after all others.
+
+    Later functions know a GPU by its number: its index in this result.
+    """
+    dedicated = tuple(device for device in devices if device.kind == "GPU")
+    integrated = tuple(device for device in devices if device.kind == "integrated GPU")
+    return dedicated + integrated
 
 
 def default_gpus(gpus: Sequence[Device]) -> list[int]:
@@ -134,9 +154,9 @@ def default_gpus(gpus: Sequence[Device]) -> list[int]:
     Args:
         gpus: The GPUs of `usable_gpus`.
     """
-    here = [index for index, gpu in enumerate(gpus) if not gpu.server]
-    dedicated = [index for index in here if gpus[index].kind == "GPU"]
-    return dedicated or here
+    local = [number for number, gpu in enumerate(gpus) if not gpu.server]
+    dedicated = [number for number in local if gpus[number].kind == "GPU"]
+    return dedicated or local
 
 
 def named_devices(used: Sequence[Device], helping: Sequence[Device]) -> str:
@@ -144,13 +164,19 @@ def named_devices(used: Sequence[Device], helping: Sequence[Device]) -> str:
 
     Args:
         used: The GPUs that have layers; none for the processor.
-        helping: The GPU that computes large batches of layers in main memory, if any.
+        helping: The GPU that computes large batches of layers in main memory; empty without.
     """
-    names = " and ".join(f"{gpu.name} ({gpu.description})" for gpu in used) or "CPU"
+    names = "CPU"
+    if used:
+        names = " and ".join(map(_described, used))
     if helping:
-        gpu = helping[0]
-        names += f", with {gpu.name} ({gpu.description}) for large batches"
+        names += f", with {_described(helping[0])} for large batches"
     return names
+
+
+def _described(gpu: Device) -> str:
+    """A GPU's name and description."""
+    return f"{gpu.name} ({gpu.description})"
 
 
 def require_device(name: str, gpus: Sequence[Device]) -> None:
@@ -159,17 +185,19 @@ def require_device(name: str, gpus: Sequence[Device]) -> None:
         return
     hint = "Choose cpu: there is no other."
     if gpus:
-        listed = ", ".join(f"{gpu.name} ({gpu.description})" for gpu in gpus)
-        hint = f"Choose cpu, or one of: {listed}."
+        choices = ", ".join(map(_described, gpus))
+        hint = f"Choose cpu, or one of: {choices}."
     raise OptionError(f"there is no device {name!r}", hint)
 
 
 def unused_gpu(gpus: Sequence[Device], num_gpu_layers: int | None) -> str:
-    """A GPU of this machine that has no layer, and why, in words; "" without a GPU.
+    """Names a GPU that has no layer, and says why, for a model that uses no GPU.
+
+    Returns "" if this machine has no GPU.
 
     Args:
         gpus: The GPUs of `usable_gpus`.
-        num_gpu_layers: The number that was asked for.
+        num_gpu_layers: The number of layers that was asked for; None without one.
     """
     names = [gpu.description for gpu in gpus] or gpus_of_drivers()
     if not names:
@@ -195,20 +223,20 @@ def chosen_gpus(gpus: Sequence[Device], options: LlamaOptions) -> list[int]:
     """Numbers of the GPUs that hold a part of a model with these options."""
     if options.num_gpu_layers == 0:
         return []
-    here = default_gpus(gpus)
+    local = default_gpus(gpus)
     if options.device is not None:
-        here = []
+        local = []
         for number, gpu in enumerate(gpus):
             if gpu.name == options.device and not gpu.server:
-                here.append(number)
+                local.append(number)
     if options.main_gpu is not None:
-        return here[options.main_gpu : options.main_gpu + 1]
-    chosen = []
+        return local[options.main_gpu : options.main_gpu + 1]
+    remote = []
     for address in options.rpc:
         for number, gpu in enumerate(gpus):
             if gpu.server == address:
-                chosen.append(number)
-    return [*chosen, *here]
+                remote.append(number)
+    return [*remote, *local]
 
 
 def place_layers(
@@ -217,7 +245,7 @@ def place_layers(
     gpus: Sequence[Device],
     free_bytes: Sequence[int],
 ) -> Placement:
-    """Place the layers.
+    """Where libllama will put the layers of a model.
 
     Args:
         header: The model's header.
@@ -225,32 +253,59 @@ def place_layers(
         gpus: The GPUs of `usable_gpus`.
         free_bytes: The free memory of each GPU.
     """
-    chosen = chosen_gpus(gpus, options)
-    num_layers = ModelShape(header).num_blocks + 1
-    if not chosen:
+    numbers = chosen_gpus(gpus, options)
+    num_layers = ModelShape(header).num_blocks + 1  # with the output
+    if not numbers:
         return Placement((MAIN_MEMORY,) * num_layers, len(gpus), 1, 0)
-    num_placed = min(num_layers, options.num_gpu_layers or num_layers)
-    shares = [float(free_bytes[number]) for number in chosen]
-    if any(options.tensor_split[: len(chosen)]):
-        padding = [0.0] * len(chosen)
-        shares = [*options.tensor_split, *padding][: len(chosen)]
-    if not any(shares):
-        shares = [1.0] * len(chosen)
-    borders = list(itertools.accumulate(shares))
-    layers = [MAIN_MEMORY] * (num_layers - num_placed)
-    for index in range(num_placed):
-        position = borders[-1] * index / num_placed
-        layers.append(chosen[bisect.bisect_right(borders, position)])
-    experts = 0
+    num_on_gpus = min(num_layers, options.num_gpu_layers or num_layers)
+    # Where each GPU's part ends, if all its layers lie side by side from 0 to the last end.
+    ends = list(itertools.accumulate(_gpu_shares(numbers, options, free_bytes)))
+    layers = [MAIN_MEMORY] * (num_layers - num_on_gpus)
+    for index in range(num_on_gpus):
+        begin = ends[-1] * index / num_on_gpus
+        gpu = bisect.bisect_right(ends, begin)  # the first GPU whose part ends after it
+        layers.append(numbers[gpu])
+    num_cpu_moe_layers = 0
     if has_experts(header):
-        experts = min(num_layers, options.num_cpu_moe_layers or 0)
-    copies = 1
-    if len(chosen) > 1 and num_placed == num_layers and not experts:
-        copies = _NUM_COPIES  # the GPUs pipeline a batch
-    return Placement(tuple(layers), len(gpus), copies, experts)
+        num_cpu_moe_layers = min(num_layers, options.num_cpu_moe_layers or 0)
+    num_copies = 1
+    if len(numbers) > 1 and num_on_gpus == num_layers and not num_cpu_moe_layers:
+        num_copies = _NUM_COPIES  # the GPUs pipeline a batch
+    return Placement(tuple(layers), len(gpus), num_copies, num_cpu_moe_layers)
+
+
+def _gpu_shares(
+    numbers: Sequence[int],
+    options: LlamaOptions,
+    free_bytes: Sequence[int],
+) -> list[float]:
+    """The share of the layers that each GPU gets, up to a common factor.
+
+    As `tensor_split` says; else by free memory; else the same share for each.
+
+    Args:
+        numbers: The numbers of the GPUs that get layers.
+        options: The options of the model.
+        free_bytes: The free memory of all GPUs.
+    """
+    shares = list(options.tensor_split[: len(numbers)])
+    if any(shares):
+        num_missing = len(numbers) - len(shares)
+        return shares + [0.0] * num_missing
+    shares = [float(free_bytes[number]) for number in numbers]
+    if any(shares):
+        return shares
+    return [1.0] * len(numbers)
 
 
 def is_on_gpus(header: Header, options: LlamaOptions, gpus: Sequence[Device]) -> bool:
-    """Whether GPUs compute every layer, so that the number of threads has no effect."""
-    placement = place_layers(header, options, gpus, (1,) * len(gpus))
+    """Whether GPUs compute every layer, so that the number of threads has no effect.
+
+    Args:
+        header: The model's header.
+        options: The options with which it is opened.
+        gpus: The GPUs of `usable_gpus`.
+    """
+    same_free_bytes = (1,) * len(gpus)  # the result does not depend on them
+    placement = place_layers(header, options, gpus, same_free_bytes)
     return not placement.computes_on(MAIN_MEMORY)

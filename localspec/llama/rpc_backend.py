@@ -1,6 +1,6 @@
-"""libllama's RPC backend: whether this build has it, its version, and its devices.
+"""libllama's RPC back end, which computes on other machines: its version, and its devices.
 
-Each failure in it ends the process, so `rpc_servers` asks the servers first.
+Each failure in the back end ends the process, so `rpc_servers` asks the servers first.
 """
 
 from __future__ import annotations
@@ -16,16 +16,21 @@ from localspec.llama.devices import device_memory
 from localspec.llama.library import llama_cpp
 from localspec.llama.native import ggml_function, shared_library
 from localspec.llama.quirks import rpc_version
-from localspec.llama.quirks.own_process import written_by
+from localspec.llama.quirks.own_process import program_output
 from localspec.llama.rpc_servers import Protocol, RpcServer, ask_servers
 
 _Pointer = ctypes.c_void_p
 
 
 def usable_servers(addresses: Sequence[str]) -> list[RpcServer]:
-    """Ask the RPC servers at checked addresses, and check that each can be used.
+    """The descriptions of the RPC servers at these addresses, all of which can be used.
 
-    Raises RpcError for the first that cannot, OptionError if this build has no RPC backend.
+    Args:
+        addresses: Addresses that `rpc_address.checked_addresses` has checked.
+
+    Raises:
+        RpcError: For the first server that does not answer, or cannot be used.
+        OptionError: If this build has no RPC back end.
     """
     if addresses:
         _require_backend()
@@ -39,7 +44,7 @@ def usable_servers(addresses: Sequence[str]) -> list[RpcServer]:
 
 
 def server_fault(server: RpcServer) -> LocalspecError | None:
-    """Why this libllama cannot use the server; None if it can."""
+    """The error that says why this libllama cannot use the server; None if it can."""
     try:
         _require_backend()
         _require_protocol(server)
@@ -49,6 +54,7 @@ def server_fault(server: RpcServer) -> LocalspecError | None:
 
 
 def _require_backend() -> None:
+    """Raise OptionError if this build of libllama has no RPC back end."""
     if not llama_cpp.llama_supports_rpc():
         name = "llama-cpp-python"
         raise OptionError(
@@ -61,11 +67,12 @@ def _require_backend() -> None:
 
 @functools.cache
 def protocol_of(library: str) -> Protocol | None:
-    """The version of the protocol that the libllama at that path speaks.
+    """The version of the RPC protocol that a libllama speaks; None if it cannot be found out.
 
-    None if no process can be started to find out.
+    Args:
+        library: The path of libllama. A program in another process asks it.
     """
-    written = written_by(rpc_version.__file__, library)
+    written = program_output(rpc_version.__file__, library)
     match = re.search(r" v(\d+)\.(\d+)\.(\d+)", written)
     if match is None:
         return None
@@ -73,10 +80,15 @@ def protocol_of(library: str) -> Protocol | None:
 
 
 def _require_protocol(server: RpcServer) -> None:
-    """Raise RpcError for a server whose protocol would make this libllama end the process."""
+    """Raise RpcError for a server whose protocol would make this libllama end the process.
+
+    That is one with another major version, or a newer minor version.
+    """
     ours = protocol_of(shared_library(llama_cpp)._name)
     theirs = server.protocol
-    if ours is not None and (ours.major != theirs.major or ours.minor < theirs.minor):
+    if ours is None:
+        return
+    if ours.major != theirs.major or ours.minor < theirs.minor:
         raise RpcError(
             f"{server.address} speaks version {theirs} of the RPC protocol, libllama {ours}",
             f"Build its ggml-rpc-server from the source of llama-cpp-python "
@@ -85,35 +97,52 @@ def _require_protocol(server: RpcServer) -> None:
 
 
 def remote_pointers(addresses: Sequence[str]) -> list[int]:
-    """Connect to the servers. Returns ggml's pointers to their devices, in order.
+    """Connect libllama to the servers. Returns ggml's pointers to their devices, in order.
 
-    The servers are not registered with ggml, so only models that name them use them.
+    The servers are not registered with ggml, so only models that name them use them. Raises
+    RpcError for a server without a device.
     """
     size = ctypes.c_size_t
-    count = ggml_function(llama_cpp, "ggml_backend_reg_dev_count", size, _Pointer)
-    get = ggml_function(llama_cpp, "ggml_backend_reg_dev_get", _Pointer, _Pointer, size)
-    devices = []
+    num_devices = ggml_function(llama_cpp, "ggml_backend_reg_dev_count", size, _Pointer)
+    get_device = ggml_function(
+        llama_cpp,
+        "ggml_backend_reg_dev_get",
+        _Pointer,
+        _Pointer,
+        size,
+    )
+    pointers = []
     for address in addresses:
         registry = _add_server(address)
         if not registry:
             raise RpcError(f"{address} has no device", "Start it with one (--device).")
-        devices += [get(registry, index) for index in range(count(registry))]
-    return devices
+        for index in range(num_devices(registry)):
+            pointers.append(get_device(registry, index))
+    return pointers
 
 
 def touch_servers(addresses: Sequence[str]) -> None:
-    """Ask each server of an idle model once; if one has gone, the process ends."""
+    """Ask each device of the servers for its memory, so that a lost server is noticed.
+
+    libllama ends the process if a server has gone. For a model that computes nothing now.
+    """
     for device in remote_pointers(addresses):
         device_memory(llama_cpp, device)
 
 
 def _add_server(address: str) -> int | None:
-    """ggml's pointer to a server's registry; None if it has no device."""
+    """Connect to a server. Returns ggml's pointer to its registry; None without a device."""
     text = ctypes.c_char_p
-    get_address = "ggml_backend_reg_get_proc_address"
-    by_name = ggml_function(llama_cpp, "ggml_backend_reg_by_name", _Pointer, text)
-    find = ggml_function(llama_cpp, get_address, _Pointer, _Pointer, text)
-    function = find(by_name(b"RPC"), b"ggml_backend_rpc_add_server")
-    add = ctypes.CFUNCTYPE(_Pointer, text)(function)
-    registry: int | None = add(address.encode())
+    backend_by_name = ggml_function(llama_cpp, "ggml_backend_reg_by_name", _Pointer, text)
+    function_address = ggml_function(
+        llama_cpp,
+        "ggml_backend_reg_get_proc_address",
+        _Pointer,
+        _Pointer,
+        text,
+    )
+    backend = backend_by_name(b"RPC")
+    add_address = function_address(backend, b"ggml_backend_rpc_add_server")
+    add_server = ctypes.CFUNCTYPE(_Pointer, text)(add_address)
+    registry: int | None = add_server(address.encode())
     return registry

@@ -1,8 +1,8 @@
 """Asks llama.cpp's RPC servers for their devices, with a plain socket.
 
 libllama ends the process if a server does not answer, so each server is tried here first, with
-a limit on every wait. Follows ggml-rpc.cpp: a request is a command (1 byte), a size (8 bytes;
-all numbers are little-endian) and that many bytes; an answer is a size and that many bytes. A
+a limit on every wait. Follows ggml-rpc.cpp: a request is a command (1 byte), a size (8 bytes)
+and that many bytes; an answer is a size and that many bytes. All numbers are little-endian. A
 server serves one client at a time: the system accepts other connections, which then wait.
 """
 
@@ -24,11 +24,13 @@ from localspec.llama.devices import REMOTE, Device
 from localspec.system.call_thread import CallThread
 
 SERVER_WAIT_S = 5.0  # seconds for a connection, and for each answer
+# Commands, numbers of enum rpc_cmd.
 _HELLO = 14
 _DEVICE_COUNT = 15
-_DEVICE_MEMORY = 11  # of enum rpc_cmd
-_CAPABILITIES = bytes(24)  # of RDMA: none
-_MOST_DEVICES = 64  # more are ignored
+_DEVICE_MEMORY = 11
+_NO_CAPABILITIES = bytes(24)  # of RDMA
+_HELLO_ANSWER = "<3B25x"  # the version; then a byte of padding and 24 bytes of capabilities
+_MOST_DEVICES = 64  # of a server; more are ignored
 
 
 class Protocol(NamedTuple):
@@ -54,18 +56,23 @@ class RpcServer:
 
 
 def ask_server(address: str) -> RpcServer:
-    """Ask the server at a checked address, and no other.
+    """Ask one server for its protocol and its devices.
 
-    Raises RpcError if it does not answer within seconds, or is not an RPC server.
+    Args:
+        address: "host:port", as `rpc_address.checked_addresses` has checked it.
+
+    Raises:
+        RpcError: If it does not answer within SERVER_WAIT_S, is not an RPC server, or has no
+            device.
     """
     try:
-        with _asking(address) as ask:
-            # The version is followed by a byte of padding and 24 bytes of capabilities.
-            protocol = Protocol(*ask(_HELLO, _CAPABILITIES, "<3B25x"))
-            (count,) = ask(_DEVICE_COUNT, b"", "<I")
-            memory = []
-            for index in range(min(count, _MOST_DEVICES)):
-                memory.append(ask(_DEVICE_MEMORY, struct.pack("<I", index), "<QQ"))
+        with _connection(address) as ask:
+            protocol = Protocol(*ask(_HELLO, _NO_CAPABILITIES, _HELLO_ANSWER))
+            (num_devices,) = ask(_DEVICE_COUNT, b"", "<I")
+            sizes = []  # free and total bytes of each device
+            for index in range(min(num_devices, _MOST_DEVICES)):
+                request = struct.pack("<I", index)
+                sizes.append(ask(_DEVICE_MEMORY, request, "<QQ"))
     except TimeoutError as error:
         raise RpcError(
             f"{address} did not answer within {SERVER_WAIT_S:.0f} s",
@@ -82,10 +89,10 @@ def ask_server(address: str) -> RpcServer:
             f"{address} does not answer as an RPC server of llama.cpp: {error}",
             "Name a running ggml-rpc-server, built from the source of your llama-cpp-python.",
         ) from error
-    if not memory:
+    if not sizes:
         raise RpcError(f"{address} has no device", "Start it with one (--device).")
     devices = []
-    for number, (free_bytes, total_bytes) in enumerate(memory, 1):
+    for number, (free_bytes, total_bytes) in enumerate(sizes, 1):
         name = address
         if number > 1:
             name = f"{address}, device {number}"
@@ -103,39 +110,44 @@ def ask_server(address: str) -> RpcServer:
 
 
 @contextlib.contextmanager
-def _asking(address: str) -> Iterator[Callable[[int, bytes, str], tuple[int, ...]]]:
-    """A connection, as a function of a command, a request, and the layout of the answer.
+def _connection(address: str) -> Iterator[Callable[[int, bytes, str], tuple[int, ...]]]:
+    """A block with a connection to a server, as a function that sends a request.
 
-    The function raises OSError, EOFError for a closed connection, ValueError for an answer of
-    another size.
+    The function takes a command, the bytes of the request, and the layout of the answer as in
+    `struct`. It returns the numbers of the answer. It raises OSError; EOFError if the server
+    closes the connection; ValueError if the answer has another size.
+
+    Raises OSError if it cannot connect.
     """
-    host, port = _parts(address)
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as line, line.makefile("rb") as file:
-        reset_at_end(line)
-        line.settimeout(SERVER_WAIT_S)
-        line.connect((host, int(port)))
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_STREAM) as connection,
+        connection.makefile("rb") as file,
+    ):
+        reset_at_end(connection)
+        connection.settimeout(SERVER_WAIT_S)
+        connection.connect(_host_and_port(address))
 
-        def received(layout: str) -> tuple[int, ...]:
+        def receive(layout: str) -> tuple[int, ...]:
             size = struct.calcsize(layout)
             data = file.read(size)
             if len(data) < size:
                 raise EOFError("it closed the connection")
             return struct.unpack(layout, data)
 
-        def ask(command: int, request: bytes, answer: str) -> tuple[int, ...]:
+        def ask(command: int, request: bytes, layout: str) -> tuple[int, ...]:
             head = struct.pack("<BQ", command, len(request))
-            line.sendall(head + request)
-            (size,) = received("<Q")
-            expected = struct.calcsize(answer)
+            connection.sendall(head + request)
+            (size,) = receive("<Q")
+            expected = struct.calcsize(layout)
             if size != expected:
                 raise ValueError(f"it sent {size} bytes instead of {expected}")
-            return received(answer)
+            return receive(layout)
 
         yield ask
 
 
 def ask_servers(addresses: Sequence[str]) -> list[RpcServer | RpcError]:
-    """Ask all servers at once. Returns the description of each, or its error."""
+    """Ask all servers at the same time. Returns the description of each, or its error."""
 
     def ask(address: str) -> RpcServer | RpcError:
         try:
@@ -150,36 +162,45 @@ def ask_servers(addresses: Sequence[str]) -> list[RpcServer | RpcError]:
 
 
 def reset_at_end(connection: socket.socket) -> None:
-    """Reset the connection when it is closed, or its process ends.
+    """Let the system reset the connection when it is closed, or its process ends.
 
-    SIGPIPE ends a server of llama.cpp that writes to a client that has left, even to one that
-    only waited. On a connection that was reset, reads and writes fail, and the server continues
-    with its next client.
+    A server of llama.cpp that writes to a connection that was closed normally is ended by
+    SIGPIPE. On a connection that was reset, its reads and writes fail, and it continues with
+    its next client.
     """
-    layout = "hh" if sys.platform == "win32" else "ii"
-    on = 1
+    layout = "ii"  # of struct linger
+    if sys.platform == "win32":
+        layout = "hh"
+    is_on = 1
     seconds = 0
-    linger = struct.pack(layout, on, seconds)
+    linger = struct.pack(layout, is_on, seconds)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
 
 
-def reset_lines_at_end(addresses: Sequence[str]) -> None:
-    """`reset_at_end` for libllama's connections to the servers, if they can be found."""
+def reset_connections_at_end(addresses: Sequence[str]) -> None:
+    """`reset_at_end` for libllama's connections to these servers.
+
+    They are found among the open file descriptors of this process. Does nothing where the
+    system does not list these.
+    """
     descriptors = Path("/dev/fd")
     if not addresses or not descriptors.is_dir():
         return
-    known = set()
+    servers = set()
     for address in addresses:
-        host, port = _parts(address)
-        known.add((socket.gethostbyname(host), int(port)))
-    for name in os.listdir(descriptors):
+        host, port = _host_and_port(address)
+        servers.add((socket.gethostbyname(host), port))
+    for descriptor in os.listdir(descriptors):
         with contextlib.suppress(OSError):  # no socket, no peer, or closed already
-            line = socket.socket(fileno=os.dup(int(name)))
-            with line:
-                if line.family == socket.AF_INET and line.getpeername() in known:
-                    reset_at_end(line)
+            # A copy of the descriptor, so that libllama's own stays open.
+            connection = socket.socket(fileno=os.dup(int(descriptor)))
+            with connection:
+                is_internet = connection.family == socket.AF_INET
+                if is_internet and connection.getpeername() in servers:
+                    reset_at_end(connection)
 
 
-def _parts(address: str) -> tuple[str, str]:
+def _host_and_port(address: str) -> tuple[str, int]:
+    """Host and port of a checked address."""
     host, _, port = address.partition(":")
-    return host, port
+    return host, int(port)

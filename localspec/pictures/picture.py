@@ -1,8 +1,7 @@
 """A picture as a model gets it: upright pixels; and the interface of a model that sees.
 
-Files come from anybody, so everything is bounded before it is decoded: their bytes, the size
-that they declare, and which formats are tried at all. Pillow decodes them; it is loaded with
-the first picture.
+Files may come from strangers. So before a file is decoded its bytes, the size that it declares
+and its format are checked. Pillow decodes it; Pillow is imported with the first picture.
 """
 
 from __future__ import annotations
@@ -26,23 +25,23 @@ if TYPE_CHECKING:
 
 MAX_PICTURE_BYTES = 32_000_000  # of a file
 MAX_PICTURE_PIXELS = 50_000_000  # 150 MB of red, green and blue
-# Bytes kept in memory for the next question, in addition to the pictures of the last one: the
-# pixels of one of the largest pictures, or of many usual ones; and rows that a model has read.
+MAX_PICTURE_SIDE = 32_767  # pixels; some encoders have only 16 bits for a side
+# Bytes kept in memory for the next question, besides the pictures of the last one: pixels, of
+# one of the largest pictures or of many usual ones; and rows that a model has read.
 KEPT_PICTURE_BYTES = 3 * MAX_PICTURE_PIXELS
 KEPT_ROW_BYTES = 1 << 26
 _MOST_KNOWN = 256  # pictures whose cells are remembered, of a few hundred each
-MAX_PICTURE_SIDE = 32_767  # pixels; some encoders have only 16 bits for a side
 _BAND_PIXELS = 1 << 20  # pixels that are converted at a time
 _UPRIGHT = 1  # EXIF's number of that orientation
-_FORMATS = ("PNG", "JPEG", "WEBP", "GIF")
-_KNOWN = "PNG, JPEG, WebP and GIF are supported."
-# One picture at a time: to decode one of the largest takes up to a gigabyte.
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF")  # in Pillow's words
+_SUPPORTED = "PNG, JPEG, WebP and GIF are supported."
+# Held while a picture is decoded: that takes up to a gigabyte, so only one is at a time.
 _decoding = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Pixels and their digest.
+    """A picture's pixels and their digest.
 
     Raises OptionError for a size that is out of range, or does not fit the bytes.
     """
@@ -64,14 +63,15 @@ class Picture:
 
     def __post_init__(self) -> None:
         _check_size("the picture", (self.width, self.height))
-        wanted = self.width * self.height * 3
-        num_bytes = "no bytes"
-        if isinstance(self.rgb, bytes):
-            num_bytes = f"{len(self.rgb)} bytes"
-        if not isinstance(self.rgb, bytes) or len(self.rgb) != wanted:
+        num_bytes = self.width * self.height * 3
+        has_pixels = isinstance(self.rgb, bytes) and len(self.rgb) == num_bytes
+        if not has_pixels:
+            given = "no bytes"
+            if isinstance(self.rgb, bytes):
+                given = f"{len(self.rgb)} bytes"
             raise OptionError(
-                f"a picture of {self.width} by {self.height} pixels has {num_bytes}",
-                f"Give {wanted}: red, green and blue of each pixel.",
+                f"a picture of {self.width} by {self.height} pixels has {given}",
+                f"Give {num_bytes}: red, green and blue of each pixel.",
             )
         hashed = hashlib.sha256(f"{self.width}x{self.height}:".encode())
         hashed.update(self.rgb)
@@ -84,16 +84,21 @@ class Picture:
         A PNG, JPEG, WebP, or the first frame of a GIF. It is turned upright as EXIF says, and
         put on white if it is transparent. A `Picture` is returned unchanged.
 
-        Raises OptionError for other sources, for a file that is missing or damaged, and for
-        more than most_bytes or MAX_PICTURE_PIXELS.
+        Args:
+            source: The path of a file, its bytes, an image of Pillow, or a `Picture`.
+            most_bytes: The most bytes that a file may have.
+
+        Raises:
+            OptionError: For other sources, for a file that is missing, damaged or too large,
+                and for more pixels than MAX_PICTURE_PIXELS.
         """
         if isinstance(source, Picture):
             return source
         if isinstance(source, str | os.PathLike):
             path = Path(os.path.expanduser(source))
-            return cls._decoded(path.name, read_bytes(path, most_bytes), most_bytes)
+            return cls._decode(path.name, read_bytes(path, most_bytes), most_bytes)
         if isinstance(source, bytes | bytearray | memoryview):
-            return cls._decoded("", bytes(source), most_bytes)
+            return cls._decode("", bytes(source), most_bytes)
         from PIL import Image
 
         if not isinstance(source, Image.Image):
@@ -102,20 +107,26 @@ class Picture:
                 "Give a path, the bytes of a file, or an image of Pillow.",
             )
         _check_size("the picture", source.size)
-        size, bands = _drawn("the picture", source)
+        size, bands = _upright_bands("the picture", source)
         return cls(*size, b"".join(bands))
 
     @classmethod
-    def _decoded(cls, name: str, data: bytes, most_bytes: int) -> Picture:
-        """The picture in a file's bytes. name: of the file, if there is one."""
-        called = name or "the picture"
+    def _decode(cls, name: str, data: bytes, most_bytes: int) -> Picture:
+        """The picture in a file's bytes. Raises OptionError as `read` does.
+
+        Args:
+            name: The name of the file; "" if the bytes do not come from one.
+            data: The bytes.
+            most_bytes: The most bytes that are allowed.
+        """
+        title = name or "the picture"  # in errors
         if len(data) > most_bytes:
             raise OptionError(
-                f"{called} has {len(data)} bytes; the limit is {most_bytes}",
+                f"{title} has {len(data)} bytes; the limit is {most_bytes}",
                 "Save it smaller, or as JPEG.",
             )
         with _decoding:
-            size, bands = _decoded_bands(called, data)
+            size, bands = _decoded_bands(title, data)
             return cls(*size, b"".join(bands), name)
 
     def png(self) -> bytes:
@@ -129,7 +140,10 @@ class Picture:
 
 
 def read_bytes(path: Path, most_bytes: int) -> bytes:
-    """The bytes of a file, at most most_bytes + 1. Raises OptionError."""
+    """The bytes of a file; of a larger file than allowed, the first most_bytes + 1.
+
+    So the caller finds that a file is too large. Raises OptionError if it cannot be read.
+    """
     if not os.path.isfile(path):  # opening a pipe would wait for its other end
         raise OptionError(
             f"{path} does not exist, or is not a file",
@@ -143,9 +157,15 @@ def read_bytes(path: Path, most_bytes: int) -> bytes:
 
 
 def _check_size(name: str, size: tuple[int, int]) -> None:
-    """Raise OptionError for a picture without pixels, or with too many."""
+    """Raise OptionError for a picture without pixels, or with too many.
+
+    Args:
+        name: What the error calls the picture.
+        size: Width and height in pixels.
+    """
     width, height = size
-    if type(width) is not int or type(height) is not int or width < 1 or height < 1:
+    are_whole = type(width) is int and type(height) is int
+    if not are_whole or min(width, height) < 1:
         raise OptionError(f"{name} has {width!r} by {height!r} pixels", "Give one with pixels.")
     if width * height > MAX_PICTURE_PIXELS or max(width, height) > MAX_PICTURE_SIDE:
         raise OptionError(
@@ -156,24 +176,42 @@ def _check_size(name: str, size: tuple[int, int]) -> None:
 
 
 def _decoded_bands(name: str, data: bytes) -> tuple[tuple[int, int], list[bytes]]:
-    """`_drawn` for a file's bytes. Pillow's image and its decoder are freed at the end."""
+    """`_upright_bands` of the picture in a file's bytes.
+
+    A function of its own, so that Pillow's image and its decoder are freed at its end. Raises
+    OptionError for other formats, a damaged file, and too many pixels.
+
+    Args:
+        name: What errors call the picture.
+        data: The bytes.
+    """
     from PIL import Image, UnidentifiedImageError
 
     try:
         image = Image.open(BytesIO(data), formats=_FORMATS)
     except UnidentifiedImageError as error:
-        raise OptionError(f"{name} is not a picture that can be read", _KNOWN) from error
+        raise OptionError(f"{name} is not a picture that can be read", _SUPPORTED) from error
     except Exception as error:  # Pillow raises many kinds for damaged files
-        raise _damaged(name, error) from error
+        raise _damage_error(name, error) from error
     _check_size(name, image.size)
-    return _drawn(name, image)
+    return _upright_bands(name, image)
 
 
-def _drawn(name: str, image: Image) -> tuple[tuple[int, int], list[bytes]]:
-    """The size of an upright image, and red, green and blue of its pixels, band by band.
+def _upright_bands(name: str, image: Image) -> tuple[tuple[int, int], list[bytes]]:
+    """Turn an image upright, and convert it to red, green and blue.
 
-    A large image takes hundreds of megabytes, and so does each copy, so the image is converted
-    band by band. Its size was checked.
+    A large image takes hundreds of megabytes, and so does each copy. So it is converted in
+    bands of some rows of pixels.
+
+    Args:
+        name: What errors call the picture.
+        image: The image, whose size was checked.
+
+    Returns:
+        Its width and height, upright, and the bytes of each band, from the top.
+
+    Raises:
+        OptionError: If the image is damaged.
     """
     from PIL import ExifTags, ImageOps
 
@@ -186,15 +224,16 @@ def _drawn(name: str, image: Image) -> tuple[tuple[int, int], list[bytes]]:
         num_rows = max(1, _BAND_PIXELS // width)
         bands = []
         for top in range(0, height, num_rows):
-            band = image.crop((0, top, width, min(top + num_rows, height)))
+            bottom = min(top + num_rows, height)
+            band = image.crop((0, top, width, bottom))
             bands.append(_on_white(band).tobytes())
     except Exception as error:
-        raise _damaged(name, error) from error
+        raise _damage_error(name, error) from error
     return (width, height), bands
 
 
 def _on_white(image: Image) -> Image:
-    """The image in red, green and blue."""
+    """The image in red, green and blue, on white where it is transparent."""
     from PIL import Image as Pillow
 
     if image.mode.startswith("I;16"):  # 16 bits of grey, of which Pillow would keep the lower 8
@@ -206,9 +245,13 @@ def _on_white(image: Image) -> Image:
     return image.convert("RGB")
 
 
-def _damaged(name: str, error: Exception) -> OptionError:
-    why = str(error) or type(error).__name__
-    return OptionError(f"{name} cannot be read: {why:.200}", "Save it again, as PNG or JPEG.")
+def _damage_error(name: str, error: Exception) -> OptionError:
+    """The error for a picture that Pillow cannot decode. error: Pillow's own."""
+    reason = str(error) or type(error).__name__
+    return OptionError(
+        f"{name} cannot be read: {reason:.200}",
+        "Save it again, as PNG or JPEG.",
+    )
 
 
 class Vision(Protocol):
@@ -223,22 +266,26 @@ class Vision(Protocol):
 
 
 class KnownCells:
-    """A `Vision` that remembers the cells of the last pictures.
+    """A `Vision` that remembers the cells of the latest pictures.
 
-    A conversation's pictures are in each of its prompts, and its `Vision` may be in another
-    process.
+    Each prompt of a conversation contains all its pictures again, and the conversation's own
+    `Vision` may be in another process.
+
+    Args:
+        vision: Gives the cells of pictures that are not known.
     """
 
     def __init__(self, vision: Vision) -> None:
         self._vision = vision
-        self._known: dict[bytes, list[int]] = {}  # by the digests of pictures
+        # By the digests of pictures, the least recently used first.
+        self._known: dict[bytes, list[int]] = {}
 
     def cells(self, picture: Picture) -> list[int]:
-        """See `Vision`."""
+        """The picture's tokens in a prompt, as `Vision.cells`."""
         cells = self._known.pop(picture.digest, None)
         if cells is None:
             cells = self._vision.cells(picture)
-        self._known[picture.digest] = cells  # at the end, so that it is forgotten last
+        self._known[picture.digest] = cells
         while len(self._known) > _MOST_KNOWN:
             oldest = next(iter(self._known))
             self._known.pop(oldest, None)

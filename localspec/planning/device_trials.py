@@ -240,7 +240,7 @@ def _whole_model_times(
         return DeviceTimes(whole.scaled(scale))
     gpu_part = whole.scaled(half)
     main_part = offload.scaled(1 - half)
-    copies = times["half"].beyond(gpu_part.plus(main_part))
+    copies = times["half"].excess_over(gpu_part.plus(main_part))
     return DeviceTimes(whole.scaled(scale), offload.scaled(scale), copies)
 
 

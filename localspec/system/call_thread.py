@@ -1,4 +1,4 @@
-"""A call in a thread of its own, also with a stack of its own."""
+"""Calls a function in a thread of its own, if necessary with a larger stack."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ from typing import Generic, TypeVar
 
 Result = TypeVar("Result")
 
-# One size for the stacks of all threads that start next, anywhere in the process.
+# Held while the stack size for new threads is changed, which is one for the whole process.
 _stack_size_lock = threading.Lock()
 
 
 class CallThread(threading.Thread, Generic[Result]):
     """A thread that makes one call, and ends.
 
-    A pool refuses work once the main thread has ended, while others continue.
+    Unlike a thread pool, it can be used by other threads after the main thread has ended.
 
     Args:
-        daemon: Whether the process may end before it.
+        call: The function to call.
+        daemon: Whether the process may end before the call does.
     """
 
     def __init__(self, call: Callable[[], Result], *, daemon: bool = False) -> None:
@@ -28,13 +29,14 @@ class CallThread(threading.Thread, Generic[Result]):
         self._outcome: Future[Result] = Future()
 
     def run(self) -> None:
+        """Make the call, and keep its result or its exception. Called by `start`."""
         try:
             self._outcome.set_result(self._call())
-        except BaseException as failure:
-            self._outcome.set_exception(failure)
+        except BaseException as error:
+            self._outcome.set_exception(error)
 
     def result(self) -> Result:
-        """The call's result, or what it raises, once the thread has ended."""
+        """Wait for the thread's end. Returns the call's result, or raises its exception."""
         self.join()
         return self._outcome.result()
 
@@ -45,15 +47,15 @@ def on_deep_stack(call: Callable[[], Result], stack_bytes: int) -> Result:
     A large stack is cheap: the system provides its memory only as the call uses it.
 
     Raises:
-        MemoryError: If there is no room for such a stack.
+        MemoryError: If there is no room for such a stack. Besides, what `call` raises.
     """
     thread = CallThread(call)
     with _stack_size_lock:
-        usual = threading.stack_size(stack_bytes)
+        usual_bytes = threading.stack_size(stack_bytes)
         try:
             thread.start()
         except RuntimeError as error:
             raise MemoryError(f"no memory for a stack of {stack_bytes} bytes") from error
         finally:
-            threading.stack_size(usual)
+            threading.stack_size(usual_bytes)
     return thread.result()

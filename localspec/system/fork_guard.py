@@ -1,4 +1,4 @@
-"""Refuses to use in a fork what belongs to the process that made it."""
+"""Keeps a fork of a process from using objects that work in the original process only."""
 
 from __future__ import annotations
 
@@ -14,10 +14,15 @@ class OwnProcess:
         self._number = os.getpid()
 
     def is_this(self) -> bool:
+        """Whether the running process is the remembered one, and not a fork of it."""
         return os.getpid() == self._number
 
     def require(self, name: str) -> None:
-        """Raise ForkedError in a fork, which has the memory but none of the threads."""
+        """Raise ForkedError in a fork, which has the memory but none of the threads.
+
+        Args:
+            name: What the error says was loaded by the other process.
+        """
         if not self.is_this():
             raise ForkedError(
                 f"{name} was loaded by process {self._number} and cannot be used in its "

@@ -1,4 +1,8 @@
-"""This machine's memory and cores, as far as control groups (containers) allow their use."""
+"""This machine's memory and cores, as far as control groups (containers) allow their use.
+
+A *processor* is a logical one: a core, or one of its hyperthreads. It has a number in the
+operating system.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +21,26 @@ import psutil
 
 _USUAL_CACHE_BYTES = 32 << 20
 
-_MEMBERSHIP = re.compile(r"\d+:([^:]*):(/.*)")  # controllers and the group's path
-# The mounted part of the tree, its mount point, the type, and the options with the controllers.
+# A line of /proc/self/cgroup: controllers, and the path of this process's group.
+_MEMBERSHIP = re.compile(r"\d+:([^:]*):(/.*)")
+# A line of /proc/self/mountinfo: the mounted part of the tree of groups, its mount point, the
+# type, and options, among which the controllers are.
 _MOUNT = re.compile(r"\S+ \S+ \S+ (/\S*) (/\S*) .* - (cgroup2?) \S+ (\S+)")
 # Memory that the system drops when a program needs it, as in its MemAvailable: pages of files
 # (without shared memory), and its own caches.
 _RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
 _SHORTEST_WATCH_S = 0.1  # the system counts hundredths of a second
-_CORE = struct.Struct("<IIxB20xH")  # relationship, size, efficiency class, number of groups
-_GROUP = struct.Struct("<QH6x")  # bit mask of the core's processors in a group, its number
+# SYSTEM_LOGICAL_PROCESSOR_INFORMATION_EX of Windows: relationship, size in bytes, efficiency
+# class, number of groups. A GROUP_AFFINITY for each group of processors follows: the bit mask
+# of the core's processors in the group, and the group's number.
+_CORE = struct.Struct("<IIxB20xH")
+_GROUP = struct.Struct("<QH6x")
+_GROUP_SIZE = 64  # processors of a group
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Main memory."""
+    """Main memory, as far as this process may use it."""
 
     total_bytes: int
 
@@ -39,37 +49,42 @@ class Memory:
 
 
 def memory_here(root: Path = Path("/")) -> Memory:
-    """The machine's memory, or the part that control groups, such as a container's, allow."""
+    """The machine's memory, or the part that control groups, such as a container's, allow.
+
+    Args:
+        root: The folder below which proc and sys are read.
+    """
     memory = psutil.virtual_memory()
     total_bytes = memory.total
     available_bytes = memory.available
     for group in memory_limits(root):
         total_bytes = min(total_bytes, group.limit)
-        available_bytes = min(available_bytes, max(0, group.limit - group.used))
+        left_bytes = max(0, group.limit - group.used)
+        available_bytes = min(available_bytes, left_bytes)
     return Memory(total_bytes, available_bytes)
 
 
 def memory_of_process(number: int) -> int:
-    """A process's own memory in bytes, without mapped files; 0 if the process is gone."""
+    """Bytes of a process's own memory, without mapped files; 0 if the process is gone."""
     try:
         process = psutil.Process(number)
         if sys.platform == "darwin":
             return int(process.memory_full_info().uss)
-        taken = process.memory_info()
+        memory = process.memory_info()
     except (psutil.Error, OSError):
         return 0
     if sys.platform == "win32":
-        return int(taken.private)
-    return int(taken.rss - taken.shared)
+        return int(memory.private)
+    return int(memory.rss - memory.shared)
 
 
 def processor_time_of_process(number: int) -> float:
-    """Seconds of processor time that a process has taken; 0 if it is gone."""
+    """Seconds of processor time that a process has used; 0 if the process is gone."""
     try:
-        taken = psutil.Process(number).cpu_times()
+        times = psutil.Process(number).cpu_times()
     except (psutil.Error, OSError):
         return 0.0
-    return float(taken.user + taken.system)
+    return float(times.user + times.system)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,19 +92,19 @@ class Cores:
     """The machine's processor cores, and those that a model should use."""
 
     physical: int | None
-    """None if the system does not say."""
+    """All cores of the machine; None if the system does not say."""
 
     logical: int
-    """Including hyperthreads."""
+    """All processors of the machine: cores, including hyperthreads."""
 
     allowed: int
-    """Logical cores that this process may run on."""
+    """Processors that this process may run on. The next two numbers count some of them."""
 
     efficiency: int
-    """Power-saving cores, if there are faster ones."""
+    """Processors on power-saving cores; 0 if there are no faster ones."""
 
     hyperthreads: int
-    """Second threads of the other cores."""
+    """Further processors of the other cores, after the first one of each."""
 
     quota: float | None
     """Processor time that control groups allow, in cores; None without a limit."""
@@ -105,16 +120,20 @@ class Cores:
 
 def cores_here() -> Cores:
     """The machine's cores, and which of them may be used."""
-    return count_cores(processors_here(), _allowed(), cpu_quota())
+    return count_cores(processors_here(), _allowed_processors(), cpu_quota())
 
 
 def num_usable_cores() -> int:
-    """The number of threads to compute with; more would wait for each other."""
+    """The number of threads to compute with, at least 1; more would wait for each other."""
     return cores_here().usable
 
 
 def last_cache_bytes(root: Path = Path("/")) -> int:
-    """The size of a processor's last cache, or a usual size if the system does not say it."""
+    """The size of the processor's largest cache in bytes; at least 32 MiB, a usual size.
+
+    Args:
+        root: The folder below which sys is read.
+    """
     sizes = [_USUAL_CACHE_BYTES]
     for file in root.glob("sys/devices/system/cpu/cpu0/cache/index*/size"):
         text = file.read_text(encoding="ascii").strip()
@@ -128,12 +147,18 @@ def count_cores(
     allowed: Set[int],
     quota: float | None,
 ) -> Cores:
-    """Count a thread for each fast core that the process may run on, within its quota.
+    """Count cores of each kind. A model should use each fast core, within the quota.
 
     As llama.cpp counts: all threads wait for the slowest one, hyperthreads share arithmetic
-    units, and power-saving cores delay the others. Allowed numbers that no processor has count
-    as cores. The quota is rounded down: with more threads it is spent before its period ends,
-    and then all threads stop until the next period, in the middle of a step.
+    units, and power-saving cores delay the others. The quota is rounded down: with more threads
+    it is spent before its period ends, and then all threads stop until the next period, in the
+    middle of a step.
+
+    Args:
+        processors: The processors of the machine; none if the system does not say.
+        allowed: The numbers of the processors that this process may run on. A number that is
+            not among the processors counts as a fast core.
+        quota: Processor time that control groups allow, in cores; None without a limit.
     """
     usable = [processor for processor in processors if processor.number in allowed]
     fast = [processor for processor in usable if not processor.is_efficient]
@@ -157,66 +182,73 @@ def count_cores(
 
 
 def _num_cores(processors: Sequence[Processor]) -> int:
-    """The number of different cores of some processors."""
+    """The number of different cores that some processors belong to."""
     return len({processor.core for processor in processors})
 
 
-def _allowed() -> Set[int]:
-    """Numbers of the processors that this process may run on."""
-    try:  # not on a Mac, nor where Windows has several groups of processors
+def _allowed_processors() -> Set[int]:
+    """The numbers of the processors that this process may run on.
+
+    All, where the system cannot say: on a Mac, and on Windows with several processor groups.
+    """
+    try:
         return set(psutil.Process().cpu_affinity())
     except (AttributeError, psutil.Error, OSError):
         return set(range(os.cpu_count() or 1))
 
 
 def num_busy_cores() -> float:
-    """How many of the allowed cores programs use now, measured for 0.2 s."""
-    shares = psutil.cpu_percent(0.2, percpu=True)
-    allowed = _allowed()
+    """How many of the allowed processors are in use by any program, measured for 0.2 s."""
+    percentages = psutil.cpu_percent(0.2, percpu=True)
+    allowed = _allowed_processors()
     percent = 0.0
-    for number, share in enumerate(shares):
+    for number, percentage in enumerate(percentages):
         if number in allowed:
-            percent += share
+            percent += percentage
     return percent / 100
 
 
 class OtherPrograms:
-    """Measures how much of the allowed cores other programs use."""
+    """Measures how many of the allowed processors other programs use, from now on."""
 
     def __init__(self) -> None:
         self._begun_s = time.monotonic()
         self._used_before_s = _used_by_others_s()
 
     def num_free_cores(self) -> int | None:
-        """How many of the allowed cores they have left free since the last call, rounded.
+        """How many allowed processors other programs have left free on average, rounded.
 
-        None if that time is too short for the system's clock; measuring continues.
+        Measured since the last call that gave a number, or else since this object was made.
+        None if that time is too short for the system's clock; measuring continues then.
         """
         now_s = time.monotonic()
         watched_s = now_s - self._begun_s
         if watched_s < _SHORTEST_WATCH_S:
             return None
-        used_before_s = self._used_before_s
+        used_now_s = _used_by_others_s()
+        num_used = (used_now_s - self._used_before_s) / watched_s
         self._begun_s = now_s
-        self._used_before_s = _used_by_others_s()
-        used_s = self._used_before_s - used_before_s
-        return max(len(_allowed()) - round(used_s / watched_s), 0)
+        self._used_before_s = used_now_s
+        return max(len(_allowed_processors()) - round(num_used), 0)
 
 
 def _used_by_others_s() -> float:
-    """Seconds for which other processes have computed on the allowed cores."""
-    allowed = _allowed()
+    """Seconds of processor time that other processes have used on the allowed processors.
+
+    A sum since the machine was started.
+    """
+    allowed = _allowed_processors()
     used_s = 0.0
     for number, times in enumerate(psutil.cpu_times(percpu=True)):
         if number in allowed:
             used_s += times.user + times.system + getattr(times, "nice", 0.0)
-    own = psutil.Process().cpu_times()
-    return float(used_s - own.user - own.system)
+    own_times = psutil.Process().cpu_times()
+    return float(used_s - own_times.user - own_times.system)
 
 
 def peak_memory_bytes() -> int:
-    """The most memory that this process has used, in bytes."""
-    # On Linux ru_maxrss includes the parent process, so this line is read instead.
+    """The most memory that this process has used at any time, in bytes."""
+    # On Linux ru_maxrss includes the parent process, so a line of this file is read instead.
     for line in _lines(Path("/proc/self/status")):
         if line.startswith("VmHWM"):
             return int(line.split()[1]) * 1024
@@ -232,7 +264,7 @@ class Processor:
     """A logical processor."""
 
     number: int
-    """The system's number."""
+    """The number by which the system knows it."""
 
     core: int
     """The number of its core, which hyperthreads share."""
@@ -251,7 +283,7 @@ def processors_here() -> list[Processor]:
 
 
 def linux_processors(root: Path) -> list[Processor]:
-    """The processors that are online, as described below root/sys."""
+    """The processors that are online, as the files in root/sys/devices describe them."""
     devices = root / "sys/devices"
     cores: dict[int, int] = {}
     capacities: dict[int, int] = {}
@@ -264,21 +296,21 @@ def linux_processors(root: Path) -> list[Processor]:
         capacities[number] = max(_numbers(folder / "cpu_capacity"), default=0)
     # Intel's hybrids list their performance cores. Capacities may be missing there, or differ
     # less than the cores do.
-    fast = _numbers(devices / "cpu_core/cpus")
-    # Half of the most is between ARM's little cores and the middle cores of chips with a prime
-    # core, which are worth using. Without capacities, all count as fast.
-    most = max(capacities.values(), default=0)
+    performance_cores = _numbers(devices / "cpu_core/cpus")
+    # ARM's little cores have less than half of the largest capacity. The middle cores of chips
+    # with a prime core have more, and are worth using. Without capacities, all count as fast.
+    largest = max(capacities.values(), default=0)
     processors = []
     for number, core in sorted(cores.items()):
-        is_efficient = 0 < capacities[number] < most / 2
-        if fast:
-            is_efficient = number not in fast
+        is_efficient = 0 < capacities[number] < largest / 2
+        if performance_cores:
+            is_efficient = number not in performance_cores
         processors.append(Processor(number, core, is_efficient))
     return processors
 
 
 def _numbers(path: Path) -> set[int]:
-    """The numbers in a file like "0-3,8"; none if it cannot be read."""
+    """The numbers in a file such as "0-3,8"; none if it cannot be read."""
     numbers: set[int] = set()
     try:
         for part in "".join(_lines(path)).split(","):
@@ -292,10 +324,13 @@ def _numbers(path: Path) -> set[int]:
 
 
 def mac_processors(sysctl: Callable[[str], int | None]) -> list[Processor]:
-    """Processors of a Mac. Level 0 has the performance cores; Intel's Macs have no levels.
+    """The processors of a Mac.
+
+    Cores are in performance levels, of which level 0 is the fastest. Intel's Macs have no
+    levels, so all their cores count as fast.
 
     Args:
-        sysctl: Gives the value of a name, or None.
+        sysctl: Gives the system's number for a name; None if it has none.
     """
     num_levels = sysctl("hw.nperflevels") or 0
     prefixes = [f"hw.perflevel{level}." for level in range(num_levels)]
@@ -316,58 +351,70 @@ def mac_processors(sysctl: Callable[[str], int | None]) -> list[Processor]:
 
 
 def _sysctl(name: str) -> int | None:
+    """A number that macOS has under a name; None if it has none."""
     value = ctypes.c_int32()
     size = ctypes.c_size_t(ctypes.sizeof(value))
-    call = ctypes.CDLL(None).sysctlbyname
-    failed = call(name.encode(), ctypes.byref(value), ctypes.byref(size), None, 0)
-    if failed:
+    sysctlbyname = ctypes.CDLL(None).sysctlbyname
+    status = sysctlbyname(name.encode(), ctypes.byref(value), ctypes.byref(size), None, 0)
+    if status != 0:
         return None
     return value.value
 
 
 def windows_processors(cores: bytes) -> list[Processor]:
-    """Processors of Windows. cores: SYSTEM_LOGICAL_PROCESSOR_INFORMATION_EX of each core.
+    """The processors that Windows describes. A higher efficiency class is a faster kind.
 
-    A higher efficiency class is a faster kind.
+    Args:
+        cores: A SYSTEM_LOGICAL_PROCESSOR_INFORMATION_EX of each core, in a row.
     """
-    known: list[tuple[int, int, int]] = []  # number, core, efficiency class
-    fastest = 0
+    described: list[tuple[int, int, int]] = []  # number, core, efficiency class
+    fastest_class = 0
     start = 0
-    num_cores = 0
+    core = 0
     while start + _CORE.size <= len(cores):
         _, size, efficiency_class, num_groups = _CORE.unpack_from(cores, start)
         for index in range(num_groups):
-            mask, group = _GROUP.unpack_from(cores, start + _CORE.size + index * _GROUP.size)
-            for bit in range(64):
-                if mask >> bit & 1:
-                    known.append((64 * group + bit, num_cores, efficiency_class))
-                    fastest = max(fastest, efficiency_class)
-        num_cores += 1
+            group_start = start + _CORE.size + index * _GROUP.size
+            mask, group = _GROUP.unpack_from(cores, group_start)
+            for bit in range(_GROUP_SIZE):
+                is_set = mask >> bit & 1
+                if is_set:
+                    number = _GROUP_SIZE * group + bit
+                    described.append((number, core, efficiency_class))
+                    fastest_class = max(fastest_class, efficiency_class)
+        core += 1
         start += max(size, _CORE.size)
     processors = []
-    for number, core, efficiency_class in sorted(known):
-        processors.append(Processor(number, core, efficiency_class < fastest))
+    for number, core, efficiency_class in sorted(described):
+        is_efficient = efficiency_class < fastest_class
+        processors.append(Processor(number, core, is_efficient))
     return processors
 
 
 def _windows_cores() -> bytes:
-    """Windows' description of its cores; empty if it gives none, and on other systems."""
+    """Windows' description of its cores, for `windows_processors`.
+
+    Empty if Windows gives none, and on other systems.
+    """
     if sys.platform == "win32":
-        call = ctypes.WinDLL("kernel32").GetLogicalProcessorInformationEx
-        of_cores = 0  # RelationProcessorCore
+        describe = ctypes.WinDLL("kernel32").GetLogicalProcessorInformationEx
+        cores_alone = 0  # RelationProcessorCore
         size = ctypes.c_uint32()
-        call(of_cores, None, ctypes.byref(size))  # fails, and sets the size that it needs
+        describe(cores_alone, None, ctypes.byref(size))  # fails, and sets the size it needs
         buffer = ctypes.create_string_buffer(size.value)
-        if call(of_cores, buffer, ctypes.byref(size)):
+        if describe(cores_alone, buffer, ctypes.byref(size)):
             return buffer.raw[: size.value]
     return b""
 
 
 def cpu_quota(root: Path = Path("/")) -> float | None:
-    """How many processors' time this process may use, or None without a limit.
+    """Processor time that control groups allow this process, in cores; None without a limit.
 
-    The tightest limit of its own control groups and of all visible groups above them, of both
-    versions. Read below root.
+    The tightest limit of its own groups and of all visible groups above them, of both versions
+    of control groups.
+
+    Args:
+        root: The folder below which proc and sys are read.
     """
     quotas = []
     for group in _groups(root, "cpu"):
@@ -378,16 +425,23 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
 
 
 class MemoryLimit(NamedTuple):
-    """A group's limit of main memory, and the bytes in use that it cannot drop."""
+    """A control group's limit of main memory."""
 
     limit: int
+    """Bytes that all processes of the group may use together."""
+
     used: int
+    """Bytes in use, without those that the system can drop."""
 
 
 def memory_limits(root: Path = Path("/")) -> list[MemoryLimit]:
-    """Limits of this process's groups and of all visible groups above, of both versions.
+    """Limits of this process's control groups and of all visible groups above them.
 
-    A group without a limit is left out, or states more than any machine has. Read below root.
+    Of both versions of control groups. A group without a limit is left out, or has a limit of
+    more than any machine has.
+
+    Args:
+        root: The folder below which proc and sys are read.
     """
     limits = []
     for group in _groups(root, "memory"):
@@ -397,33 +451,42 @@ def memory_limits(root: Path = Path("/")) -> list[MemoryLimit]:
     return limits
 
 
-def _groups(root: Path, resource: str) -> Iterator[Path]:
-    """Folders of the control groups that limit this process: its own and all above it."""
-    paths: dict[str, str] = {}
+def _groups(root: Path, controller: str) -> Iterator[Path]:
+    """Folders of the control groups that limit this process: its own and all above it.
+
+    Args:
+        root: The folder below which proc and sys are read.
+        controller: What the groups limit: "cpu" or "memory".
+    """
+    paths: dict[str, str] = {}  # of this process's groups, by controller
     for line in _lines(root / "proc/self/cgroup"):
         member = _MEMBERSHIP.fullmatch(line)
         if member is not None:
-            for controller in member[1].split(","):
-                paths[controller] = member[2]
+            for name in member[1].split(","):
+                paths[name] = member[2]
     for line in _lines(root / "proc/self/mountinfo"):
         mount = _MOUNT.fullmatch(line)
         if mount is None:
             continue
-        controller = ""  # version 2 has one tree, and names no controllers
-        if mount[3] == "cgroup":
-            controller = resource
-        if controller in paths and controller in ("", *mount[4].split(",")):
-            top = root / mount[2].removeprefix("/")
-            inside = _inside(PurePosixPath(paths[controller]), PurePosixPath(mount[1]))
-            yield top / inside
-            for folder in inside.parents:
+        mounted, mount_point, kind, options = mount.groups()
+        name = ""  # version 2 has one tree for all controllers
+        if kind == "cgroup":  # version 1 has a tree for each
+            if controller not in options.split(","):
+                continue
+            name = controller
+        if name in paths:
+            top = root / mount_point.removeprefix("/")
+            group = _path_in_mount(PurePosixPath(paths[name]), PurePosixPath(mounted))
+            yield top / group
+            for folder in group.parents:
                 yield top / folder
 
 
-def _inside(path: PurePosixPath, mounted: PurePosixPath) -> PurePosixPath:
-    """The path of a group within a mount; empty if the group is not below it.
+def _path_in_mount(path: PurePosixPath, mounted: PurePosixPath) -> PurePosixPath:
+    """The path of a group relative to the mounted part of the tree.
 
-    A container may see its own group as the top, while the path is that of the host.
+    Empty, the path of the mount's top, if the group is not in that part: a container may see
+    its own group as the top, while the path is that of the host.
     """
     if path.is_relative_to(mounted) and ".." not in path.parts:
         return path.relative_to(mounted)
@@ -431,12 +494,16 @@ def _inside(path: PurePosixPath, mounted: PurePosixPath) -> PurePosixPath:
 
 
 def _quota(group: Path) -> float | None:
-    """How many processors' time one group may use, or None."""
+    """Processor time that one group may use, in cores; None without a limit.
+
+    Args:
+        group: The group's folder.
+    """
     words = " ".join(_lines(group / "cpu.max")).split()
     if not words:  # version 1
         words = [*_lines(group / "cpu.cfs_quota_us"), *_lines(group / "cpu.cfs_period_us")]
     try:
-        quota_us, period_us = (int(word) for word in words)  # "max" or -1 without a quota
+        quota_us, period_us = map(int, words)  # "max" or -1 without a limit
     except ValueError:
         return None
     if min(quota_us, period_us) > 0:
@@ -445,30 +512,37 @@ def _quota(group: Path) -> float | None:
 
 
 def _memory_limit(group: Path) -> MemoryLimit | None:
-    """The limit of one group, or None."""
+    """The memory limit of one group; None if it has none.
+
+    Args:
+        group: The group's folder.
+    """
     counts = {}
     for line in _lines(group / "memory.stat"):
         name, _, count = line.partition(" ")
         counts[name] = count
-    for limit, usage, prefix in (
+    for limit_file, usage_file, prefix in (
         ("memory.max", "memory.current", ""),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),  # version 1
     ):
-        dropped = [counts.get(prefix + kind, "0") for kind in _RECLAIMABLE]
-        words = [*_lines(group / limit), *_lines(group / usage), *dropped]
-        if len(words) < 2 + len(dropped) or words[0] == "max":
+        limit_lines = _lines(group / limit_file)
+        usage_lines = _lines(group / usage_file)
+        if not (limit_lines and usage_lines):
             continue
         try:
-            numbers = [int(word) for word in words]
+            limit = int(limit_lines[0])  # "max" without a limit
+            usage = int(usage_lines[0])
+            reclaimable = 0
+            for name in _RECLAIMABLE:
+                reclaimable += int(counts.get(prefix + name, "0"))
         except ValueError:
             continue
-        reclaimable = sum(numbers[2:])
-        return MemoryLimit(limit=numbers[0], used=max(numbers[1] - reclaimable, 0))
+        return MemoryLimit(limit=limit, used=max(usage - reclaimable, 0))
     return None
 
 
 def _lines(path: Path) -> list[str]:
-    """The lines of a text file; none if it cannot be read, as on systems without groups."""
+    """The lines of a text file; none if it cannot be read, or does not exist."""
     try:
         return path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):

@@ -84,11 +84,11 @@ def test_a_library_that_an_application_has_loaded_is_the_one_that_is_named(
     tmp_path, monkeypatch
 ):
     """Whatever LLAMA_CPP_LIB_PATH has come to say since."""
-    with binding.given_library() as library:
+    with binding.chosen_library() as library:
         assert library == loaded.library
     (tmp_path / "libllama.so").touch()
     monkeypatch.setenv("LLAMA_CPP_LIB_PATH", str(tmp_path))
-    with binding.given_library() as library:
+    with binding.chosen_library() as library:
         assert library.folder.samefile(loaded.library.folder)
         assert library.origin == str(library.folder)
 
@@ -98,7 +98,7 @@ def test_without_llama_cpp_python_that_is_said(install, monkeypatch):
     monkeypatch.delitem(sys.modules, "llama_cpp._ctypes_extensions")
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     words = "libllama cannot be loaded: llama-cpp-python is not installed"
-    with pytest.raises(EngineError, match=words), binding.given_library():
+    with pytest.raises(EngineError, match=words), binding.chosen_library():
         pass
 
 

@@ -34,7 +34,7 @@ HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 @pytest.mark.skipif(not HAS_KERNELS, reason="this build has no AMX kernels")
 def test_amx_kernels_are_used_if_and_only_if_they_are_right():
     """As a process of its own finds out, whose libllama nothing was taken from."""
-    verdict = amx.tried(GGML, amx.BUFFER_TYPE)
+    verdict = amx.run_trial(GGML, amx.BUFFER_TYPE)
     is_right = verdict is amx.AmxTrial.RIGHT
     buffer_types = amx.listed(amx.extra_buffer_types(GGML))
     names = [amx.name_of(GGML, each) for each in buffer_types]
@@ -53,13 +53,13 @@ def test_the_trial_finds_usual_kernels_right():
 @pytest.mark.skipif(sys.platform != "linux", reason="no other build has AMX kernels")
 def test_a_trial_in_another_process_loads_back_ends_that_are_files():
     """The ready-made libllama has its back ends as files. All builds have usual kernels."""
-    assert amx.tried(GGML, b"CPU") is amx.AmxTrial.RIGHT
+    assert amx.run_trial(GGML, b"CPU") is amx.AmxTrial.RIGHT
 
 
 @pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="no other build has AMX kernels")
 def test_kernels_without_a_product_are_not_wrong():
-    assert amx.tried(GGML, b"no such buffer type") is amx.AmxTrial.UNTRIED
+    assert amx.run_trial(GGML, b"no such buffer type") is amx.AmxTrial.UNTRIED
 
 
 @pytest.mark.parametrize(

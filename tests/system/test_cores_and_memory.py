@@ -230,7 +230,7 @@ def test_the_cores_of_others_are_seen_without_this_process(monkeypatch):
         mine = Times(now[2].user + 3.0, 0.0, 0.0)
         return [busy, mine, idle, Times(9.0 * now[0], 0.0, 0.0)]
 
-    monkeypatch.setattr(machine, "_allowed", lambda: {0, 1, 2})
+    monkeypatch.setattr(machine, "_allowed_processors", lambda: {0, 1, 2})
     monkeypatch.setattr(machine.psutil, "cpu_times", of_cores)
     monkeypatch.setattr(machine.psutil.Process, "cpu_times", lambda _: now[2])
     monkeypatch.setattr(machine.time, "monotonic", lambda: now[0])

@@ -1,14 +1,16 @@
 """Uses ggml's AMX kernels only where a trial shows that they compute correctly.
 
-A source build on a Linux processor with AMX has them. GCC 12 drops all but the first bytes of
-the tile configuration in ggml_tile_config_init as dead stores (its ldtilecfg is said to read
-eight bytes), and the first product of a batch ends the process. Where they are right they
-decode a quantised model more than twice as fast as the AVX-512 kernels (docs/performance.md).
+A source build on a Linux processor with AMX has such kernels. Compiled by GCC 12, the first
+product of a batch ends the process: GCC 12 believes that ldtilecfg reads only eight bytes of
+the tile configuration, and drops the code in ggml_tile_config_init that writes the others.
+Where the kernels are right they decode a quantised model more than twice as fast as the AVX-512
+kernels (docs/performance.md).
 
     python amx.py LIBLLAMA BACK_END NAME
 
-is the trial, in another process, as a file that imports nothing of the package. It writes that
-it begins, and then its verdict: a process that ends in between was ended by the product.
+runs the trial, in another process, since a product may end it. So this file imports nothing of
+the package at its top. The trial writes that it begins, and then its verdict; if the verdict is
+missing, the product has ended the process.
 
 Remove it when the oldest supported llama-cpp-python has a ggml that writes that configuration
 so that no compiler drops it, or can no longer be built by GCC 12.
@@ -26,12 +28,15 @@ from typing import Any
 BUFFER_TYPE = b"AMX"  # the name of ggml's buffer type for weights in the kernels' order
 _BEGINS = "begins"  # what the trial writes before the product
 
+# The trial's product: weights (_NUM_OUTPUTS, _WIDTH) times a batch (_NUM_ROWS, _WIDTH).
 _WIDTH = 256
 _NUM_OUTPUTS = 64
-_NUM_ROWS = 32  # of weights and of a batch
-_F32 = 0
+_NUM_ROWS = 32
+_BLOCK_WIDTH = 32  # numbers of a block of Q8_0, which has a scale (float16) and their bytes
+_F32 = 0  # of enum ggml_type
 _Q8_0 = 8  # of enum ggml_type
 _CPU_DEVICE = 0  # of enum ggml_backend_dev_type
+_MEMORY_BYTES = 1 << 20  # for the descriptions of tensors and of the graph
 _Pointer = ctypes.c_void_p
 _Size = ctypes.c_size_t
 
@@ -52,10 +57,13 @@ class AmxTrial(str, enum.Enum):
 
 
 def leave_out_unless_right(lib: Any) -> AmxTrial:
-    """Keep ggml from using the AMX kernels, unless a trial found them right.
+    """Keep ggml from using the AMX kernels, unless a trial finds them right.
 
     Args:
         lib: The llama_cpp module, whose back ends are loaded.
+
+    Returns:
+        The verdict of the trial.
     """
     from localspec.llama import native
 
@@ -63,7 +71,7 @@ def leave_out_unless_right(lib: Any) -> AmxTrial:
     if not (sys.platform.startswith("linux") and has_kernels):
         return AmxTrial.ABSENT
     ggml = native.shared_library(lib)
-    verdict = tried(ggml, BUFFER_TYPE)
+    verdict = run_trial(ggml, BUFFER_TYPE)
     if verdict is AmxTrial.RIGHT:
         return verdict
     buffer_types = extra_buffer_types(ggml)
@@ -77,28 +85,34 @@ def leave_out_unless_right(lib: Any) -> AmxTrial:
     return verdict
 
 
-def tried(ggml: ctypes.CDLL, buffer_type_name: bytes) -> AmxTrial:
-    """The verdict of another process on the kernels of a buffer type."""
-    from localspec.llama.quirks.own_process import written_by
+def run_trial(ggml: ctypes.CDLL, buffer_type_name: bytes) -> AmxTrial:
+    """Try the kernels of a buffer type in another process. Returns the verdict."""
+    from localspec.llama.quirks.own_process import program_output
 
     library = ggml._name
     back_end = _file_of_cpu_back_end(ggml)
-    written = written_by(__file__, library, back_end, buffer_type_name.decode())
-    return verdict_of(written)
+    output = program_output(__file__, library, back_end, buffer_type_name.decode())
+    return verdict_of(output)
 
 
-def verdict_of(written: str) -> AmxTrial:
-    """The verdict of a trial by its output."""
-    lines = written.split()
-    if _BEGINS not in lines:
+def verdict_of(output: str) -> AmxTrial:
+    """The verdict that the output of a trial stands for."""
+    words = output.split()
+    if _BEGINS not in words:
         return AmxTrial.UNTRIED
-    if lines[-1] == AmxTrial.RIGHT.value:
+    if words[-1] == AmxTrial.RIGHT.value:
         return AmxTrial.RIGHT
     return AmxTrial.WRONG
 
 
 def _call(ggml: ctypes.CDLL, name: str, *arguments: Any) -> Any:
-    """Result of a function of ggml, as a pointer. Whole numbers are passed as size_t."""
+    """Call a function of ggml. Returns its result as a pointer.
+
+    Args:
+        ggml: A library through which the function can be found.
+        name: The function's name.
+        arguments: Its arguments. An int is passed as size_t.
+    """
     function = ggml[name]
     function.restype = _Pointer
     values = []
@@ -111,25 +125,30 @@ def _call(ggml: ctypes.CDLL, name: str, *arguments: Any) -> Any:
 
 
 def extra_buffer_types(ggml: ctypes.CDLL) -> Any:
-    """The CPU backend's own buffer types, the preferred first: an array that ends with NULL.
+    """The CPU back end's own buffer types, the preferred first: an array that ends with NULL.
 
-    The result is ggml's own array, from which a load chooses one for each weight.
+    This is ggml's own array, not a copy: a load chooses a buffer type from it for each weight.
     """
     cpu = _call(ggml, "ggml_backend_dev_by_type", _CPU_DEVICE)
-    address = _finder_of_extra_buffer_types(ggml, cpu)
-    find = ctypes.CFUNCTYPE(ctypes.POINTER(_Pointer), _Pointer)(address)
-    return find(cpu)
+    address = _address_of_buffer_type_lister(ggml, cpu)
+    list_types = ctypes.CFUNCTYPE(ctypes.POINTER(_Pointer), _Pointer)(address)
+    return list_types(cpu)
 
 
-def _finder_of_extra_buffer_types(ggml: ctypes.CDLL, cpu: int) -> Any:
-    """The address of the CPU back end's function that lists its buffer types."""
+def _address_of_buffer_type_lister(ggml: ctypes.CDLL, cpu: int) -> Any:
+    """The address of the CPU back end's function that lists its own buffer types.
+
+    Args:
+        ggml: libllama.
+        cpu: ggml's pointer to the CPU device.
+    """
     registry = _call(ggml, "ggml_backend_dev_backend_reg", cpu)
-    wanted = b"ggml_backend_dev_get_extra_bufts"
-    return _call(ggml, "ggml_backend_reg_get_proc_address", registry, wanted)
+    function_name = b"ggml_backend_dev_get_extra_bufts"
+    return _call(ggml, "ggml_backend_reg_get_proc_address", registry, function_name)
 
 
-class _Place(ctypes.Structure):
-    """Dl_info."""
+class _SymbolInfo(ctypes.Structure):
+    """Dl_info of the C library: where the code at an address comes from."""
 
     _fields_ = (
         ("file", ctypes.c_char_p),
@@ -140,55 +159,60 @@ class _Place(ctypes.Structure):
 
 
 def _file_of_cpu_back_end(ggml: ctypes.CDLL) -> str:
-    """The file from which the CPU back end in use was loaded; several may be loaded."""
+    """The path of the library that has the CPU back end in use, one of perhaps several."""
     cpu = _call(ggml, "ggml_backend_dev_by_type", _CPU_DEVICE)
-    address = _finder_of_extra_buffer_types(ggml, cpu)
-    place = _Place()
-    find = ctypes.CDLL(None).dladdr
-    find.argtypes = (_Pointer, ctypes.POINTER(_Place))
-    find(address, ctypes.byref(place))
-    return os.fsdecode(place.file)
+    address = _address_of_buffer_type_lister(ggml, cpu)
+    info = _SymbolInfo()
+    dladdr = ctypes.CDLL(None).dladdr
+    dladdr.argtypes = (_Pointer, ctypes.POINTER(_SymbolInfo))
+    dladdr(address, ctypes.byref(info))
+    return os.fsdecode(info.file)
 
 
 def listed(buffer_types: Any) -> list[int]:
-    """The buffer types in an array that ends with NULL, without the NULL."""
-    kept = []
+    """The elements before the NULL in an array of pointers to buffer types."""
+    elements = []
     for buffer_type in buffer_types:
         if buffer_type is None:
             break
-        kept.append(buffer_type)
-    return kept
+        elements.append(buffer_type)
+    return elements
 
 
 def name_of(ggml: ctypes.CDLL, buffer_type: int) -> bytes:
-    """The name of a buffer type."""
-    return ctypes.string_at(_call(ggml, "ggml_backend_buft_name", buffer_type))
+    """The name of a buffer type. buffer_type: ggml's pointer to it."""
+    name_pointer = _call(ggml, "ggml_backend_buft_name", buffer_type)
+    return ctypes.string_at(name_pointer)
 
 
 def products_are_right(ggml: ctypes.CDLL, buffer_type: int) -> bool:
-    """Whether ones times ones, with weights in such a buffer, give the weights' width.
+    """Whether ggml multiplies rightly with weights in a buffer of a type.
 
+    Weights and batch consist of ones, so each number of the product has to be their width.
     Nothing is freed: the process ends soon.
     """
-    params = _InitParams(mem_size=1 << 20, no_alloc=True)
-    for_weights = _call(ggml, "ggml_init", params)
-    for_rows = _call(ggml, "ggml_init", params)
-    weight = _call(ggml, "ggml_new_tensor_2d", for_weights, _Q8_0, _WIDTH, _NUM_OUTPUTS)
-    _call(ggml, "ggml_backend_alloc_ctx_tensors_from_buft", for_weights, buffer_type)
-    ones = [1] * 32
-    block = struct.pack("<e32b", 1.0, *ones)
-    data = block * (_WIDTH * _NUM_OUTPUTS // 32)
-    _call(ggml, "ggml_backend_tensor_set", weight, data, 0, len(data))
+    params = _InitParams(mem_size=_MEMORY_BYTES, no_alloc=True)
+    weights_context = _call(ggml, "ggml_init", params)
+    batch_context = _call(ggml, "ggml_init", params)
+    new_tensor = "ggml_new_tensor_2d"
+    weights = _call(ggml, new_tensor, weights_context, _Q8_0, _WIDTH, _NUM_OUTPUTS)
+    _call(ggml, "ggml_backend_alloc_ctx_tensors_from_buft", weights_context, buffer_type)
+    scale = struct.pack("<e", 1.0)
+    block = scale + b"\1" * _BLOCK_WIDTH
+    num_blocks = _WIDTH * _NUM_OUTPUTS // _BLOCK_WIDTH
+    weights_data = block * num_blocks
+    _call(ggml, "ggml_backend_tensor_set", weights, weights_data, 0, len(weights_data))
 
     cpu = _call(ggml, "ggml_backend_dev_by_type", _CPU_DEVICE)
     backend = _call(ggml, "ggml_backend_dev_init", cpu, None)
-    batch = _call(ggml, "ggml_new_tensor_2d", for_rows, _F32, _WIDTH, _NUM_ROWS)
-    product = _call(ggml, "ggml_mul_mat", for_rows, weight, batch)
-    graph = _call(ggml, "ggml_new_graph", for_rows)
+    batch = _call(ggml, new_tensor, batch_context, _F32, _WIDTH, _NUM_ROWS)
+    product = _call(ggml, "ggml_mul_mat", batch_context, weights, batch)
+    graph = _call(ggml, "ggml_new_graph", batch_context)
     _call(ggml, "ggml_build_forward_expand", graph, product)
-    _call(ggml, "ggml_backend_alloc_ctx_tensors", for_rows, backend)
-    data = struct.pack("<f", 1.0) * (_WIDTH * _NUM_ROWS)
-    _call(ggml, "ggml_backend_tensor_set", batch, data, 0, len(data))
+    _call(ggml, "ggml_backend_alloc_ctx_tensors", batch_context, backend)
+    one = struct.pack("<f", 1.0)
+    batch_data = one * (_WIDTH * _NUM_ROWS)
+    _call(ggml, "ggml_backend_tensor_set", batch, batch_data, 0, len(batch_data))
     _call(ggml, "ggml_backend_graph_compute", backend, graph)
     results = (ctypes.c_float * (_NUM_ROWS * _NUM_OUTPUTS))()
     _call(ggml, "ggml_backend_tensor_get", product, results, 0, ctypes.sizeof(results))
@@ -196,7 +220,7 @@ def products_are_right(ggml: ctypes.CDLL, buffer_type: int) -> bool:
 
 
 def main(library: str, back_end: str, name: str) -> None:
-    """Try the kernels of a buffer type.
+    """Run the trial: compute a product with the kernels of a buffer type, and write a verdict.
 
     Args:
         library: The path of libllama.
@@ -211,14 +235,16 @@ def main(library: str, back_end: str, name: str) -> None:
     if not ggml.ggml_backend_reg_count():
         _call(ggml, "ggml_backend_load", back_end.encode())
     cpu = _call(ggml, "ggml_backend_dev_by_type", _CPU_DEVICE)
-    usual = _call(ggml, "ggml_backend_dev_buffer_type", cpu)
-    for buffer_type in [*listed(extra_buffer_types(ggml)), usual]:
+    buffer_types = listed(extra_buffer_types(ggml))
+    buffer_types.append(_call(ggml, "ggml_backend_dev_buffer_type", cpu))  # the usual one
+    for buffer_type in buffer_types:
         if name_of(ggml, buffer_type) != name.encode():
             continue
         sys.stdout.write(f"{_BEGINS}\n")
         sys.stdout.flush()
-        is_right = products_are_right(ggml, buffer_type)
-        verdict = AmxTrial.RIGHT if is_right else AmxTrial.WRONG
+        verdict = AmxTrial.WRONG
+        if products_are_right(ggml, buffer_type):
+            verdict = AmxTrial.RIGHT
         sys.stdout.write(verdict.value)
         return
 

@@ -1,7 +1,7 @@
-"""No debugger when libllama ends the process.
+"""Keeps ggml from starting a debugger before it ends the process.
 
-Before ggml aborts it starts gdb, or lldb, for a backtrace, and waits for it. If the debugger
-may not attach, or asks a server for symbols, that takes minutes or for ever: an engine in a
+When ggml aborts, it first starts gdb or lldb for a backtrace, and waits for it. If the debugger
+may not attach, or asks a server for symbols, that takes minutes or does not end: an engine in a
 process of its own then hangs where it should crash.
 
 Remove it when ggml starts no debugger in the oldest llama-cpp-python that is allowed.
@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import os
 
-_SWITCH = "GGML_NO_BACKTRACE"  # it counts if it is set, with any value
+_SWITCH = "GGML_NO_BACKTRACE"  # an environment variable; any value switches debuggers off
 
 
-def start_none() -> None:
+def switch_off() -> None:
     """Let ggml start no debugger in this process and its child processes."""
     os.environ.setdefault(_SWITCH, "1")

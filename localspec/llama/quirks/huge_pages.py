@@ -16,57 +16,68 @@ import ctypes
 import sys
 from collections.abc import Callable
 
-_LEAST_BYTES = 16 << 20  # of a region; smaller ones may be another library's buffers
+_LEAST_BYTES = 16 << 20  # a smaller region may be another library's buffer
 _MAPS = "/proc/self/maps"
 _MADV_HUGEPAGE = 14  # of Linux
 
 
 def asking_for_huge_pages(progress: Callable[[float], None]) -> Callable[[float], None]:
-    """Wrap a load's progress callback, which libllama first calls with all memory allocated.
+    """Wrap a load's progress callback, so that the load's memory gets large pages.
 
-    The wrapper's first call asks for large pages in the memory that was allocated since the
-    wrapper was made. The request is a hint, and never an error.
+    When libllama first calls it, all memory for the weights is allocated, and empty. At that
+    call the wrapper asks for large pages in the memory that was allocated since the wrapper was
+    made. The request is a hint to the system: whether it fails is not checked.
     """
-    before = _regions()
-    is_asked = False
+    regions_before = _anonymous_regions()
+    has_asked = False
 
     def report(fraction: float) -> None:
-        nonlocal is_asked
-        if not is_asked:
-            is_asked = True
-            _ask(before)
+        nonlocal has_asked
+        if not has_asked:
+            has_asked = True
+            _request_huge_pages(regions_before)
         progress(fraction)
 
     return report
 
 
-def _ask(before: list[range]) -> None:
-    if not before:
-        return  # not known on this system
+def _request_huge_pages(regions_before: list[range]) -> None:
+    """Ask for large pages in all larger regions of memory that are new.
+
+    Args:
+        regions_before: The regions that are not new; empty if the system does not list them.
+    """
+    if not regions_before:
+        return
     libc = ctypes.CDLL(None)
-    for region in _regions():
-        for new in without(region, before):
-            if len(new) >= _LEAST_BYTES:
-                length = ctypes.c_size_t(len(new))
-                libc.madvise(ctypes.c_void_p(new.start), length, _MADV_HUGEPAGE)
+    for region in _anonymous_regions():
+        for new_region in without(region, regions_before):
+            if len(new_region) >= _LEAST_BYTES:
+                start = ctypes.c_void_p(new_region.start)
+                length = ctypes.c_size_t(len(new_region))
+                libc.madvise(start, length, _MADV_HUGEPAGE)
 
 
-def _regions() -> list[range]:
-    """Addresses of this process's anonymous memory, in order; empty where not known."""
+def _anonymous_regions() -> list[range]:
+    """The address ranges of this process's memory that belongs to no file, in order.
+
+    Empty if the system does not list them.
+    """
     regions: list[range] = []
     if not sys.platform.startswith("linux"):
         return regions
     with contextlib.suppress(OSError), open(_MAPS, encoding="utf-8", errors="replace") as maps:
         for line in maps:
             addresses, permissions, _offset, _device, inode, *name = line.split(maxsplit=5)
-            if permissions == "rw-p" and inode == "0" and not name:
-                start, end = addresses.split("-")
-                regions.append(range(int(start, 16), int(end, 16)))
+            has_file = inode != "0" or bool(name)
+            if permissions == "rw-p" and not has_file:
+                first, _, end = addresses.partition("-")
+                regions.append(range(int(first, 16), int(end, 16)))
     return regions
 
 
 def without(region: range, others: list[range]) -> list[range]:
-    """The parts of a region outside of the others, which are in order."""
+    """The parts of a region that are in none of the others, which are in order."""
     parts = []
     start = region.start
     for other in others:

@@ -1,8 +1,8 @@
 """libllama's functions for trained heads, which its public header lacks.
 
 Such functions have C++ names, change from version to version, and may be missing. Each is
-looked up under its names on Linux and macOS, on Windows, and in C; without one of them, heads
-that need it are off.
+looked up under three names: in C, in C++ on Linux and macOS, and in C++ on Windows. A head that
+needs a missing function cannot be used.
 
 Remove it when llama.h declares these functions.
 """
@@ -21,9 +21,10 @@ from localspec.llama.library import llama_cpp
 _CONTEXT = ctypes.c_void_p
 _LAYER = ctypes.c_uint32
 _ROWS = ctypes.POINTER(ctypes.c_float)
-_MSVC = "PEAUllama_context@@"  # a context as an argument
-# By name: C++'s letters for the arguments after the context on Linux and macOS, the signature
-# on Windows, and the arguments and the result in ctypes.
+_MSVC = "PEAUllama_context@@"  # how C++ on Windows encodes a context as an argument
+# By name, without "llama_": how C++ encodes the arguments after the context on Linux and macOS;
+# how it encodes the whole signature on Windows; and ctypes' types of the arguments after the
+# context, and of the result.
 HEAD_FUNCTIONS: dict[str, tuple[str, str, list[Any], Any]] = {
     "set_embeddings_nextn": ("bb", f"X{_MSVC}_N1@Z", [ctypes.c_bool, ctypes.c_bool], None),
     "get_embeddings_nextn": ("", f"PEAM{_MSVC}@Z", [], _ROWS),
@@ -36,7 +37,7 @@ LAYER_FUNCTIONS = ("set_embeddings_layer_inp", "get_embeddings_layer_inp")
 
 @functools.cache
 def missing_functions(*, reads_layers: bool) -> tuple[str, ...]:
-    """The names of functions that a head needs and this build of libllama lacks.
+    """The names of the functions that a head needs, but this build of libllama lacks.
 
     Args:
         reads_layers: Whether the head reads inputs of its target's layers.
@@ -52,9 +53,15 @@ def missing_functions(*, reads_layers: bool) -> tuple[str, ...]:
 
 @functools.cache
 def require_nextn_functions(*, reads_layers: bool) -> SimpleNamespace:
-    """The functions of `HEAD_FUNCTIONS`; each takes a context first.
+    """The functions of `HEAD_FUNCTIONS` as attributes. Each takes a context first.
 
-    Raises EngineError if a head needs one that is missing.
+    A function that is missing, but not needed by the head, is None.
+
+    Args:
+        reads_layers: Whether the head reads inputs of its target's layers.
+
+    Raises:
+        EngineError: If a function is missing that the head needs.
     """
     missing = missing_functions(reads_layers=reads_layers)
     if missing:
@@ -68,15 +75,15 @@ def require_nextn_functions(*, reads_layers: bool) -> SimpleNamespace:
 
 
 def _find_function(library: ctypes.CDLL, name: str) -> Any:
-    """A function of libllama; None if it is missing."""
-    itanium, msvc, arguments, result = HEAD_FUNCTIONS[name]
+    """A function of libllama by its key in `HEAD_FUNCTIONS`; None if it is missing."""
+    unix_arguments, windows_signature, arguments, result = HEAD_FUNCTIONS[name]
     function_type = ctypes.CFUNCTYPE(result, _CONTEXT, *arguments)
-    in_c = f"llama_{name}"
-    on_unix = f"_Z{len(in_c)}{in_c}P13llama_context{itanium}"
-    on_windows = f"?{in_c}@@YA{msvc}"
-    for exported in (in_c, on_unix, on_windows):
+    c_name = f"llama_{name}"
+    unix_name = f"_Z{len(c_name)}{c_name}P13llama_context{unix_arguments}"
+    windows_name = f"?{c_name}@@YA{windows_signature}"
+    for exported_name in (c_name, unix_name, windows_name):
         try:
-            return function_type((exported, library))
+            return function_type((exported_name, library))
         except AttributeError:
             continue
     return None

@@ -1,4 +1,4 @@
-"""Runs a file of ours in another process, since libllama may end it.
+"""Runs a program of this package in another process, since libllama may end that process.
 
 Remove it with `amx` and `rpc_version`.
 """
@@ -9,17 +9,22 @@ import subprocess
 import sys
 from pathlib import Path
 
-_MOST_S = 20.0  # a run takes a tenth of a second
+_MOST_S = 20.0  # seconds; a run usually takes a tenth of a second
 
 
-def written_by(program: str, *arguments: str) -> str:
-    """The output of a program; "" if it cannot be started or takes too long."""
+def program_output(program: str, *arguments: str) -> str:
+    """What a program prints; "" if it cannot be started, or takes too long.
+
+    Args:
+        program: The path of a Python file, which is run without any packages.
+        arguments: The arguments of its command line.
+    """
     # A frozen application, or one that embeds Python, would start itself again.
     is_frozen = hasattr(sys, "frozen")
     if is_frozen or not Path(sys.executable or "").name.startswith("python"):
         return ""
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-I", "-S", program, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -31,4 +36,4 @@ def written_by(program: str, *arguments: str) -> str:
     except (OSError, subprocess.TimeoutExpired):
         return ""
     # The exit status is not checked: if the host ignores SIGCHLD, it is always 0.
-    return done.stdout.strip()
+    return process.stdout.strip()

@@ -2,9 +2,10 @@
 
     python rpc_version.py LIBLLAMA
 
-libllama has no function for it, but its server prints it first. With an invalid address, the
-server then ends and has opened nothing. `rpc_backend` runs this in another process, since C
-writes to stdout. It runs as a file, so it imports nothing of the package.
+libllama has no function for the version, but its RPC server prints it when it starts. With an
+invalid address, the server ends after that and has opened nothing. `rpc_backend` runs this
+program in another process, since C writes to stdout. It runs as a file, so it imports nothing
+of the package.
 
 Remove it when libllama has a function for the version.
 """
@@ -19,27 +20,37 @@ _Pointer = ctypes.c_void_p
 
 
 def main(library: str) -> None:
-    """Start the server of the library at that path, which fails; nothing without a server."""
+    """Let a libllama print the version, by starting its RPC server, which fails at once.
+
+    Prints nothing if the library has no RPC server.
+
+    Args:
+        library: The path of libllama.
+    """
     ggml = ctypes.CDLL(library)
-    named = ctypes.CFUNCTYPE(_Pointer, ctypes.c_char_p)(("ggml_backend_reg_by_name", ggml))
-    find = ctypes.CFUNCTYPE(_Pointer, _Pointer, ctypes.c_char_p)(
+    text = ctypes.c_char_p
+    backend_by_name = ctypes.CFUNCTYPE(_Pointer, text)(("ggml_backend_reg_by_name", ggml))
+    function_address = ctypes.CFUNCTYPE(_Pointer, _Pointer, text)(
         ("ggml_backend_reg_get_proc_address", ggml)
     )
-    of_kind = ctypes.CFUNCTYPE(_Pointer, ctypes.c_int)(("ggml_backend_dev_by_type", ggml))
-    registry = named(b"RPC")
-    if not registry:
+    device_by_type = ctypes.CFUNCTYPE(_Pointer, ctypes.c_int)(
+        ("ggml_backend_dev_by_type", ggml)
+    )
+    backend = backend_by_name(b"RPC")
+    if not backend:
         return
-    address = find(registry, b"ggml_backend_rpc_start_server")
+    address = function_address(backend, b"ggml_backend_rpc_start_server")
     if not address:
         return
-    devices = (_Pointer * 1)(of_kind(_CPU_DEVICE))
-    start = ctypes.CFUNCTYPE(
+    start_type = ctypes.CFUNCTYPE(
         None,
-        *(ctypes.c_char_p, ctypes.c_char_p),  # the address and the cache folder
+        *(text, text),  # the address and the cache folder
         *(ctypes.c_size_t, ctypes.c_size_t),  # numbers of threads and devices
         ctypes.POINTER(_Pointer),
     )
-    start(address)(b"nowhere", None, 1, 1, devices)
+    start_server = start_type(address)
+    devices = (_Pointer * 1)(device_by_type(_CPU_DEVICE))
+    start_server(b"nowhere", None, 1, 1, devices)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,12 @@
-"""How long threads spin before they sleep at a barrier.
+"""Shortens how long threads spin, that is, wait in a busy loop, before they sleep at a barrier.
 
-ggml's threads meet at hundreds of barriers in a step. With GCC's OpenMP library, a waiting
-thread spins for some milliseconds before it lets others run. If another program has the core of
-the thread for which it waits, each barrier takes that long. Sleeping at once costs more on an
-idle machine, where all threads arrive within microseconds. A length in between costs next to
-nothing there, and bounds the worst step (docs/performance.md).
+ggml's threads meet at hundreds of barriers in a step. With libgomp, GCC's OpenMP library, a
+waiting thread spins for some milliseconds before it sleeps and lets others run. If another
+program has the core of the thread for which it waits, each barrier takes that long. Sleeping at
+once costs more on an idle machine, where all threads arrive within microseconds. A time in
+between costs next to nothing there, and bounds the worst step (docs/performance.md).
+
+Remove it when libgomp's own default is as short.
 """
 
 from __future__ import annotations
@@ -15,18 +17,19 @@ from collections.abc import Callable, Iterator
 
 from localspec.system.call_thread import CallThread, Result
 
-# libgomp keeps threads for each thread that has computed. If they outnumber the cores, they
-# spin 100 passes of the loop, too few to meet: next to a second engine a decode of a 135M on
-# two cores took 9.8 ms, not 4.9. "active" makes that 1 000. Otherwise they spin 3 000, about 60
-# µs.
+# Threads spin for 3,000 passes of the loop, about 60 µs. libgomp keeps threads for each thread
+# that has computed. If they outnumber the cores, they spin for 100 passes only, too few to
+# meet: next to a second engine a decode of a 135M model on two cores took 9.8 ms instead of
+# 4.9. "active" makes that 1,000 passes.
 _SETTINGS = {"GOMP_SPINCOUNT": "3000", "OMP_WAIT_POLICY": "active"}
 
 
 @contextlib.contextmanager
 def spinning_briefly() -> Iterator[None]:
-    """Set the variables that libgomp reads when it is loaded in the block, unless they are set.
+    """A block in which libgomp, when it is loaded, takes our settings.
 
-    Nothing changes if libgomp is loaded already, nor for processes that are started later.
+    They are environment variables, which are removed after the block. Does nothing if the user
+    has set one of them. Has no effect if libgomp was loaded before.
     """
     if _SETTINGS.keys() & os.environ.keys():
         yield
@@ -40,10 +43,11 @@ def spinning_briefly() -> Iterator[None]:
 
 
 def computed_apart(function: Callable[[], Result]) -> Result:
-    """Call a function that decodes in a thread that ends with it; returns its result.
+    """The result of a function that decodes, called in a thread of its own that then ends.
 
-    If libgomp was loaded before with its own settings, the threads that it keeps for another
-    thread would slow all decodes: of a 135M on two cores, 17 ms instead of 6.5.
+    libgomp keeps threads for each thread that has computed, until that thread ends. If libgomp
+    was loaded with its own settings, they would slow all later decodes: of a 135M model on two
+    cores, 17 ms instead of 6.5.
     """
     thread = CallThread(function)
     thread.start()
