@@ -106,7 +106,7 @@ class PictureSpans(tuple[PictureSpan, ...]):
         return index
 
     def floor(self, index: int) -> int:
-        """The index, or the first cell's of the picture that was read and contains it."""
+        """The index; within a picture that was read, the index of its first cell."""
         for span in self:
             if span.is_read and span.begin < index < span.end:
                 return span.begin

@@ -16,7 +16,7 @@ import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -119,13 +119,17 @@ class LlamaHead(LlamaContext):
         size = llama_cpp.llama_n_batch(handle.context)
         self._batch = TokenBatch(size, width)
         if facts.layers_read:
+            # Rows of the target that libllama turns into rows of the head, or into entries.
             self._features = TokenBatch(size, self._target_rows.width, rows_alone=True)
         # Other graphs give wrong rows if only rows with logits are asked for.
         self._nextn.set_embeddings_nextn(handle.context, True, facts.has_output_rows_only)
 
     @property
     def readable(self) -> range:
-        """Positions of tokens that it can read: the target's row one before each is kept."""
+        """Positions of tokens that it can read: the target's row one before each is kept.
+
+        The text's first token needs no row.
+        """
         begin = self._target_rows.first
         if begin > 0:
             begin += 1
@@ -206,7 +210,7 @@ class LlamaHead(LlamaContext):
         self.handle.require_open()
         num_read_before = self.num_cached - len(self._drafted)
         try:
-            if self.begins_at + self.num_cached < self.readable.stop:
+            if self._next_position < self.readable.stop:
                 num_rows = self._read_text(tokens, num_logits)
             elif len(tokens) == 1:
                 self._read_drafted(tokens)
@@ -236,7 +240,7 @@ class LlamaHead(LlamaContext):
     def _read_batch(self, tokens: Sequence[int], num_logits: int) -> int:
         """Do `_read_text` for a single batch, with all layers."""
         count = len(tokens)
-        position = self.begins_at + self.num_cached
+        position = self._next_position
         readable = self.readable
         is_readable = readable.start <= position and position + count <= readable.stop
         if self._drafted or not is_readable:
@@ -252,7 +256,7 @@ class LlamaHead(LlamaContext):
         # The first layer comes last: it drafts first, from the row of its decode.
         for layer in reversed(range(1, self.num_layers)):
             self._decode_batch(tokens, position, 0, layer)
-            self._remove_from(position)
+            self._remove_from(position)  # the next layer decodes at the same positions
         num_rows = self._decode_batch(tokens, position, num_logits, 0)
         if len(tokens) > count:
             self._remove_from(position + count - self._lag)
@@ -268,7 +272,7 @@ class LlamaHead(LlamaContext):
         0 if the context has no room for them. The caller cuts them from the cache afterwards.
         """
         num_padding = max(self.read_size - count, 0)
-        if self.begins_at + self.num_cached + count + num_padding > self.context_length:
+        if self._next_position + count + num_padding > self.context_length:
             return 0
         batch.rows[count : count + num_padding] = batch.rows[count - 1]
         return num_padding
@@ -312,6 +316,11 @@ class LlamaHead(LlamaContext):
 
     def _draft_position(self) -> int:
         """The position in the text at which the next drafted token is decoded."""
+        return self._next_position
+
+    @property
+    def _next_position(self) -> int:
+        """The position in the text after the last token that it has cached."""
         return self.begins_at + self.num_cached
 
     def _decode_batch(
@@ -339,6 +348,18 @@ class LlamaHead(LlamaContext):
         batch = self._batch.filled(tokens, position - self._lag, num_logits, self._sequence)
         self._check_decoded(llama_cpp.llama_decode(context, batch), count, position)
         return num_logits
+
+    def _feature_batch(self, num_rows: int, position: int, num_logits: int) -> Any:
+        """The C batch with rows of the target alone, which are in `_features`.
+
+        Args:
+            num_rows: The number of rows.
+            position: The position in the text of the first one's token.
+            num_logits: Rows at the end that have an output.
+        """
+        no_tokens = [0] * num_rows
+        first = position - self._lag
+        return self._features.filled(no_tokens, first, num_logits, self._sequence)
 
     def _row_of_last(self, count: int, num_logits: int) -> Rows:
         """(width,) the head's row of the last decode's last token: a view until the next.
@@ -373,7 +394,7 @@ class LlamaHead(LlamaContext):
         """Cut the cache to num_cached tokens, none of which is drafted."""
         self.num_cached = num_cached
         self._drafted.clear()
-        self._remove_from(self.begins_at + self.num_cached - self._lag)
+        self._remove_from(self._next_position - self._lag)
 
     def _remove_from(self, position: int) -> None:
         """Remove the cache entries from a position of the cache on; -1 removes all."""
@@ -409,7 +430,7 @@ class AssistantHead(LlamaHead):
 
     def _draft_position(self) -> int:
         """The position of the last token that was not drafted."""
-        return self.begins_at + self.num_cached - len(self._drafted) - 1
+        return self._next_position - len(self._drafted) - 1
 
     def _copy_entries(self) -> None:
         """None: the target owns the entries."""
@@ -446,8 +467,7 @@ class EagleHead(LlamaHead):
         self._target_rows.copy_to(rows[:count], position - 1)
         rows[count:size] = rows[count - 1]
         self._start_decode(size)
-        no_tokens = [0] * size  # libllama gets rows alone
-        batch = self._features.filled(no_tokens, position - self._lag, size, self._sequence)
+        batch = self._feature_batch(size, position, size)
         status = llama_cpp.llama_encode(self.handle.context, batch)
         self._check_decoded(status, count, position)
         encoded = self._last_rows(size)
@@ -534,7 +554,7 @@ class DflashHead(LlamaHead):
         block = [tokens[-1], *masks]
         try:
             self._read_rows(len(tokens) - 1)
-            self._decode_batch(block, self.begins_at + self.num_cached, size, 0)
+            self._decode_batch(block, self._next_position, size, 0)
         finally:
             self._cut(self.num_cached)
         context = self.handle.context
@@ -551,15 +571,14 @@ class DflashHead(LlamaHead):
         num_left = count
         while num_left > 0:
             size = min(num_left, self._features.size)
-            position = self.begins_at + self.num_cached
+            position = self._next_position
             if position < self._target_rows.first or position + size > self._target_rows.end:
                 raise DecodeError(f"{self._title} has no rows of tokens from {position} on")
             self._target_rows.copy_to(self._features.rows[:size], position)
             num_padding = self._pad_rows(self._features, size)
             num_rows = size + num_padding
             self._start_decode(num_rows)
-            no_tokens = [0] * num_rows  # libllama gets rows alone
-            batch = self._features.filled(no_tokens, position, 0, self._sequence)
+            batch = self._feature_batch(num_rows, position, 0)
             status = llama_cpp.llama_decode(self.handle.context, batch)
             self._check_decoded(status, size, position)
             self.num_cached += size

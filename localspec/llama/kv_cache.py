@@ -43,9 +43,8 @@ class Cache:
         """Cached tokens, including the cells of pictures."""
 
         self._spans = PictureSpans()
-        self._num_in_snapshots = (
-            0  # of the last tokens: so many can be rolled back by snapshots
-        )
+        # How many of the last tokens can be rolled back by snapshots.
+        self._num_in_snapshots = 0
 
         self.is_settled = True
         """Whether `truncate` was called since the last decode."""
@@ -107,7 +106,7 @@ class Cache:
         memory, which loses its snapshots.
         """
         if self.is_settled:
-            self._num_in_snapshots = min(self._num_in_snapshots, 0)
+            self._num_in_snapshots = min(self._num_in_snapshots, 0)  # _UNKNOWN stays
         return self._num_in_snapshots <= 0
 
     def truncate(self, num_cached: int) -> None:

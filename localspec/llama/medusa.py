@@ -36,6 +36,7 @@ class MedusaHeads:
         target: The target, which keeps its hidden rows from now on.
     """
 
+    # See `heads.BlockModel` and `heads.RowReader`.
     is_block = False
     begins_at = 0
     num_cached = 0

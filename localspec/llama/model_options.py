@@ -40,6 +40,10 @@ _LAST_ROW_POOLING = (3, 4)
 CONTEXT_STEP = 256  # tokens; libllama rounds a context up to a multiple
 ALL_LAYERS = 512  # stands for all layers of a model: `gguf_file.check` refuses more
 
+# Bounds of `tensor_split`: its shares, and the value of each.
+_MOST_SHARES = 16
+_SHARE_LIMIT = 1e6
+
 # The lowest and the highest value of each whole number, and the hint for any other value.
 _RANGES = {
     "context_length": (1, 1 << 60, "Choose 1 token or more."),
@@ -145,6 +149,7 @@ class LlamaOptions:
                 words = name.replace("num_", "the number of ")
                 words = words.replace("_", " ").replace("gpu", "GPU")
                 raise OptionError(f"{words} is {value!r}", hint)
+        # None is allowed, so it is checked as another value that is.
         for name, value, kind in (
             ("flash_attention", self.flash_attention, FlashAttention),
             ("cache_type_k", self.cache_type_k or "f16", CacheType),
@@ -164,14 +169,14 @@ class LlamaOptions:
                 "for exactness",
                 "Leave out exact or rpc.",
             )
-        are_shares = all(0 <= share < 1e6 for share in self.tensor_split)
-        if len(self.tensor_split) > 16 or not are_shares:
+        are_shares = all(0 <= share < _SHARE_LIMIT for share in self.tensor_split)
+        if len(self.tensor_split) > _MOST_SHARES or not are_shares:
             raise OptionError(
                 f"tensor_split is {self.tensor_split}",
                 "Give a share from 0 for each device.",
             )
-        for name, shares in (("rpc", self.rpc), ("tensor_split", self.tensor_split)):
-            if shares and self.main_gpu is not None:
+        for name, value in (("rpc", self.rpc), ("tensor_split", self.tensor_split)):
+            if value and self.main_gpu is not None:
                 raise OptionError(
                     f"main_gpu puts everything on one GPU, and {name} shares it among several",
                     f"Choose main_gpu=… or {name}=….",

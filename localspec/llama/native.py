@@ -95,11 +95,13 @@ def ggml_function(lib: Any, name: str, result: Any, *arguments: Any) -> Any:
     Raises:
         EngineError: If the libraries have no such function.
     """
-    libraries = [shared_library(lib)]
+    llama = shared_library(lib)
+    libraries = [llama]
     if os.name == "nt":
-        folder = os.path.dirname(libraries[0]._name)
-        file_names = ("ggml.dll", "ggml-base.dll")
-        libraries = [ctypes.CDLL(os.path.join(folder, file)) for file in file_names]
+        folder = os.path.dirname(llama._name)
+        libraries = []
+        for file_name in ("ggml.dll", "ggml-base.dll"):
+            libraries.append(ctypes.CDLL(os.path.join(folder, file_name)))
     function_type = ctypes.CFUNCTYPE(result, *arguments)
     for library in libraries:
         with contextlib.suppress(AttributeError):
@@ -132,6 +134,7 @@ def capture_logs(lib: Any) -> Complaints:
 
     @lib.llama_log_callback  # type: ignore[untyped-decorator]
     def log(level: int, text: bytes, _data: object) -> None:
+        """Log a line of libllama. level: of enum ggml_log_level."""
         line = text.decode("utf-8", errors="replace").strip()
         if not line:
             return

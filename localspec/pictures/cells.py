@@ -23,6 +23,7 @@ _KEY_BITS = 42
 _LEAST_KEY = 1 << (_KEY_BITS - 1)
 LAST_CELL = -1 - (_LEAST_KEY << _INDEX_BITS)  # no cell's number is nearer to 0
 _HASH_BYTES = 8
+_UNUSED_BITS = 8 * _HASH_BYTES - _KEY_BITS
 
 
 def cell_numbers(part_name: bytes, count: int) -> list[int]:
@@ -35,7 +36,7 @@ def cell_numbers(part_name: bytes, count: int) -> list[int]:
     assert 0 < count <= _INDEX_MASK
     digest = hashlib.sha256(part_name).digest()
     hashed = int.from_bytes(digest[:_HASH_BYTES], "big")
-    key = hashed >> (8 * _HASH_BYTES - _KEY_BITS)
+    key = hashed >> _UNUSED_BITS
     key |= _LEAST_KEY
     first = -1 - (key << _INDEX_BITS)
     return list(range(first, first - count, -1))

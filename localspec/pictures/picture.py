@@ -167,7 +167,8 @@ def _check_size(name: str, size: tuple[int, int]) -> None:
     are_whole = type(width) is int and type(height) is int
     if not are_whole or min(width, height) < 1:
         raise OptionError(f"{name} has {width!r} by {height!r} pixels", "Give one with pixels.")
-    if width * height > MAX_PICTURE_PIXELS or max(width, height) > MAX_PICTURE_SIDE:
+    num_pixels = width * height
+    if num_pixels > MAX_PICTURE_PIXELS or max(width, height) > MAX_PICTURE_SIDE:
         raise OptionError(
             f"{name} has {width} by {height} pixels; the limit is {MAX_PICTURE_PIXELS} "
             f"pixels, and {MAX_PICTURE_SIDE} on a side",
