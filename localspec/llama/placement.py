@@ -81,9 +81,10 @@ class Placement:
                 continue
             place = self._place(tensor.name)
             sizes[place] += tensor.size_bytes
+            # Embeddings that are also the output layer are copied to its GPU.
             is_output_too = tensor.name == _EMBEDDINGS and _OUTPUT not in names
             if is_output_too and output_place != MAIN_MEMORY:
-                sizes[output_place] += tensor.size_bytes  # libllama copies them
+                sizes[output_place] += tensor.size_bytes
         return sizes
 
     def _place(self, name: str) -> int:
