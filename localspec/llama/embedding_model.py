@@ -152,7 +152,7 @@ class LlamaEmbedder(LlamaContext):
     def pair_tokens(self, query: str, document: str) -> list[int]:
         """The tokens of a query and a document together, to which a reranker gives a score.
 
-        In the reranker's template; without one, separated as llama.cpp's server does.
+        In the reranker's template. Without a template, separated as llama.cpp's server does.
         """
         tokenize = self.vocabulary.tokenize
         query_tokens = tokenize(query, parse_special=False)

@@ -31,7 +31,7 @@ class Handle:
         context: libllama's pointer to the context.
         name: The name of the model's file.
         adopted_llama: The application's `Llama` to which the context belongs. It then keeps the
-            context and the model; without one, this handle frees them.
+            context and the model; None if this handle frees them.
         weights_owner: Another handle that owns the model and frees it; this one then frees its
             context alone.
         adapters: libllama's pointers to the model's adapters. The model frees them.

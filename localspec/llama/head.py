@@ -189,8 +189,8 @@ class LlamaHead(LlamaContext):
             else:
                 self._remove_from(-1)  # all entries
         # Also removes entries of drafted tokens, which the copy may contain.
-        most = max(num_cached - self.begins_at, 0)
-        self._cut(min(most, self.num_cached))
+        num_of_text = max(num_cached - self.begins_at, 0)
+        self._cut(min(num_of_text, self.num_cached))
 
     def _copy_entries(self) -> NDArray[np.uint8] | None:
         """A copy of the cache entries, drafted tokens included; None if libllama fails."""

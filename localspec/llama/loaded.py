@@ -13,7 +13,7 @@ from localspec.llama import binding
 from localspec.llama.quirks import debugger
 from localspec.llama.quirks.spinning import spinning_briefly
 
-debugger.switch_off()
+debugger.prevent_start()
 with spinning_briefly(), binding.chosen_library() as library:
     import llama_cpp as llama_cpp
     from llama_cpp import Llama as Llama

@@ -363,7 +363,7 @@ class LlamaModel(LlamaContext):
         return tokens[begin:]
 
     def _read_picture(self, part: PicturePart) -> None:
-        """Decode a part of a picture and record it. After an error the cache is as before."""
+        """Decode a part of a picture and record it; after an error the cache has none of it."""
         cache = self.cache
         vision = self.vision
         assert vision is not None
@@ -465,12 +465,11 @@ class LlamaModel(LlamaContext):
         num_cached_before = self.num_cached
         text_end = num_cached_before + len(tokens)
         begin = 0
-        pieces = list[Logits]()
+        row_pieces = list[Logits]()
         try:
             while begin < len(tokens):
-                piece_begin = num_cached_before + begin
-                piece_end = self.exactness.end_of_piece(piece_begin, text_end)
-                end = begin + piece_end - piece_begin
+                piece_end = self.exactness.end_of_piece(num_cached_before + begin, text_end)
+                end = piece_end - num_cached_before
                 num_left = len(tokens) - end
                 num_rows = max(min(num_logits - num_left, end - begin), 0)
                 self._decode_piece(tokens[begin:end], num_rows, num_to_come + num_left)
@@ -479,7 +478,7 @@ class LlamaModel(LlamaContext):
                     rows = self.last_logits(num_rows)
                     if num_left:  # the next piece overwrites them
                         rows = rows.copy()
-                    pieces.append(rows)
+                    row_pieces.append(rows)
         except BaseException as error:
             if isinstance(error, Interrupted):
                 self.cache.keep_decoded()
@@ -487,11 +486,11 @@ class LlamaModel(LlamaContext):
                 self.cache.cut_to(num_cached_before)  # a failed batch may have left entries
             self._forget_rows()
             raise
-        if not pieces:
+        if not row_pieces:
             return np.empty((0, self.vocab_size), dtype=np.float32)
-        if len(pieces) == 1:
-            return pieces[0]
-        return np.concatenate(pieces)
+        if len(row_pieces) == 1:
+            return row_pieces[0]
+        return np.concatenate(row_pieces)
 
     def _decode_piece(self, tokens: Sequence[int], num_logits: int, num_to_come: int) -> None:
         """Decode tokens by one call of libllama, and record them in the cache.

@@ -14,6 +14,6 @@ import os
 _SWITCH = "GGML_NO_BACKTRACE"  # an environment variable; any value switches debuggers off
 
 
-def switch_off() -> None:
+def prevent_start() -> None:
     """Let ggml start no debugger in this process and its child processes."""
     os.environ.setdefault(_SWITCH, "1")
