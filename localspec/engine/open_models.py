@@ -50,7 +50,7 @@ class Models(NamedTuple):
         tokens = prompt.tokens
         parts: list[PicturePart] = []
         if vision is not None:
-            parts = vision.show(prompt.pictures)
+            parts = vision.load_parts(prompt.pictures)
         elif prompt.pictures or min(tokens, default=0) <= LAST_CELL:
             raise OptionError(
                 f"the prompt has pictures, and {self.target.name} was loaded without a "

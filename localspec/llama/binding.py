@@ -165,7 +165,7 @@ def _prepare(library: Library) -> None:
             folder = library.folder
         file = _library_file(name, folder)
         if file is not None and sys.platform != "win32":
-            return ctypes.CDLL(str(file))  # a name that llama_cpp may not know
+            return ctypes.CDLL(str(file))  # usual_load may not know the file's name
         loaded: ctypes.CDLL = usual_load(name, folder)
         return loaded
 
@@ -242,8 +242,8 @@ def _default_params(function: Any) -> tuple[bytes, int | None]:
     """The result of a C function that returns a structure with default parameters.
 
     On x86-64 a C function writes a large result to the address in a hidden first argument. On
-    ARM that address is in a register to which ctypes has no access, so a structure that is
-    larger than any of them is declared as the result.
+    ARM that address is in a register to which ctypes has no access. So the result is declared
+    there as a structure of _SPACE bytes, which is larger than the real one.
 
     Returns:
         Bytes that begin with the structure, and its size; None if that cannot be found.

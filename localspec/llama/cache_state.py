@@ -113,9 +113,9 @@ class PictureSpans(tuple[PictureSpan, ...]):
         return index
 
     def up_to(self, index: int) -> PictureSpans:
-        """The pictures before an index, which is a result of `floor`.
+        """The pictures before an index; of a picture that contains the index, the cells before.
 
-        Of a picture that was passed over and contains the index, the cells before it.
+        Only a picture that was passed over may contain the index: see `floor`.
         """
         spans = []
         for span in self:

@@ -107,6 +107,7 @@ def _measure(context: int, num_tokens: int, slow_s: float) -> dict[str, Any]:
 
     write()  # pages the weights in
     read(_FEW_TOKENS)  # lets the driver compile its kernels
+    # The time of TRIAL_TOKENS, as far as few tokens show it.
     read_s = TRIAL_TOKENS / _FEW_TOKENS * read(_FEW_TOKENS)
     write()
     write_s = statistics.median(write() for _ in range(_NUM_ROUNDS))

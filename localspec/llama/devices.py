@@ -117,9 +117,9 @@ def gpus_of_drivers(root: Path = Path("/")) -> list[str]:
 
 
 def hiding_variable() -> str | None:
-    """The environment variable that hides all GPUs of a maker from libllama; None if none does.
+    """The environment variable that hides CUDA's, ROCm's or Vulkan's GPUs from libllama.
 
-    It does so if it is set to nothing, or to -1.
+    It does so if it is set to nothing, or to -1. Returns None if no variable does.
     """
     for name in _HIDING:
         if os.environ.get(name) in ("", "-1"):

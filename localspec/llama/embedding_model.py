@@ -31,6 +31,7 @@ from localspec.llama.native import LoadWatch
 from localspec.llama.opening import context_params, loaded_weights, new_context
 
 _MOST_TEXTS = 16  # texts in one decode
+_MOST_PROBED = 16  # tokens of one letter with the special tokens around it
 _PAIR = b"rerank"  # the name of a reranker's template
 
 
@@ -82,7 +83,7 @@ class LlamaEmbedder(LlamaContext):
     def _special_tokens_around(self, vocab: int) -> tuple[list[int], list[int]]:
         """The special tokens that libllama puts before every text, and those after it.
 
-        Found by tokenizing a letter with them and without.
+        Found by tokenizing a letter with them and without; empty lists if that fails.
 
         Args:
             vocab: libllama's pointer to the vocabulary.
@@ -90,7 +91,7 @@ class LlamaEmbedder(LlamaContext):
         letter = "a"
         text = letter.encode()
         letter_tokens = self.vocabulary.tokenize(letter, parse_special=False)
-        ids = (ctypes.c_int32 * 16)()
+        ids = (ctypes.c_int32 * _MOST_PROBED)()
         add_special = True
         parse_special = False
         count = llama_cpp.llama_tokenize(
@@ -129,8 +130,8 @@ class LlamaEmbedder(LlamaContext):
             params = context_params(options, length)
             most_texts = min(_MOST_TEXTS, batch_size)
             params.n_seq_max = most_texts
-            # libllama plans an equal share of the batch for each text, and asserts that the
-            # shares are whole.
+            # libllama plans an equal share of the batch for each text, and asserts that all
+            # shares fit. So the batch is rounded up to a multiple of the texts.
             share = math.ceil(batch_size / most_texts)
             params.n_batch = share * most_texts
             params.n_ubatch = params.n_batch
@@ -170,8 +171,9 @@ class LlamaEmbedder(LlamaContext):
         end = self._sep
         if self._eos >= 0:
             end = self._eos
-        separator = [token for token in (end, self._sep) if token >= 0]
-        return [*self._begin, *query_tokens, *separator, *document_tokens, *separator[:1]]
+        separators = [token for token in (end, self._sep) if token >= 0]
+        last = separators[:1]  # the first of them ends the document, too
+        return [*self._begin, *query_tokens, *separators, *document_tokens, *last]
 
     def pool(self, texts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """(texts, width) float32: the pooled numbers of each text.

@@ -39,6 +39,10 @@ _SIZES: tuple[int, ...] = (2, 3, 4, 5, 6, 7, 8, 9, 17, 64)
 # taken.
 _SMALLEST = (1, 2, 3, 4)
 _LARGE_ENOUGH = 3
+# Numbers of threads that are tried besides the usual one, and the tokens after the cached ones
+# whose rows are then compared.
+_THREADS = (1, 2, 3)
+_NUM_THREAD_ROWS = 3
 _JOINT_SIZES = (1, 2, 4, 8)  # tokens of each text in joint decodes
 _NUM_TIMED = 8  # decodes of a size, the fastest of which counts
 
@@ -133,7 +137,7 @@ class _ExactProbe:
             largest, _ = self._largest_size(exactness)
             if largest >= smallest and largest > best.largest_step:
                 best = replace(exactness, largest_step=largest)
-        if best.smallest_step == 1:
+        if best.smallest_step == 1:  # nothing is padded, so there is no cost to measure
             return best
         self._fill(0, _SHORT)
         padded_s = []
@@ -160,11 +164,13 @@ class _ExactProbe:
         for length in (_LONG, _SHORT):
             self._fill(0, length)
             single_rows = self._text_rows(0, length, exactness=exactness)
-            for num_threads in {1, 2, 3} - {usual_threads}:
+            for num_threads in _THREADS:
+                if num_threads == usual_threads:
+                    continue
                 llama_cpp.llama_set_n_threads(self.context, num_threads, num_threads)
-                rows = self._text_rows(0, length, 3, exactness=exactness)
+                rows = self._text_rows(0, length, _NUM_THREAD_ROWS, exactness=exactness)
                 llama_cpp.llama_set_n_threads(self.context, usual_threads, usual_threads)
-                if rows != single_rows[:3]:
+                if rows != single_rows[:_NUM_THREAD_ROWS]:
                     return 1, f"{num_threads} threads give other rows than {usual_threads}"
             for index, size in enumerate(sizes):
                 rows = self._text_rows(

@@ -202,7 +202,7 @@ class LlamaHead(LlamaContext):
         self.begins_at = position
 
     def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
-        """Read tokens of the text with the target's rows, or one drafted token with its own.
+        """Read tokens with the target's rows, or one drafted token with the head's own row.
 
         A token after the readable positions counts as drafted. Otherwise as `Model.decode`.
         Raises DecodeError or Interrupted; the cache is as before then, without drafted tokens.
@@ -305,7 +305,8 @@ class LlamaHead(LlamaContext):
             self._decode_batch(tokens, position, 1, 0)
             self._own_rows[0] = self._row_of_last(1, 1)
             return
-        # The next layer drafts. It has its own cache, without the tokens drafted so far.
+        # Layer n drafts the token after n drafted ones. It first has to read these, each with
+        # the row of the layer that drafted it: they are not in this layer's own cache.
         first_position = position - num_drafted
         layer = num_drafted + 1
         self._remove_from(first_position)

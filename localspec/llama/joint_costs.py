@@ -55,7 +55,7 @@ class RowTimes:
         if len(timed) < 2:
             return math.nan
         index = bisect_left(timed, num_rows)  # of the nearest above
-        index = min(max(index, 1), len(timed) - 1)
+        index = min(max(index, 1), len(timed) - 1)  # so that another is below it
         low = timed[index - 1]
         high = timed[index]
         low_s = statistics.median(self._times[low])

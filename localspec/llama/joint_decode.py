@@ -254,7 +254,7 @@ def _text_part(cache: Cache, part: JointPart | None, num_tokens: int) -> TextPar
     Args:
         cache: The sequence's cache.
         part: The sequence's tokens; None for a sequence that is padding alone.
-        num_tokens: The least tokens with padding.
+        num_tokens: The number of tokens up to which it is padded.
     """
     if part is None:
         return TextPart(cache.number, cache.position, (), 0, num_tokens)

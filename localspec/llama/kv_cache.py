@@ -130,7 +130,8 @@ class Cache:
         num_cached = self._spans.floor(num_cached)
         if self._checkpoint is not None and self._checkpoint.num_cached > num_cached:
             self._checkpoint = None  # it holds tokens that are no longer in the text
-        if not self.is_recurrent or self.num_cached - num_cached <= self._num_in_snapshots:
+        num_cut = self.num_cached - num_cached
+        if not self.is_recurrent or num_cut <= self._num_in_snapshots:
             self._num_in_snapshots = 0  # one rollback only
             can_keep = num_cached > 0 and self._remove_from(num_cached)
             if can_keep and self._is_whole(num_cached):
@@ -251,8 +252,8 @@ class Cache:
     def num_restorable(self, state: CacheState, num_tokens: int) -> int:
         """How many tokens would be cached after restoring a state and cutting to num_tokens.
 
-        Fewer than num_tokens where that cut is impossible: those of the state's checkpoint, or
-        0.
+        If the cut is impossible, the cache returns to the state's checkpoint; without one of at
+        most num_tokens tokens it is emptied.
         """
         num_tokens = state.pictures.floor(num_tokens)
         if num_tokens >= state.num_cached:
@@ -287,7 +288,8 @@ class Cache:
         self._checkpoint = None
         self._spans = PictureSpans()
         if self._handle.num_sequences == 1:
-            llama_cpp.llama_memory_clear(self._handle.memory, False)
+            zeroes_data = False
+            llama_cpp.llama_memory_clear(self._handle.memory, zeroes_data)
         else:
             self._remove_from(0)
         self.num_cached = 0

@@ -128,8 +128,8 @@ class LlamaModel(LlamaContext):
     def sibling(self, number: int) -> LlamaModel:
         """A view of this model for another text, whose cache is the sequence `number`.
 
-        It shares the weights and the context, and has its own cache, rows for a head, and
-        interrupt.
+        It shares the weights and the context. Its cache, its rows for a head and its
+        `interrupt` are its own.
         """
         other = copy.copy(self)
         other._stop = Stop()

@@ -117,7 +117,7 @@ class LlamaVocabulary:
         is_text_start = after is None or self._attributes(after) & _CUT_OUT
         if self.kind != llama_cpp.LLAMA_VOCAB_TYPE_SPM or is_text_start:
             return self._tokenize(data, parse_special=parse_special)
-        # The space goes before a character that is then taken off again, with its tokens.
+        # With a character in front the text gets no space. Its tokens are taken off again.
         mark = _NEVER_MERGED.encode()
         mark_tokens = self._tokenize(mark, parse_special=parse_special)
         tokens = self._tokenize(mark + data, parse_special=parse_special)

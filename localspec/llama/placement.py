@@ -94,6 +94,7 @@ class Placement:
             return MAIN_MEMORY
         block = block_of(name)
         if block is not None:
+            # The blocks of a head follow the model's, and go with the output.
             return self.layers[min(block, len(self.layers) - 1)]
         if _INPUT.match(name):
             return MAIN_MEMORY
@@ -192,9 +193,9 @@ def require_device(name: str, gpus: Sequence[Device]) -> None:
 
 
 def unused_gpu(gpus: Sequence[Device], num_gpu_layers: int | None) -> str:
-    """Names a GPU that has no layer, and says why, for a model that uses no GPU.
+    """Which GPU is not used, and why, in words, for a model that has no layer on a GPU.
 
-    Returns "" if this machine has no GPU.
+    Returns "" if there is no GPU.
 
     Args:
         gpus: The GPUs of `usable_gpus`.
@@ -230,7 +231,7 @@ def chosen_gpus(gpus: Sequence[Device], options: LlamaOptions) -> list[int]:
         for number, gpu in enumerate(gpus):
             if gpu.name == options.device and not gpu.server:
                 local.append(number)
-    if options.main_gpu is not None:
+    if options.main_gpu is not None:  # no GPU if there are fewer
         return local[options.main_gpu : options.main_gpu + 1]
     remote = []
     for address in options.rpc:
@@ -259,12 +260,13 @@ def place_layers(
     if not numbers:
         return Placement((MAIN_MEMORY,) * num_layers, len(gpus), 1, 0)
     num_on_gpus = min(num_layers, options.num_gpu_layers or num_layers)
-    # Where each GPU's part ends, if all its layers lie side by side from 0 to the last end.
+    # With the GPUs' shares side by side: the end of each. The layers lie on the whole length at
+    # equal distances, and each goes to the GPU in whose share it begins.
     ends = list(itertools.accumulate(_gpu_shares(numbers, options, free_bytes)))
     layers = [MAIN_MEMORY] * (num_layers - num_on_gpus)
     for index in range(num_on_gpus):
         begin = ends[-1] * index / num_on_gpus
-        gpu = bisect.bisect_right(ends, begin)  # the first GPU whose part ends after it
+        gpu = bisect.bisect_right(ends, begin)
         layers.append(numbers[gpu])
     num_cpu_moe_layers = 0
     if has_experts(header):

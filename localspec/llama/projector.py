@@ -86,7 +86,7 @@ class _TokenizedPicture(NamedTuple):
 class Projector:
     """A projector, open for a model. Implements `picture.Vision`.
 
-    `cells` and `show` may be called from any thread, `rows` in one thread at a time.
+    `cells` and `load_parts` may be called from any thread, `rows` in one thread at a time.
 
     Args:
         path: The projector's file.
@@ -176,8 +176,8 @@ class Projector:
             self._forget_pictures(1)
             return tokens
 
-    def show(self, pictures: Sequence[Picture]) -> list[PicturePart]:
-        """The parts of pictures that are to be decoded, which `part` then finds.
+    def load_parts(self, pictures: Sequence[Picture]) -> list[PicturePart]:
+        """Make parts of pictures, so that `part` finds them, and return them.
 
         They stay loaded as long as the caller keeps them. Raises as `cells` does.
         """
@@ -256,7 +256,8 @@ class Projector:
         complaints.clear()
         try:
             status = self._mtmd.mtmd_encode_chunk(self._context, chunk)
-        finally:  # the callback may refer to this projector
+        finally:
+            # The function may refer to this projector, and would keep it alive.
             self._is_cancelled = lambda: False
         if is_cancelled():
             raise Interrupted("reading a picture was cancelled")
@@ -419,7 +420,7 @@ def _on_node(
     Args:
         projector_ref: The projector.
         _node: Unused.
-        is_before: Not 0 before a node, 0 after a node.
+        is_before: 1 before a node, 0 after a node.
         _data: Unused.
 
     Returns:
@@ -427,7 +428,7 @@ def _on_node(
         node, whether to continue.
     """
     projector = projector_ref()
-    if projector is None:
+    if projector is None:  # it was freed, so nobody can cancel
         return not is_before
     if not is_before:
         return not projector._is_cancelled()

@@ -111,13 +111,13 @@ def ask_server(address: str) -> RpcServer:
 
 @contextlib.contextmanager
 def _connection(address: str) -> Iterator[Callable[[int, bytes, str], tuple[int, ...]]]:
-    """A block with a connection to a server, as a function that sends a request.
+    """A block with a connection to a server. Raises OSError if it cannot connect.
 
-    The function takes a command, the bytes of the request, and the layout of the answer as in
-    `struct`. It returns the numbers of the answer. It raises OSError; EOFError if the server
-    closes the connection; ValueError if the answer has another size.
-
-    Raises OSError if it cannot connect.
+    Yields:
+        A function that sends a request and returns the numbers of the answer. It takes a
+        command, the bytes of the request, and the layout of the answer as in `struct`. It
+        raises OSError; EOFError if the server closes the connection; ValueError if the answer
+        has another size.
     """
     with (
         socket.socket(socket.AF_INET, socket.SOCK_STREAM) as connection,

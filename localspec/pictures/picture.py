@@ -140,9 +140,9 @@ class Picture:
 
 
 def read_bytes(path: Path, most_bytes: int) -> bytes:
-    """The bytes of a file; of a larger file than allowed, the first most_bytes + 1.
+    """The bytes of a file, but at most most_bytes + 1: one too many shows that it is too large.
 
-    So the caller finds that a file is too large. Raises OptionError if it cannot be read.
+    Raises OptionError if the file cannot be read.
     """
     if not os.path.isfile(path):  # opening a pipe would wait for its other end
         raise OptionError(

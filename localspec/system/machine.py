@@ -64,10 +64,10 @@ def memory_here(root: Path = Path("/")) -> Memory:
     return Memory(total_bytes, available_bytes)
 
 
-def memory_of_process(number: int) -> int:
+def memory_of_process(process_id: int) -> int:
     """Bytes of a process's own memory, without mapped files; 0 if the process is gone."""
     try:
-        process = psutil.Process(number)
+        process = psutil.Process(process_id)
         if sys.platform == "darwin":
             return int(process.memory_full_info().uss)
         memory = process.memory_info()
@@ -78,10 +78,10 @@ def memory_of_process(number: int) -> int:
     return int(memory.rss - memory.shared)
 
 
-def processor_time_of_process(number: int) -> float:
+def processor_time_of_process(process_id: int) -> float:
     """Seconds of processor time that a process has used; 0 if the process is gone."""
     try:
-        times = psutil.Process(number).cpu_times()
+        times = psutil.Process(process_id).cpu_times()
     except (psutil.Error, OSError):
         return 0.0
     return float(times.user + times.system)
@@ -521,9 +521,10 @@ def _memory_limit(group: Path) -> MemoryLimit | None:
     for line in _lines(group / "memory.stat"):
         name, _, count = line.partition(" ")
         counts[name] = count
+    # The files of both versions, and what names in memory.stat begin with.
     for limit_file, usage_file, prefix in (
         ("memory.max", "memory.current", ""),
-        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),  # version 1
+        ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
     ):
         limit_lines = _lines(group / limit_file)
         usage_lines = _lines(group / usage_file)

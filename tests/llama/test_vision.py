@@ -121,7 +121,7 @@ def test_logits_behind_pictures_are_llama_cpps_own(engine, size):
         waiting = iter([cell for cell in cells if cell < 0])
         tokens = [next(waiting) if token < 0 else token for token in ids]
         assert next(waiting, None) is None
-        target.vision.show([first, second])
+        target.vision.load_parts([first, second])
         row = target.decode(tokens, 1)[0].copy()
         assert target.num_cached == len(tokens)
         assert inside.position(target) == positions
@@ -148,7 +148,7 @@ def test_a_cut_within_a_picture_comes_in_front_of_it(engine):
     asked(engine, prompt)
     row = list(cell_ranges(prompt.tokens))[-1]
     with inside.lent(engine):
-        target.vision.show(prompt.pictures)
+        target.vision.load_parts(prompt.pictures)
         target.decode(prompt.tokens, 1)
         target.truncate(row.stop - 1)
         assert target.num_cached == row.start
@@ -207,7 +207,7 @@ def test_a_picture_is_one_decode_where_its_cells_attend_to_all_others(tmp_path, 
             row, ids, _ = logits_by_hand(model, b"see " + MARKER + b"what is it", [picture])
             waiting = iter(cells)
             tokens = [next(waiting) if token < 0 else token for token in ids]
-            model.vision.show([picture])
+            model.vision.load_parts([picture])
             np.testing.assert_array_equal(model.decode(tokens, 1)[0], row)
 
 
@@ -236,7 +236,7 @@ def test_reading_a_picture_can_be_cancelled(engine):
     prompt = prompt_of(engine, "see ", random_picture(7), "what is it")
     target = inside.target(engine)
     with inside.lent(engine):
-        target.vision.show(prompt.pictures)
+        target.vision.load_parts(prompt.pictures)
         row = next(cell_ranges(prompt.tokens))
         part = target.vision.part(prompt.tokens[row.start : row.stop])
         with pytest.raises(Interrupted):
@@ -258,7 +258,7 @@ def test_a_decode_that_fails_within_a_picture_leaves_nothing_of_it(engine, monke
     target = inside.target(engine)
     row = next(cell_ranges(prompt.tokens))
     with inside.lent(engine):
-        target.vision.show(prompt.pictures)
+        target.vision.load_parts(prompt.pictures)
         expected = target.decode(prompt.tokens, 1)[0].copy()
         target.truncate(0)
         with monkeypatch.context() as patch:
@@ -292,7 +292,7 @@ def test_an_answer_keeps_its_pictures_at_hand(engine, monkeypatch):
     )
 
     def on_begin(_made):
-        vision.show([random_picture(3)])
+        vision.load_parts([random_picture(3)])
         engine.vision.cells(random_picture(1))  # known anew, and forgotten
         engine.vision.cells(random_picture(4))
 
