@@ -1,10 +1,8 @@
-"""Asks the hub for metadata, lists and content of files, and retries if that may help.
+"""Asks the hub for metadata, lists and content of files, and tries again after some errors.
 
-The only importer of huggingface_hub.
-
-Works with huggingface_hub 1.x and 2.x. The classes of connection errors changed with its HTTP
-library (httpx, httpx2), so they are recognised by their names.
-Imports are late: huggingface_hub takes longer to load than everything else here together.
+The only importer of huggingface_hub, in functions: it takes longer to load than everything else
+here together. Works with huggingface_hub 1.x and 2.x. Their HTTP libraries, httpx and httpx2,
+have different classes of connection errors, so the errors are recognised by their names.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from urllib.parse import urlsplit
 
 from localspec._version import __version__
 from localspec.errors import DAMAGES, DownloadError, LocalspecError, OptionError
-from localspec.hub.hub_file import HubFile
+from localspec.hub.hub_file import SHA256_DIGITS, HubFile
 from localspec.system.atomic_write import read_regular
 from localspec.system.call_thread import CallThread
 
@@ -31,18 +29,19 @@ Result = TypeVar("Result")
 OnWait = Callable[[], None]
 
 COMMIT = re.compile("[0-9a-f]{40}")
-BEAT_S = 0.25  # how often a waiting caller is asked whether to continue
-RETRY_DELAYS_S = (1.0, 2.0, 4.0, 8.0, 15.0)  # between tries that fail
-_MAX_WAIT_S = 600.0  # a server that asks for more is an error
-_MOST_JSON_BYTES = 16_000_000  # of a repository with some 50 000 files
+BEAT_S = 0.25  # between two calls of `on_wait`
+RETRY_DELAYS_S = (1.0, 2.0, 4.0, 8.0, 15.0)  # after the first failed try, the second, …
+_MAX_WAIT_S = 600.0  # if a server asks for a longer wait, that is an error
+_MAX_JSON_BYTES = 16_000_000  # enough for a repository with some 50 000 files
 _TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-_TOKEN_SIGNS = re.compile("[!-~]*")  # other characters cannot be sent in a header
+_NOT_IN_TOKEN = re.compile("[^!-~]")  # characters that cannot be sent in a header
 _ETAG = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")  # it becomes the name of a file
-_TRANSIENT = {408, 429, 500, 502, 503, 504}
-# Errors of the HTTP library for a connection that broke: a retry may help. A connection that
-# cannot be made is reported at once, but not in the middle of a file.
+_BUSY_STATUSES = {408, 429, 500, 502, 503, 504}  # HTTP; another try may help
+_PARTIAL_CONTENT = 206  # HTTP's status of an answer with the requested range of bytes
+# Names of the HTTP library's errors. After a connection broke, another try may help. If none
+# can be made, it helps only in the middle of a file; else the user hears of it at once.
 _BROKEN = frozenset({"ReadError", "ReadTimeout", "WriteError", "RemoteProtocolError"})
-_NOT_MADE = frozenset({"ConnectError", "ConnectTimeout"})
+_NOT_CONNECTED = frozenset({"ConnectError", "ConnectTimeout"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,12 +59,12 @@ class RemoteFile:
 
     @property
     def checksum(self) -> str:
-        """The pinned sha256, or else the etag."""
+        """The pinned sha256; if none is pinned, the etag."""
         return self.file.sha256 or self.etag
 
 
 def cache_folder() -> Path:
-    """The hub's cache, which other tools share."""
+    """The folder of the hub's cache, which other tools share."""
     return Path(_settings().HF_HUB_CACHE)
 
 
@@ -77,29 +76,33 @@ def is_offline() -> bool:
 def remote_file(file: HubFile, on_wait: OnWait = lambda: None) -> RemoteFile:
     """Ask the hub about a file, and compare the answer with the file's pin.
 
-    Raises HubBusyError if retries did not help, DownloadError if the file is not available or
-    not the pinned one.
-
     Args:
         file: The file.
-        on_wait: Called while it waits, as in `patiently`.
+        on_wait: Called during the wait, as in `retry_while_busy`.
+
+    Raises:
+        HubBusyError: All tries failed.
+        DownloadError: The file is not available, or is not the pinned one.
     """
     url = _url_at(file, file.revision or "main")
     from huggingface_hub import get_hf_file_metadata
 
-    found = _asking(file.repo, file, lambda: get_hf_file_metadata(url), on_wait)
-    commit = found.commit_hash or ""
-    etag = found.etag or ""
-    size = found.size or 0
+    metadata = _ask(file.repo, file, lambda: get_hf_file_metadata(url), on_wait)
+    commit = metadata.commit_hash or ""
+    etag = metadata.etag or ""
+    size = metadata.size or 0
     if etag and file.sha256 is not None and not _ETAG.fullmatch(etag):
         etag = file.sha256  # a mirror has etags of its own; the pin has the right hash
     if not COMMIT.fullmatch(commit) or not _ETAG.fullmatch(etag) or size < 1:
         raise DownloadError(
-            f"{_endpoint()} sends a missing or invalid commit, hash or size for {file.name}",
+            f"{_shown_endpoint()} sends a missing or invalid commit, hash or size for "
+            f"{file.name}",
             "Check HF_ENDPOINT: a mirror has to send the hub's headers.",
         )
-    is_other = len(etag) == 64 and file.sha256 not in (None, etag)
-    if is_other or file.size_bytes not in (None, size):
+    # A git blob id cannot be compared with the pin.
+    has_other_hash = len(etag) == SHA256_DIGITS and file.sha256 not in (None, etag)
+    has_other_size = file.size_bytes not in (None, size)
+    if has_other_hash or has_other_size:
         raise DownloadError(
             f"{file.name} on the hub differs from the pinned file: {size} bytes with the hash "
             f"{etag}",
@@ -113,39 +116,40 @@ def remote_file(file: HubFile, on_wait: OnWait = lambda: None) -> RemoteFile:
     )
 
 
-def content_of(remote: RemoteFile, begin: int, end: int | None = None) -> Iterator[bytes]:
-    """The content of a file from a byte on, in pieces as they arrive.
+def stream_content(remote: RemoteFile, begin: int, end: int | None = None) -> Iterator[bytes]:
+    """Request the content of a file from a byte on; gives the pieces as they arrive.
 
     Requests the hub's own address each time: the signed address that it redirects to expires
-    after about an hour. Raises HubBusyError if a retry may help, else DownloadError.
+    after about an hour. Raises HubBusyError if another try may help, else DownloadError.
 
     Args:
         remote: The file.
         begin: The first byte.
-        end: The last byte that is needed; a server without ranges sends more.
+        end: The last byte that is needed; None for the last of the file. A server that does not
+            support ranges sends more.
     """
     _check_token()
     # By commit: a branch may change before the last byte is here.
     url = _url_at(remote.file, remote.commit)
-    ranges = {}
+    headers = {}
     if end is not None:
-        ranges["Range"] = f"bytes={begin}-{end}"
+        headers["Range"] = f"bytes={begin}-{end}"
     elif begin:
-        ranges["Range"] = f"bytes={begin}-"
+        headers["Range"] = f"bytes={begin}-"
     try:
-        with _response(url, ranges) as response:
-            num_surplus = begin  # bytes before the first one that is needed
-            if response.status_code == 206:
-                num_surplus = 0
+        with _response(url, headers) as response:
+            num_to_drop = begin  # bytes before the first byte that is needed
+            if response.status_code == _PARTIAL_CONTENT:
+                num_to_drop = 0
             for piece in response.iter_bytes():
-                needed = piece[num_surplus:]
+                needed = piece[num_to_drop:]
                 if needed:
                     yield needed
-                num_surplus = max(0, num_surplus - len(piece))
-    except Exception as error:  # its connection errors have no common base
+                num_to_drop = max(0, num_to_drop - len(piece))
+    except Exception as error:  # connection errors have no base class in common
         repo = remote.file.repo
-        may_pass = _BROKEN | _NOT_MADE
-        raise _as_download_error(repo, remote.file, error, may_pass) from None
+        retryable = _BROKEN | _NOT_CONNECTED
+        raise _as_download_error(repo, remote.file, error, retryable) from None
 
 
 def pinned_file(file: HubFile, size_bytes: int) -> RemoteFile | None:
@@ -153,7 +157,7 @@ def pinned_file(file: HubFile, size_bytes: int) -> RemoteFile | None:
 
     Args:
         file: The file.
-        size_bytes: Its size if the pin states none.
+        size_bytes: The file's size, taken if the pin states none.
     """
     if file.sha256 is None:
         return None
@@ -168,55 +172,55 @@ def pinned_file(file: HubFile, size_bytes: int) -> RemoteFile | None:
 def list_files(repo: str, on_wait: OnWait = lambda: None) -> list[HubFile]:
     """The GGUF files of a repository's main branch, with their sizes and hashes.
 
-    Files with invalid facts, or names that lead out of a folder, are left out. Raises
+    Leaves out files with invalid facts, or with names that lead out of a folder. Raises
     HubBusyError or DownloadError.
 
     Args:
         repo: The repository.
-        on_wait: Called while it waits, as in `patiently`.
+        on_wait: Called during the wait, as in `retry_while_busy`.
     """
-    info = _asking(repo, None, functools.partial(_facts_of, repo), on_wait)
+    info = _ask(repo, None, functools.partial(_repository_info, repo), on_wait)
     files = []
     for entry in info.get("siblings") or ():
         with contextlib.suppress(OptionError, *DAMAGES):
-            content = entry.get("lfs") or {}
+            large_file = entry.get("lfs") or {}
             file = HubFile(
                 repo=repo,
                 file=entry["rfilename"],
                 size_bytes=entry.get("size"),
-                sha256=content.get("sha256"),
+                sha256=large_file.get("sha256"),
             )
             files.append(file)
     return files
 
 
-def _facts_of(repo: str) -> dict[str, Any]:
-    """The hub's JSON about a repository and its files.
+def _repository_info(repo: str) -> dict[str, Any]:
+    """The hub's JSON about a repository; its "siblings" are the files.
 
-    huggingface_hub would read an answer of any length. Raises DownloadError if it is too long,
-    ValueError if it has no list of files, and errors of huggingface_hub.
+    Not by huggingface_hub, which would read an answer of any length. Raises DownloadError if it
+    is too long, ValueError if it has no list of files, and errors of huggingface_hub.
     """
     from huggingface_hub.utils import validate_repo_id
 
     validate_repo_id(repo)
     content = bytearray()
-    with _response(f"{_address()}/api/models/{repo}?blobs=true", {}) as response:
+    with _response(f"{_endpoint()}/api/models/{repo}?blobs=true", {}) as response:
         for piece in response.iter_raw():
             content += piece
-            if len(content) > _MOST_JSON_BYTES:
+            if len(content) > _MAX_JSON_BYTES:
                 raise DownloadError(
-                    f"{_endpoint()} sends more than {_MOST_JSON_BYTES} bytes about {repo}",
+                    f"{_shown_endpoint()} sends more than {_MAX_JSON_BYTES} bytes about {repo}",
                     "Check HF_ENDPOINT; name a file of the repository: hf:OWNER/REPO/FILE.",
                 )
-    facts = json.loads(bytes(content))
-    if not isinstance(facts, dict) or not isinstance(facts.get("siblings") or [], list):
+    info = json.loads(bytes(content))
+    if not isinstance(info, dict) or not isinstance(info.get("siblings") or [], list):
         raise ValueError("it sends no list of files")
-    return facts
+    return info
 
 
 @contextlib.contextmanager
 def _response(url: str, headers: dict[str, str]) -> Iterator[Any]:
-    """The hub's response, before its content is read.
+    """The hub's response to a GET request, before its content is read.
 
     Raises errors of huggingface_hub, also for a refusal, whose content is not read.
     """
@@ -224,16 +228,16 @@ def _response(url: str, headers: dict[str, str]) -> Iterator[Any]:
     from huggingface_hub.utils import build_hf_headers
 
     timeout_s = float(_settings().HF_HUB_DOWNLOAD_TIMEOUT)
-    sent = build_hf_headers(library_name="localspec", library_version=__version__)
-    sent = {**sent, "Accept-Encoding": "identity", **headers}
+    hub_headers = build_hf_headers(library_name="localspec", library_version=__version__)
     with get_session().stream(
         "GET",
         url,
-        headers=sent,
+        headers={**hub_headers, "Accept-Encoding": "identity", **headers},
         timeout=timeout_s,
     ) as response:
         if not response.is_success:
-            # It would read the whole content for a reason, which the headers have, too.
+            # hf_raise_for_status would read all of the content to find the reason. It finds
+            # the reason in the headers, too, so it gets a copy of the response without content.
             response.headers.pop("Content-Encoding", None)
             refusal = type(response)(
                 response.status_code,
@@ -245,22 +249,29 @@ def _response(url: str, headers: dict[str, str]) -> Iterator[Any]:
 
 
 def without_secrets(text: str) -> str:
-    """The text of an error without the signatures and passwords in its addresses."""
-    text = re.sub(r"//[^/@\s'\"]*@", "//", text)
-    return re.sub(r"\?[^\s'\")]+", "", text)
+    """The text of an error, without the passwords and queries of the addresses in it.
 
-
-def _address() -> str:
-    return str(_settings().ENDPOINT)
+    The query of a signed address is a secret.
+    """
+    without_passwords = re.sub(r"//[^/@\s'\"]*@", "//", text)
+    return re.sub(r"\?[^\s'\")]+", "", without_passwords)
 
 
 def _endpoint() -> str:
+    """The hub's address, which may have a password."""
+    return str(_settings().ENDPOINT)
+
+
+def _shown_endpoint() -> str:
     """The hub's address without secrets, for messages."""
-    return without_secrets(_address())
+    return without_secrets(_endpoint())
 
 
 def _settings() -> Any:
-    """huggingface_hub's settings of the environment. Raises OptionError if they are invalid."""
+    """huggingface_hub's settings, as the user's environment variables state them.
+
+    Raises OptionError if a variable has an invalid value.
+    """
     try:
         from huggingface_hub import constants
 
@@ -274,82 +285,100 @@ def _settings() -> Any:
 
 
 def _check_token() -> None:
-    """Raise OptionError for a token that cannot be sent."""
-    settings = _settings()
-    if settings.HF_HUB_DISABLE_IMPLICIT_TOKEN:
+    """Raise OptionError if the user's token has a character that cannot be sent."""
+    if _settings().HF_HUB_DISABLE_IMPLICIT_TOKEN:
         return
-    tokens = {name: os.environ.get(name, "") for name in _TOKEN_VARIABLES}
+    place, token = _user_token()
+    invalid = _NOT_IN_TOKEN.search(token)
+    if invalid is not None:
+        raise OptionError(
+            f"the token in {place} has {invalid[0]!r} as its character "
+            f"{invalid.start() + 1}, which no token has",
+            f"Copy it again from {_shown_endpoint()}/settings/tokens, or remove it.",
+        )
+
+
+def _user_token() -> tuple[str, str]:
+    """The place of the user's token, in words, and the token; both empty if there is none.
+
+    As huggingface_hub does, takes the first place with a token: a variable of the environment,
+    then a file.
+    """
+    texts = {name: os.environ.get(name, "") for name in _TOKEN_VARIABLES}
     with contextlib.suppress(OSError):
-        path = Path(settings.HF_TOKEN_PATH)
-        tokens[f"the file {path}"] = read_regular(path).decode(errors="replace")
-    for place, text in tokens.items():
-        # huggingface_hub, too, takes the first one that is not empty.
+        path = Path(_settings().HF_TOKEN_PATH)
+        texts[f"the file {path}"] = read_regular(path).decode(errors="replace")
+    for place, text in texts.items():
         token = text.replace("\r", "").replace("\n", "").strip()
-        if not token:
-            continue
-        known = _TOKEN_SIGNS.match(token)
-        if known is not None and known.end() < len(token):
-            raise OptionError(
-                f"the token in {place} has {token[known.end()]!r} as its character "
-                f"{known.end() + 1}, which no token has",
-                f"Copy it again from {_endpoint()}/settings/tokens, or remove it.",
-            )
-        return
+        if token:
+            return place, token
+    return "", ""
 
 
 def _url_at(file: HubFile, revision: str) -> str:
     """The address of a file at a revision."""
-    address = _address()
+    endpoint = _endpoint()
     from huggingface_hub import hf_hub_url
 
-    return str(
-        hf_hub_url(
-            file.repo,
-            file.file,
-            revision=revision,
-            endpoint=address,
-        )
+    url = hf_hub_url(
+        file.repo,
+        file.file,
+        revision=revision,
+        endpoint=endpoint,
     )
+    return str(url)
 
 
-def _asking(
+def _ask(
     repo: str,
     file: HubFile | None,
-    ask: Callable[[], Result],
+    request: Callable[[], Result],
     on_wait: OnWait,
 ) -> Result:
-    """The result of `ask`, retried if that may help. Raises HubBusyError or DownloadError.
+    """The result of a request to the hub, with more tries while the hub is busy.
 
-    Raises OptionError for a token that cannot be sent.
+    Args:
+        repo: The repository, for errors.
+        file: The file that the request is about, for errors; None if it is about none.
+        request: Sends the request once.
+        on_wait: Called during the wait, as in `retry_while_busy`.
+
+    Raises:
+        HubBusyError: All tries failed.
+        DownloadError: Another try would not help.
+        OptionError: The user's token cannot be sent.
     """
     _check_token()
 
-    def ask_once() -> Result:
+    def try_once() -> Result:
         try:
-            return ask()
+            return request()
         except LocalspecError:
             raise
-        except Exception as error:  # its connection errors have no common base
+        except Exception as error:  # connection errors have no base class in common
             raise _as_download_error(repo, file, error, _BROKEN) from None
 
-    return patiently(ask_once, on_wait)
+    return retry_while_busy(try_once, on_wait)
 
 
 def _as_download_error(
     repo: str,
     file: HubFile | None,
     error: Exception,
-    may_pass: Set[str],
+    retryable: Set[str],
 ) -> DownloadError:
-    """The error for one of huggingface_hub.
+    """The DownloadError for an error of huggingface_hub or of its HTTP library.
 
     Raise it from None: a traceback in a log would show addresses with their signatures.
 
     Args:
         repo: The repository.
         file: The file, if the request was about one.
-        error: The error of huggingface_hub.
-        may_pass: The names of errors after which a retry may help.
+        error: The error of huggingface_hub or its HTTP library.
+        retryable: The names of the HTTP library's errors after which another try may help.
+
+    Returns:
+        A HubBusyError if another try may help.
     """
     from huggingface_hub.utils import (
         EntryNotFoundError,
@@ -358,7 +387,7 @@ def _as_download_error(
         RevisionNotFoundError,
     )
 
-    endpoint = _endpoint()
+    endpoint = _shown_endpoint()
     revision = "main"
     name = ""
     if file is not None:
@@ -384,30 +413,40 @@ def _as_download_error(
     response: Any = getattr(error, "response", None)
     status = getattr(response, "status_code", None)
     if status is not None:
-        return _refusal(repo, status, response)
-    what = without_secrets(f"{type(error).__name__}: {error}")
-    if type(error).__name__ in may_pass:
-        return HubBusyError(f"{endpoint} does not answer about {repo}: {what}", None)
+        return _refusal_error(repo, status, response)
+    error_name = type(error).__name__
+    reason = without_secrets(f"{error_name}: {error}")
+    if error_name in retryable:
+        return HubBusyError(f"{endpoint} does not answer about {repo}: {reason}", None)
     return DownloadError(
-        f"{endpoint} cannot be reached for {repo}: {what}",
+        f"{endpoint} cannot be reached for {repo}: {reason}",
         "Check the connection, the proxy and HF_ENDPOINT.",
     )
 
 
-def _refusal(repo: str, status: int, response: Any) -> DownloadError:
-    """The error for an answer of the hub, or of the storage that it redirects to."""
-    answer = f"{_endpoint()} answers {status}"
-    is_elsewhere = urlsplit(str(response.url)).netloc != urlsplit(_address()).netloc
-    if is_elsewhere:
+def _refusal_error(repo: str, status: int, response: Any) -> DownloadError:
+    """The error for a response that refuses a request, from the hub or its storage.
+
+    Args:
+        repo: The repository.
+        status: The HTTP status.
+        response: The response of the HTTP library.
+
+    Returns:
+        A HubBusyError if another try may help.
+    """
+    answer = f"{_shown_endpoint()} answers {status}"
+    is_storage = urlsplit(str(response.url)).netloc != urlsplit(_endpoint()).netloc
+    if is_storage:
         answer = f"the storage that the hub redirects to for {repo} answers {status}"
     # A signed address that has expired gives 403; the next request gets a new one.
-    if status in _TRANSIENT or (is_elsewhere and status == 403):
+    if status in _BUSY_STATUSES or (is_storage and status == 403):
         wait_s = None
         seconds = response.headers.get("Retry-After", "")
         if re.fullmatch(r"\d{1,9}", seconds):
             wait_s = int(seconds)
         return HubBusyError(answer, wait_s)
-    if is_elsewhere or status not in (401, 403, 404):
+    if is_storage or status not in (401, 403, 404):
         return DownloadError(answer, "Try again later; check HF_ENDPOINT and the proxy.")
     return DownloadError(
         f"{repo} does not exist, or is private ({answer})",
@@ -416,10 +455,11 @@ def _refusal(repo: str, status: int, response: Any) -> DownloadError:
 
 
 class HubBusyError(DownloadError):
-    """Another try may help.
+    """An error after which another try may help.
 
     Args:
-        wait_s: Seconds that the server asks to wait, or None.
+        message: What failed.
+        wait_s: The seconds that the server asks to wait; None if it names no time.
     """
 
     def __init__(self, message: str, wait_s: int | None) -> None:
@@ -427,26 +467,26 @@ class HubBusyError(DownloadError):
         self.wait_s = wait_s
 
 
-def patiently(ask: Callable[[], Result], on_wait: Callable[[], None]) -> Result:
-    """The result of `ask`, retried while it raises HubBusyError.
+def retry_while_busy(try_once: Callable[[], Result], on_wait: OnWait) -> Result:
+    """The result of `try_once`, which is called again, up to five times, after HubBusyError.
 
-    Raises what `ask` raises, HubBusyError after the sixth try.
+    Raises the error of the last try. Waits between tries: see `delay_s`.
 
     Args:
-        ask: Makes one try.
-        on_wait: Called in this thread a few times a second until there is a result. An
-            exception in it ends the waiting at once; an unanswered request then ends by its own
-            timeout.
+        try_once: Makes one try, in another thread.
+        on_wait: Called in this thread a few times a second until there is a result. If it
+            raises an exception, the wait ends with that exception at once; a request without an
+            answer then ends by its own timeout.
     """
-    for num_vain in range(len(RETRY_DELAYS_S)):
+    for step in range(len(RETRY_DELAYS_S)):
         try:
-            return _answer(ask, on_wait)
+            return _call_in_thread(try_once, on_wait)
         except HubBusyError as error:
-            _wait(delay_s(error, num_vain), on_wait)
-    return _answer(ask, on_wait)
+            _wait(delay_s(error, step), on_wait)
+    return _call_in_thread(try_once, on_wait)
 
 
-def _wait(seconds: float, on_wait: Callable[[], None]) -> None:
+def _wait(seconds: float, on_wait: OnWait) -> None:
     """Sleep, and call `on_wait` a few times a second meanwhile."""
     end = time.monotonic() + seconds
     while True:
@@ -457,30 +497,34 @@ def _wait(seconds: float, on_wait: Callable[[], None]) -> None:
         time.sleep(min(remaining_s, BEAT_S))
 
 
-def _answer(ask: Callable[[], Result], on_wait: Callable[[], None]) -> Result:
-    """The result of one try, in a thread of its own: reading from a silent server blocks."""
+def _call_in_thread(try_once: Callable[[], Result], on_wait: OnWait) -> Result:
+    """The result of `try_once`, called in a thread: reading from a silent server blocks.
+
+    Calls `on_wait` a few times a second meanwhile.
+    """
     # A daemon, so that an abandoned try does not hold up the exit.
-    asking = CallThread(ask, daemon=True)
-    asking.start()
-    asking.join(BEAT_S)
-    while asking.is_alive():
+    thread = CallThread(try_once, daemon=True)
+    thread.start()
+    thread.join(BEAT_S)
+    while thread.is_alive():
         on_wait()
-        asking.join(BEAT_S)
-    return asking.result()
+        thread.join(BEAT_S)
+    return thread.result()
 
 
-def delay_s(error: HubBusyError, num_vain: int) -> float:
-    """Seconds to wait after a failure: as long as the server asks, or growing steps.
+def delay_s(error: HubBusyError, step: int) -> float:
+    """The seconds to wait after a failed try: what the server asks for, or a growing time.
 
     Args:
-        error: The failure.
-        num_vain: Failed tries in a row before this one.
+        error: The error of the failed try.
+        step: The place of the delay in RETRY_DELAYS_S. Beyond the end, it is the last delay.
 
     Raises:
         DownloadError: If the server asks for more than ten minutes.
     """
     if error.wait_s is None:
-        return RETRY_DELAYS_S[min(num_vain, len(RETRY_DELAYS_S) - 1)]
+        last_step = len(RETRY_DELAYS_S) - 1
+        return RETRY_DELAYS_S[min(step, last_step)]
     if error.wait_s > _MAX_WAIT_S:
         raise DownloadError(
             f"{error}: too many requests, try again in {error.wait_s} s",

@@ -1,4 +1,4 @@
-"""Files and models of hub repositories; a model is one file or several parts."""
+"""The files of a hub repository, and the models that they make up, by their names."""
 
 from __future__ import annotations
 
@@ -9,18 +9,21 @@ from pathlib import PurePosixPath
 from localspec.errors import DownloadError, OptionError
 from localspec.system.atomic_write import names_device
 
+SHA256_DIGITS = 64  # hexadecimal
 # Names that a hub allows, and that no file system misreads: no "..", no drive, no backslash.
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
 _REPO = re.compile(f"{_NAME}/{_NAME}")
-_FILE_PART = re.compile(r"[A-Za-z0-9._+=@,() -]*[A-Za-z0-9_+=@,()-]")  # Windows cuts the rest
+# A folder's or file's name in a path. Windows drops dots and spaces at its end.
+_PATH_PART = re.compile(r"[A-Za-z0-9._+=@,() -]*[A-Za-z0-9_+=@,()-]")
 # The largest models have some two hundred parts. Each part is a file to look for.
 _MAX_PARTS = 1024
-_MAX_NAMED = 10  # files that an error names
-# Words in the names of files that belong to a model, as llama.cpp knows them.
-HEAD_SIGN = "mtp-"  # of a head, before a quantization and in names of files
+_MAX_LISTED = 10  # files that an error names
+# Words by which llama.cpp tells heads and projectors from models, in the names of their files.
+# The first two also stand before a quantization, as in owner/repo:mtp-Q8_0.
+HEAD_SIGN = "mtp-"
+PROJECTOR_SIGN = "mmproj-"
 _HEAD_SIGNS = (HEAD_SIGN, "eagle3", "EAGLE3", "dflash", "DFlash", "dspark", "DSpark")
-PROJECTOR_SIGN = "mmproj-"  # of a projector, in the same places
-_PART_NUMBER = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")
+_PART_NUMBER = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")  # its number, and of how many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,17 +45,18 @@ class HubFile:
     def __post_init__(self) -> None:
         if not is_repo(self.repo):
             raise OptionError(f"{self.repo!r} is not a repository", "Write owner/name.")
-        parts = self.file.split("/")
-        is_name = all(map(_FILE_PART.fullmatch, parts)) and not any(map(names_device, parts))
-        if not is_name or not self.file.endswith(".gguf"):
+        path_parts = self.file.split("/")
+        is_safe = all(map(_PATH_PART.fullmatch, path_parts))
+        is_device = any(map(names_device, path_parts))
+        if not is_safe or is_device or not self.file.endswith(".gguf"):
             raise OptionError(
                 f"{self.file!r} is not the name of a GGUF file",
                 "Write name.gguf.",
             )
-        part = _PART_NUMBER.search(self.file)
-        if part is not None and not _is_part(part):
+        match = _PART_NUMBER.search(self.file)
+        if match is not None and not _is_possible_part(match):
             raise OptionError(
-                f"{self.file!r} is part {int(part[1])} of {int(part[2])}",
+                f"{self.file!r} is part {int(match[1])} of {int(match[2])}",
                 f"Parts are counted from 00001 up to their number, at most {_MAX_PARTS:05}.",
             )
         if self.revision is not None and not re.fullmatch(_NAME, self.revision):
@@ -85,11 +89,13 @@ class HubModel:
 
     @property
     def size_bytes(self) -> int | None:
-        """The size of all files together; None if one of them is not known."""
-        sizes = [file.size_bytes for file in self.files]
-        if None in sizes:
-            return None
-        return sum(size or 0 for size in sizes)
+        """The size of all files together; None if the size of one file is not known."""
+        total = 0
+        for file in self.files:
+            if file.size_bytes is None:
+                return None
+            total += file.size_bytes
+        return total
 
 
 def is_repo(text: str) -> bool:
@@ -98,60 +104,72 @@ def is_repo(text: str) -> bool:
 
 
 def all_parts(file: str) -> list[str]:
-    """The names of all parts if `file` is a part of a split model, or else only its own."""
-    found = _PART_NUMBER.search(file)
-    if found is None or not _is_part(found):
+    """The names of all parts of a split model, of which `file` is one; else only `file`."""
+    match = _PART_NUMBER.search(file)
+    if match is None or not _is_possible_part(match):
         return [file]
-    stem = file[: found.start()]
-    count = int(found[2])
+    stem = file[: match.start()]
+    count = int(match[2])
     return [f"{stem}-{number:05}-of-{count:05}.gguf" for number in range(1, count + 1)]
 
 
 def choose_quantization(repo: str, quantization: str, names: list[str]) -> list[str]:
     """The files of the one model in that quantization, all parts in order.
 
-    A single file is preferred to the same model in parts. "mtp-" before the quantization
-    stands for the head of the model, whatever its kind, "mmproj-" for its projector. Raises
-    DownloadError if there is none, or more than one.
+    A single file is preferred to the same model in parts.
+
+    Args:
+        repo: The repository, for errors.
+        quantization: The quantization, such as "Q4_K_M". "mtp-" before it asks for the head of
+            the model, of any kind, and "mmproj-" for its projector.
+        names: The names of the repository's files.
+
+    Raises:
+        DownloadError: There is no such model, or more than one, or a part is missing.
     """
-    sign = ""
-    for known in (HEAD_SIGN, PROJECTOR_SIGN):
-        if quantization.startswith(known):
-            sign = known
-    bare = re.escape(quantization.removeprefix(sign))
-    pattern = re.compile(rf"(^|[-._/]){bare}(-\d{{5}}-of-\d{{5}})?\.gguf$", re.IGNORECASE)
+    wanted_sign = ""
+    for sign in (HEAD_SIGN, PROJECTOR_SIGN):
+        if quantization.startswith(sign):
+            wanted_sign = sign
+    ending = re.escape(quantization.removeprefix(wanted_sign))
+    pattern = re.compile(rf"(^|[-._/]){ending}(-\d{{5}}-of-\d{{5}})?\.gguf$", re.IGNORECASE)
     first_parts = set()
     for name in names:
-        first = all_parts(name)[0]
-        if pattern.search(name) and _sign_of(first) == sign:
-            first_parts.add(first)
-    found = sorted(first_parts)
-    whole = [name for name in found if len(all_parts(name)) == 1]
-    chosen = whole or found
-    if len(chosen) != 1:
+        first_part = all_parts(name)[0]
+        if pattern.search(name) and _sign(first_part) == wanted_sign:
+            first_parts.add(first_part)
+    models = sorted(first_parts)
+    single_files = [name for name in models if len(all_parts(name)) == 1]
+    candidates = single_files or models
+    if len(candidates) != 1:
+        listed = _listed(candidates or sorted(names)) or "no GGUF file"
         raise DownloadError(
-            f"{repo} has {len(chosen)} models in {quantization!r}; it has: "
-            f"{_named(chosen or sorted(names)) or 'no GGUF file'}",
+            f"{repo} has {len(candidates)} models in {quantization!r}; it has: {listed}",
             f"Name one file: hf:{repo}/NAME.gguf",
         )
-    parts = all_parts(chosen[0])
+    parts = all_parts(candidates[0])
     missing = sorted(set(parts).difference(names))
     if missing:
         raise DownloadError(
             f"{repo} lacks {len(missing)} of {len(parts)} parts of its model in "
-            f"{quantization!r}: {_named(missing)}",
+            f"{quantization!r}: {_listed(missing)}",
             f"Name one file: hf:{repo}/NAME.gguf",
         )
     return parts
 
 
 def is_of_model(file: str) -> bool:
-    """Whether a file's name is that of a model, and not of a head or a projector."""
-    return _sign_of(file) == ""
+    """Whether a file's name is that of a model, not of a head, a projector or an imatrix."""
+    return _sign(file) == ""
 
 
-def _sign_of(file: str) -> str | None:
-    """The sign of a file that belongs to a model, "" for a model; None for another file."""
+def _sign(file: str) -> str | None:
+    """The kind of a file, by its name.
+
+    Returns:
+        HEAD_SIGN for a head, PROJECTOR_SIGN for a projector, "" for a model, and None for an
+        imatrix, the statistics that a quantization was made with.
+    """
     name = PurePosixPath(file).name
     if PROJECTOR_SIGN.rstrip("-") in name:
         return PROJECTOR_SIGN
@@ -162,15 +180,17 @@ def _sign_of(file: str) -> str | None:
     return ""
 
 
-def _named(files: list[str]) -> str:
-    """The first names, and the number of the others, in words."""
-    named = ", ".join(files[:_MAX_NAMED])
-    num_others = len(files) - _MAX_NAMED
+def _listed(files: list[str]) -> str:
+    """The first names, and the number of the others, in words; "" without files."""
+    listed = ", ".join(files[:_MAX_LISTED])
+    num_others = len(files) - _MAX_LISTED
     if num_others > 0:
-        return f"{named} and {num_others} more"
-    return named
+        return f"{listed} and {num_others} more"
+    return listed
 
 
-def _is_part(found: re.Match[str]) -> bool:
-    """Whether the numbers in a name are possible: 00000-of-00000 is not."""
-    return 1 <= int(found[1]) <= int(found[2]) <= _MAX_PARTS
+def _is_possible_part(match: re.Match[str]) -> bool:
+    """Whether the numbers in a match of `_PART_NUMBER` can be right: 00000-of-00000 cannot."""
+    number = int(match[1])
+    count = int(match[2])
+    return 1 <= number <= count <= _MAX_PARTS

@@ -2,14 +2,14 @@
 
 The hub's cache has the layout of huggingface_hub, which llama.cpp shares:
 
-    models--OWNER--NAME/blobs/ETAG                          content
-    models--OWNER--NAME/snapshots/COMMIT/FILE  → the blob   names
-    models--OWNER--NAME/refs/REVISION                       commit of a branch
+    models--OWNER--NAME/blobs/ETAG                content of a file
+    models--OWNER--NAME/snapshots/COMMIT/FILE     name of a file: a link to its blob
+    models--OWNER--NAME/refs/REVISION             commit of a branch
     .locks/models--OWNER--NAME/ETAG.lock
 
-In the folder of a blob, ETAG.localspec-part has the bytes received so far,
-ETAG.adopted.localspec-part is another program's file that is being checked, and
-ETAG.localspec-own marks a blob that localspec put there and so may remove.
+Beside a blob, ETAG.localspec-part has the bytes received so far, ETAG.adopted.localspec-part is
+another program's file that is being checked, and the empty file ETAG.localspec-own marks a blob
+that localspec put there and so may remove.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from platformdirs import user_cache_path
 
 from localspec.errors import DownloadError
 from localspec.hub.api import COMMIT, RemoteFile, cache_folder
-from localspec.hub.hub_file import HubFile
+from localspec.hub.hub_file import SHA256_DIGITS, HubFile
 from localspec.system.atomic_write import read_regular_text
 
 PART_SUFFIX = ".localspec-part"
@@ -34,18 +34,18 @@ _OWN_SUFFIX = ".localspec-own"
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
-    """Paths for one file in a store."""
+class StorePaths:
+    """The paths for one file's content in a store."""
 
     content: Path
     """The path of the whole content."""
 
     lock: Path
-    """The lock of content and received bytes."""
+    """The lock that is held while the content is written."""
 
     @property
     def part(self) -> Path:
-        """The path of the received bytes."""
+        """The path of the bytes received so far."""
         return self.content.with_name(self.content.name + PART_SUFFIX)
 
     @property
@@ -55,10 +55,10 @@ class Slot:
 
 
 class Folder:
-    """A plain folder with every file under its own name."""
+    """A plain folder, in which every file has its own name."""
 
     is_checked = False
-    """Whether only verified content gets a name there."""
+    """Whether all content in the store was verified before it got its name."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -70,19 +70,19 @@ class Folder:
             return path
         return None
 
-    def slot(self, remote: RemoteFile) -> Slot:
+    def paths(self, remote: RemoteFile) -> StorePaths:
         """The paths for the file's content."""
         path = self.root / remote.file.name
-        return Slot(path, path.with_name(f".{path.name}.lock"))
+        return StorePaths(path, path.with_name(f".{path.name}.lock"))
 
     def publish(self, remote: RemoteFile, *, fetched: bool) -> Path:
-        """Give the whole content its name; returns the path under that name.
+        """Give the file's whole content its name, and return the path under that name.
 
-        In a folder the content arrives under that name (`slot`), so nothing is left to do.
+        In a folder the content has its name already, so there is nothing to do.
 
         Args:
             remote: The file.
-            fetched: Whether localspec has put it there; False if it was there before.
+            fetched: Whether localspec put the content there; False if it was there before.
         """
         return self.root / remote.file.name
 
@@ -99,7 +99,11 @@ class HubCache:
         self.root = cache_folder()
 
     def find(self, file: HubFile) -> Path | None:
-        snapshots = self._repo(file) / "snapshots"
+        """The file's path under its commit, or under another if the pinned sha256 is the same.
+
+        None if there is no such file.
+        """
+        snapshots = self._repo_folder(file) / "snapshots"
         commit = self._commit(file)
         if commit:
             path = snapshots / commit / file.file
@@ -108,15 +112,19 @@ class HubCache:
         if not file.sha256:
             return None
         # The same content may have been fetched at another commit.
-        for other in snapshots.glob(f"*/{file.file}"):
-            if other.resolve().name == file.sha256 and _is_present(other, file.size_bytes):
-                return other
+        for path in snapshots.glob(f"*/{file.file}"):
+            blob_name = path.resolve().name
+            if blob_name == file.sha256 and _is_present(path, file.size_bytes):
+                return path
         return None
 
     def file_names(self, repo: str) -> list[str]:
-        """The GGUF files of the repository's main branch that are in the cache."""
-        probe = HubFile(repo=repo, file="any.gguf")
-        snapshot = self._repo(probe) / "snapshots" / (self._commit(probe) or "none")
+        """The names of the main branch's GGUF files that are in the cache."""
+        any_file = HubFile(repo=repo, file="any.gguf")
+        commit = self._commit(any_file)
+        if commit is None:
+            return []
+        snapshot = self._repo_folder(any_file) / "snapshots" / commit
         names = []
         for path in sorted(snapshot.rglob("*.gguf")):
             if path.is_file():
@@ -124,7 +132,7 @@ class HubCache:
         return names
 
     def num_bytes(self) -> int:
-        """Bytes of all files in the cache, including those of other tools."""
+        """The size of all files in the cache, including those of other tools."""
         total = 0
         for path in self.root.rglob("*"):
             if path.is_file() and not path.is_symlink():
@@ -132,89 +140,110 @@ class HubCache:
         return total
 
     def unfinished(self) -> dict[Path, int]:
-        """Files of unfinished downloads, ours or huggingface_hub's, and their bytes."""
+        """The files of unfinished downloads, localspec's or huggingface_hub's, and their sizes.
+
+        A size is in bytes.
+        """
         sizes = {}
         for path in sorted(self.root.glob("models--*/blobs/*")):
             if path.name.endswith((PART_SUFFIX, ".incomplete")):
                 sizes[path] = path.stat().st_size
         return sizes
 
-    def slot(self, remote: RemoteFile) -> Slot:
-        repo = self._repo(remote.file)
-        return Slot(
-            repo / "blobs" / remote.etag,
-            self.root / ".locks" / repo.name / f"{remote.etag}.lock",
+    def paths(self, remote: RemoteFile) -> StorePaths:
+        """The paths for the file's content."""
+        folder = self._repo_folder(remote.file)
+        lock_name = f"{remote.etag}.lock"
+        return StorePaths(
+            folder / "blobs" / remote.etag,
+            self.root / ".locks" / folder.name / lock_name,
         )
 
     def publish(self, remote: RemoteFile, *, fetched: bool) -> Path:
-        repo = self._repo(remote.file)
-        file = remote.file
-        content = self.slot(remote).content
-        named = repo / "snapshots" / remote.commit / file.file
-        named.parent.mkdir(parents=True, exist_ok=True)
-        link = named.with_name(f"{named.name}.{os.getpid()}.link")
+        """Link a name to the file's whole content, and return the path under that name.
+
+        Notes the commit of the file's branch, and that localspec owns what it has fetched.
+
+        Args:
+            remote: The file.
+            fetched: Whether localspec put the content there; False if it was there before.
+        """
+        folder = self._repo_folder(remote.file)
+        content = self.paths(remote).content
+        name = folder / "snapshots" / remote.commit / remote.file.file
+        name.parent.mkdir(parents=True, exist_ok=True)
+        # Made under another name first, so that the name never leads nowhere.
+        link = name.with_name(f"{name.name}.{os.getpid()}.link")
         try:
             link.unlink(missing_ok=True)
-            link.symlink_to(os.path.relpath(content, named.parent))
+            link.symlink_to(os.path.relpath(content, name.parent))
         except OSError:
             # No symbolic links, as on many Windows machines: move the content to the name.
-            os.replace(content, named)
-            content = named
+            os.replace(content, name)
+            content = name
         else:
-            os.replace(link, named)
+            os.replace(link, name)
         if fetched:
-            _claim(content).touch()
-        revision = file.revision or "main"
+            _ownership_mark(content).touch()
+        revision = remote.file.revision or "main"
         if revision != remote.commit:
-            ref = repo / "refs" / revision
+            ref = folder / "refs" / revision
             ref.parent.mkdir(parents=True, exist_ok=True)
             ref.write_text(remote.commit, encoding="ascii")
-        return named
+        return name
 
     def owned(self, file: HubFile) -> Path | None:
-        """The file, or its received bytes, if localspec put it here."""
-        named = self.find(file)
-        if named is not None:
-            if _claim(named.resolve()).exists():
-                return named
+        """The path of the file, or of the bytes received so far, if localspec put it there.
+
+        None if there is neither, or if another program put the file there.
+        """
+        name = self.find(file)
+        if name is not None:
+            if _ownership_mark(name.resolve()).exists():
+                return name
             return None
-        part = self._repo(file) / "blobs" / f"{file.sha256}{PART_SUFFIX}"
+        part = self._repo_folder(file) / "blobs" / f"{file.sha256}{PART_SUFFIX}"
         if part.is_file():
             return part
         return None
 
     def remove(self, file: HubFile) -> int:
-        """Delete the file that `owned` gives; returns the freed bytes.
+        """Delete the file that `owned` gives, and return the number of freed bytes.
 
-        Content that has another name, too, stays.
+        If the content has another name, too, only the name is deleted, which frees none.
         """
-        path = self.owned(file)
-        if path is None:
+        name = self.owned(file)
+        if name is None:
             return 0
-        content = path.resolve()
+        content = name.resolve()
         size = content.stat().st_size
-        path.unlink()
-        snapshots = self._repo(file) / "snapshots"
-        if any(other.resolve() == content for other in snapshots.rglob("*.gguf")):
-            return 0
+        name.unlink()
+        snapshots = self._repo_folder(file) / "snapshots"
+        for other_name in snapshots.rglob("*.gguf"):
+            if other_name.resolve() == content:
+                return 0
         content.unlink(missing_ok=True)
-        _claim(content).unlink(missing_ok=True)
+        _ownership_mark(content).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # other files are in the folder
-            path.parent.rmdir()
+            name.parent.rmdir()
         return size
 
-    def _repo(self, file: HubFile) -> Path:
+    def _repo_folder(self, file: HubFile) -> Path:
+        """The folder of the file's repository in the cache."""
         return self.root / f"models--{file.repo.replace('/', '--')}"
 
     def _commit(self, file: HubFile) -> str | None:
+        """The commit of the file's revision; None if the cache does not know it."""
         revision = file.revision or "main"
         if COMMIT.fullmatch(revision):
             return revision
-        with contextlib.suppress(OSError, UnicodeDecodeError):
-            commit = read_regular_text(self._repo(file) / "refs" / revision, "ascii").strip()
-            if COMMIT.fullmatch(commit):
-                return commit
+        ref = self._repo_folder(file) / "refs" / revision
+        try:
+            commit = read_regular_text(ref, "ascii").strip()
+        except (OSError, UnicodeDecodeError):
             return None
+        if COMMIT.fullmatch(commit):
+            return commit
         return None
 
 
@@ -222,7 +251,7 @@ Store = Folder | HubCache
 
 
 def free_bytes(folder: Path) -> int:
-    """Free space on the disk where the folder is, or will be."""
+    """The free space on the disk of a folder, which need not exist yet."""
     while not os.path.exists(folder) and folder != folder.parent:
         folder = folder.parent
     return shutil.disk_usage(folder).free
@@ -240,7 +269,12 @@ def check_disk(num_bytes: int, folder: Path) -> None:
 
 
 def disk_error(error: OSError, path: Path) -> DownloadError:
-    """The error for a disk that failed."""
+    """The DownloadError for a disk that is full or failed.
+
+    Args:
+        error: The error of the operating system.
+        path: The file that was read or written.
+    """
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return DownloadError(
             f"the disk of {path.parent} is full",
@@ -253,7 +287,7 @@ def disk_error(error: OSError, path: Path) -> DownloadError:
 
 
 def _is_present(path: Path, size_bytes: int | None) -> bool:
-    """Whether there is a file, and it has that size unless the size is unknown."""
+    """Whether there is a file of that size, or of any size if `size_bytes` is None."""
     try:
         size = path.stat().st_size
     except OSError:
@@ -261,26 +295,27 @@ def _is_present(path: Path, size_bytes: int | None) -> bool:
     return size_bytes in (None, size)
 
 
-def _claim(content: Path) -> Path:
-    """The file that marks content as put there by localspec."""
+def _ownership_mark(content: Path) -> Path:
+    """The path of the file whose presence says that localspec put the content there."""
     return content.with_name(content.name + _OWN_SUFFIX)
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignFile:
-    """A file that may have the wanted content."""
+    """A file of another program, which may be the same as a file of the hub."""
 
     path: Path
     owner: str
-    """The program that stores it."""
+    """The name of the program."""
 
 
 def find_elsewhere(remote: RemoteFile) -> ForeignFile | None:
-    """A file of another program with the right name (for Ollama, the right hash) and size.
+    """A file of another program that may be the same as a file of the hub; None if none is.
 
-    Its content is not read, and still has to be checked. None for a file without a sha256.
+    Its size is right, and its name is, or Ollama's name for it, a hash. Its content is not read
+    here and still has to be checked, so the hub's file has to have a sha256.
     """
-    if len(remote.checksum) != 64:
+    if len(remote.checksum) != SHA256_DIGITS:
         return None
     for candidate in _candidates(remote):
         if _is_present(candidate.path, remote.size_bytes):
@@ -289,22 +324,25 @@ def find_elsewhere(remote: RemoteFile) -> ForeignFile | None:
 
 
 def model_folders() -> dict[str, list[Path]]:
-    """Folders in which other programs keep their models, by program."""
+    """The folders in which other programs keep their models, by the program's name."""
     home = Path.home()
-    chosen = os.environ.get("OLLAMA_MODELS")
-    llama_cpp = user_cache_path("llama.cpp", appauthor=False, opinion=False)
     ollama = [home / ".ollama/models", Path("/usr/share/ollama/.ollama/models")]
-    if chosen:
-        ollama.insert(0, Path(chosen))
+    ollama_setting = os.environ.get("OLLAMA_MODELS")
+    if ollama_setting:
+        ollama.insert(0, Path(ollama_setting))
+    llama_cpp = user_cache_path("llama.cpp", appauthor=False, opinion=False)
+    llama_cpp_setting = os.environ.get("LLAMA_CACHE")
+    if llama_cpp_setting:
+        llama_cpp = Path(llama_cpp_setting)
     return {
         "LM Studio": [home / ".lmstudio/models", home / ".cache/lm-studio/models"],
         "Ollama": ollama,
-        "llama.cpp": [Path(os.environ.get("LLAMA_CACHE") or llama_cpp)],
+        "llama.cpp": [llama_cpp],
     }
 
 
 def _candidates(remote: RemoteFile) -> Iterator[ForeignFile]:
-    """The places where other programs would store the file."""
+    """The files in which other programs would store the file; they need not exist."""
     file = remote.file
     sha256 = remote.checksum
     folders = model_folders()

@@ -1,7 +1,8 @@
-"""Content of one file: fetched from the hub or taken from another program, and verified.
+"""Gets the content of one file from the hub or from another program, and verifies it.
 
-Received bytes are in a part file and are never fetched again, whatever ends the process.
-huggingface_hub's own download has dropped them since 1.18; its session is used instead.
+Received bytes go to a part file and are kept, whatever ends the process, so they are not
+fetched again. huggingface_hub's own download has dropped such bytes since version 1.18, so only
+its session is used.
 """
 
 from __future__ import annotations
@@ -19,12 +20,18 @@ from localspec.hub.api import (
     RETRY_DELAYS_S,
     HubBusyError,
     RemoteFile,
-    content_of,
     delay_s,
-    patiently,
+    retry_while_busy,
+    stream_content,
 )
-from localspec.hub.hub_file import HubFile
-from localspec.hub.model_stores import ForeignFile, Slot, Store, check_disk, disk_error
+from localspec.hub.hub_file import SHA256_DIGITS, HubFile
+from localspec.hub.model_stores import (
+    ForeignFile,
+    Store,
+    StorePaths,
+    check_disk,
+    disk_error,
+)
 from localspec.system.atomic_write import sync_folder
 
 _LOCK_POLL_S = 0.5
@@ -33,7 +40,7 @@ _READ_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """The progress of one file."""
+    """The progress of the download of one file."""
 
     file: HubFile
     """The file. For owner/repo:QUANT it is named QUANT.gguf until the hub has named the
@@ -45,19 +52,19 @@ class Progress:
 
     received_bytes: int = 0
     total_bytes: int
-    """0 until known."""
+    """The size of the file; 0 until it is known."""
 
 
 OnProgress = Callable[[Progress], None]
 
 
 class DownloadJob(threading.Thread):
-    """A thread that downloads a file, and then sets `path` or `failure`, and `is_over`.
+    """A thread that downloads a file, then sets `path` or `failure`, and last `is_over`.
 
     Args:
         remote: The file.
-        store: Where it is put.
-        candidate: Another program's file that may have the content.
+        store: The store that the file goes to.
+        candidate: Another program's file that may have the content; None if there is none.
         news: Set whenever `progress` changes, and at the end.
         cancelled: Ends the job when it is set.
     """
@@ -83,51 +90,56 @@ class DownloadJob(threading.Thread):
         self._cancelled = cancelled
 
     def run(self) -> None:
-        """Fetch the file, and report progress."""
-        slot = self._store.slot(self.remote)
+        """Download the file, and report progress."""
+        paths = self._store.paths(self.remote)
         try:
-            self.path = self._in_place(slot)
+            self.path = self._download(paths)
             self._report("done", self.remote.size_bytes)
         except OSError as error:
-            self.failure = disk_error(error, slot.content)
+            self.failure = disk_error(error, paths.content)
         except Exception as error:
             self.failure = error
         self.is_over = True
         self._news.set()
 
     def _report(self, state: str, num_bytes: int) -> None:
-        """Report progress. Raises DownloadError if the job was cancelled."""
+        """Set `progress` and `news`. Raises DownloadError if the job was cancelled."""
         if self._cancelled.is_set():
             raise DownloadError("the download was stopped", "Run it again to continue.")
         self.progress = replace(self.progress, state=state, received_bytes=num_bytes)
         self._news.set()
 
-    def _in_place(self, slot: Slot) -> Path:
-        """Get the file; returns its path. Waits while another process fetches it."""
+    def _download(self, paths: StorePaths) -> Path:
+        """Put the file into the store unless it is there, and return its path.
+
+        Waits while another process downloads the same file.
+        """
         import filelock  # late: every command imports this module
 
-        slot.content.parent.mkdir(parents=True, exist_ok=True)
-        slot.lock.parent.mkdir(parents=True, exist_ok=True)
-        lock = filelock.FileLock(slot.lock)  # the one that huggingface_hub takes, too
+        paths.content.parent.mkdir(parents=True, exist_ok=True)
+        paths.lock.parent.mkdir(parents=True, exist_ok=True)
+        lock = filelock.FileLock(paths.lock)  # huggingface_hub takes the same lock
         while not lock.is_locked:
             try:
                 lock.acquire(timeout=_LOCK_POLL_S)
             except filelock.Timeout:
                 self._report("waiting", 0)
         try:
-            is_new = not self._is_there(slot)
-            if is_new:
-                self._obtain(slot)
-            return self._store.publish(self.remote, fetched=is_new)
+            is_missing = not self._is_in_place(paths.content)
+            if is_missing:
+                self._get_content(paths)
+            return self._store.publish(self.remote, fetched=is_missing)
         finally:
             lock.release()
 
-    def _is_there(self, slot: Slot) -> bool:
-        """Whether the content is there. Raises DownloadError if something else is there."""
-        content = slot.content
+    def _is_in_place(self, content: Path) -> bool:
+        """Whether the content is at its path; False if nothing is there.
+
+        Raises DownloadError if something else is there.
+        """
         if not content.exists() and not content.is_symlink():
             return False
-        fault = self._fault_of(content)
+        fault = self._fault(content)
         if fault:
             raise DownloadError(
                 f"{content} is in the way: {fault}",
@@ -135,8 +147,8 @@ class DownloadJob(threading.Thread):
             )
         return True
 
-    def _fault_of(self, content: Path) -> str:
-        """Why a file in the place of the content is not the content, in words, or ""."""
+    def _fault(self, content: Path) -> str:
+        """Why the file at the content's path is not the content, in words; "" if it is."""
         if not content.exists():
             return "it is a broken symbolic link"
         size = content.stat().st_size
@@ -148,52 +160,54 @@ class DownloadJob(threading.Thread):
         return ""
 
     def _has_content(self, path: Path) -> bool:
-        """Whether a file has the content."""
+        """Whether a file has the content, by its checksum. Reports progress."""
         return has_checksum(
             path,
             self.remote.checksum,
-            lambda num_seen: self._report("checking", num_seen),
+            lambda num_checked: self._report("checking", num_checked),
         )
 
-    def _obtain(self, slot: Slot) -> None:
-        """Get the content, from another program or the hub, and give it its final name."""
-        if self._candidate is None or not self._adopt(self._candidate.path, slot):
+    def _get_content(self, paths: StorePaths) -> None:
+        """Get the content from another program or else from the hub, at its path."""
+        if self._candidate is None or not self._adopt(self._candidate.path, paths):
             if self._candidate is not None:
-                check_disk(self.remote.size_bytes, slot.content.parent)
-            self._fetch(slot.part)
-            os.replace(slot.part, slot.content)
-        sync_folder(slot.content.parent)
+                # Not checked before, since the candidate might have needed no space.
+                check_disk(self.remote.size_bytes, paths.content.parent)
+            self._fetch(paths.part)
+            os.replace(paths.part, paths.content)
+        sync_folder(paths.content.parent)
 
-    def _adopt(self, source: Path, slot: Slot) -> bool:
-        """Use the other program's file, if its content is right.
+    def _adopt(self, source: Path, paths: StorePaths) -> bool:
+        """Take another program's file as the content; False if its content is not the same.
 
         The file is linked or copied first and then checked, so that exactly the checked bytes
         get the name.
         """
-        slot.adopted.unlink(missing_ok=True)
+        paths.adopted.unlink(missing_ok=True)
         try:
             try:
-                os.link(source.resolve(), slot.adopted)
+                os.link(source.resolve(), paths.adopted)
             except OSError:
                 if not os.access(source, os.R_OK):
                     return False
-                self._copy(source, slot.adopted)
-            if not self._has_content(slot.adopted):
+                self._copy(source, paths.adopted)
+            if not self._has_content(paths.adopted):
                 return False
-            os.replace(slot.adopted, slot.content)
+            os.replace(paths.adopted, paths.content)
         finally:
-            slot.adopted.unlink(missing_ok=True)
-        slot.part.unlink(missing_ok=True)
+            paths.adopted.unlink(missing_ok=True)
+        paths.part.unlink(missing_ok=True)
         return True
 
-    def _copy(self, source: Path, copy: Path) -> None:
-        check_disk(self.remote.size_bytes, copy.parent)
-        with source.open("rb") as theirs, copy.open("xb") as ours:
-            for piece in _pieces_of(theirs):
-                ours.write(piece)
-                self._report("checking", ours.tell())
-            ours.flush()
-            os.fsync(ours.fileno())
+    def _copy(self, source: Path, target: Path) -> None:
+        """Copy a file to the disk. Reports progress; raises DownloadError without room."""
+        check_disk(self.remote.size_bytes, target.parent)
+        with source.open("rb") as source_file, target.open("xb") as target_file:
+            for piece in _pieces(source_file):
+                target_file.write(piece)
+                self._report("checking", target_file.tell())
+            target_file.flush()
+            os.fsync(target_file.fileno())
 
     def _fetch(self, part: Path) -> None:
         """Fetch the missing bytes of the part file; afterwards it is whole and verified.
@@ -207,11 +221,12 @@ class DownloadJob(threading.Thread):
             if _size(file) > self.remote.size_bytes:
                 file.truncate(0)
             is_resumed = True
-            while is_resumed:  # a power cut may have damaged the earlier bytes
+            while is_resumed:
                 is_resumed = _size(file) > 0
                 self._fetch_missing(file)
                 if self._has_content(part):
                     return
+                # A power cut may have damaged the bytes of an earlier run: fetch all again.
                 file.truncate(0)
         raise DownloadError(
             f"{self.remote.file.name} was received with wrong content, which does not match "
@@ -220,34 +235,40 @@ class DownloadJob(threading.Thread):
         )
 
     def _fetch_missing(self, file: BinaryIO) -> None:
-        """Receive until the size is reached, with retries after errors that may pass."""
-        num_vain = 0
+        """Send requests until the file has its size, and wait before another try.
+
+        Raises DownloadError if no bytes arrive in six tries in a row.
+        """
+        num_vain_tries = 0  # in a row, without a byte
         received = _size(file)
         while received < self.remote.size_bytes:
-            before = received
+            received_before = received
             try:
                 self._receive(file)
                 received = _size(file)
             except HubBusyError as error:
                 received = _size(file)
-                num_vain += 1
-                if received > before:
-                    num_vain = 0
-                if num_vain > len(RETRY_DELAYS_S):
+                num_vain_tries += 1
+                if received > received_before:
+                    num_vain_tries = 0
+                if num_vain_tries > len(RETRY_DELAYS_S):
                     raise DownloadError(
                         f"{self.remote.file.name} stopped at {received} of "
                         f"{self.remote.size_bytes} bytes: {error}",
                         "Run the command again later; it continues from there.",
                     ) from error
                 self._report("waiting", received)
-                self._cancelled.wait(delay_s(error, num_vain))
+                self._cancelled.wait(delay_s(error, num_vain_tries))
                 self._report("waiting", received)
         os.fsync(file.fileno())
 
     def _receive(self, file: BinaryIO) -> None:
-        """Send one request, and keep the bytes that arrive."""
+        """Request the missing bytes once, and append those that arrive to the file.
+
+        Raises HubBusyError if the response ends early.
+        """
         received = _size(file)
-        for piece in content_of(self.remote, received):
+        for piece in stream_content(self.remote, received):
             received += len(piece)
             if received > self.remote.size_bytes:
                 raise DownloadError(
@@ -263,7 +284,7 @@ class DownloadJob(threading.Thread):
 
 
 class RemoteSource:
-    """A file on the hub as a `header.ByteSource`: each read is a request, with retries."""
+    """A `header.ByteSource` of a file on the hub. Each read is a request, with more tries."""
 
     def __init__(self, remote: RemoteFile) -> None:
         self.name = f"{remote.file.repo}/{remote.file.file}"
@@ -271,9 +292,9 @@ class RemoteSource:
         self._remote = remote
 
     def read(self, offset: int, size: int) -> bytes:
-        """Read `size` bytes from an offset on. Raises DownloadError."""
+        """The `size` bytes at an offset. Raises DownloadError."""
         try:
-            return patiently(lambda: self._fetch_range(offset, size), lambda: None)
+            return retry_while_busy(lambda: self._fetch_range(offset, size), lambda: None)
         except HubBusyError as error:
             raise DownloadError(
                 f"the header of {self.name} cannot be read: {error}",
@@ -281,12 +302,12 @@ class RemoteSource:
             ) from error
 
     def _fetch_range(self, offset: int, size: int) -> bytes:
-        """Try once to read. Raises HubBusyError if the response ends early."""
+        """The bytes of one request. Raises HubBusyError if the response ends early."""
         data = bytearray()
         last = offset + size - 1
-        for piece in content_of(self._remote, offset, last):
+        for piece in stream_content(self._remote, offset, last):
             data += piece
-            if len(data) >= size:  # a server without ranges sends more
+            if len(data) >= size:  # a server that does not support ranges sends more
                 return bytes(data[:size])
         raise HubBusyError(f"the response ended after {len(data)} of {size} bytes", wait_s=None)
 
@@ -296,26 +317,28 @@ def has_checksum(
     checksum: str,
     on_read: Callable[[int], None] = lambda _num_bytes: None,
 ) -> bool:
-    """Whether the file has that sha256, or git blob id.
+    """Whether a file has that sha256 or git blob id.
 
     Args:
         path: The file.
         checksum: 64 hex digits of a sha256, or 40 of a git blob id.
-        on_read: Called with the number of bytes read so far.
+        on_read: Called after each piece with the number of bytes read so far.
     """
-    if len(checksum) == 64:
+    if len(checksum) == SHA256_DIGITS:
         digest = hashlib.sha256()
     else:
-        header = f"blob {path.stat().st_size}\0".encode()
-        digest = hashlib.sha1(header, usedforsecurity=False)
+        blob_header = (
+            f"blob {path.stat().st_size}\0".encode()
+        )  # git hashes it before the content
+        digest = hashlib.sha1(blob_header, usedforsecurity=False)
     with path.open("rb") as file:
-        for piece in _pieces_of(file):
+        for piece in _pieces(file):
             digest.update(piece)
             on_read(file.tell())
     return digest.hexdigest() == checksum
 
 
-def _pieces_of(file: BinaryIO) -> Iterator[bytes]:
+def _pieces(file: BinaryIO) -> Iterator[bytes]:
     """The content of an open file, in pieces."""
     piece = file.read(_READ_BYTES)
     while piece:
@@ -324,4 +347,5 @@ def _pieces_of(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _size(file: BinaryIO) -> int:
+    """The size of an open file in bytes."""
     return os.fstat(file.fileno()).st_size

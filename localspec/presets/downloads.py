@@ -33,29 +33,29 @@ from localspec.presets.presets import (
     no_such_preset,
 )
 
-_MAX_AT_ONCE = 4
-_JOIN_S = 1.0  # a thread that waits longer for a silent server ends later, unjoined
+_MAX_RUNNING = 4  # downloads at the same time
+_JOIN_S = 1.0  # all threads together; one that waits longer for a silent server ends unjoined
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DownloadPlan:
-    """The files of a download, and what is to be done for them."""
+    """The files of a download, and what has to be done for them."""
 
     store: Store
     files: tuple[HubFile, ...]
-    """All requested files, each once, in their order."""
+    """All requested files in their order, each once."""
 
     present: dict[HubFile, Path]
-    """Paths of files that are there."""
+    """Paths of verified files that are in the store."""
 
     unchecked: tuple[RemoteFile, ...]
-    """Files of the right name in a folder, where they may have any content."""
+    """Files whose name is in the store, a folder, where it may have any content."""
 
     missing: tuple[RemoteFile, ...]
     """Files to fetch."""
 
     elsewhere: dict[HubFile, ForeignFile]
-    """Missing files that another program stores."""
+    """Missing files that another program may store."""
 
     num_bytes: int
     """Bytes to fetch, without those received before."""
@@ -108,21 +108,21 @@ def plan_download(
     *,
     mmproj: bool,
 ) -> DownloadPlan:
-    """Ask the hub about every file that is not known to be there.
+    """Ask the hub about every file that is not verified in the store, and plan the download.
 
-    Raises what `download` raises, DownloadError also if two files would get the same name.
+    Raises what `download` raises, and DownloadError if two files would get the same name.
 
     Args:
         sources, local_dir, mmproj: Values as in `download`.
-        on_progress: Called in this thread while there is no answer; an exception in it ends the
-            planning.
+        on_progress: Called in this thread while the hub has not answered; an exception in it
+            ends the planning.
     """
     store = _store_for(local_dir)
     files: dict[HubFile, None] = {}  # a set that keeps the order
     for source in sources:
-        files |= dict.fromkeys(_files_of(source, on_progress, mmproj=mmproj))
+        files |= dict.fromkeys(_hub_files_of(source, on_progress, mmproj=mmproj))
     present = {}
-    asked = []
+    remotes = []
     unchecked = []
     missing = []
     for file in files:
@@ -130,13 +130,13 @@ def plan_download(
         if path is not None and store.is_checked:
             present[file] = path
             continue
-        remote = _remote_of(file, path, on_progress)
-        asked.append(remote)
+        remote = _remote_file(file, path, on_progress)
+        remotes.append(remote)
         if path is None:
             missing.append(remote)
         else:
             unchecked.append(remote)
-    _check_names(asked, store)
+    _check_names(remotes, store)
     elsewhere = {}
     for remote in missing:
         foreign = find_elsewhere(remote)
@@ -155,19 +155,20 @@ def plan_download(
 
 
 def run_download(plan: DownloadPlan, on_progress: OnProgress, *, reuse: bool) -> list[Path]:
-    """Carry out the plan; returns the path of each of its files.
+    """Carry out a plan, and return the paths of its files in their order.
 
     Raises DownloadError.
 
     Args:
+        plan: The plan.
         on_progress, reuse: Values as in `download`. An exception in on_progress, Ctrl-C
-            included, stops everything within about a second; received bytes stay.
+            included, stops all downloads within about a second; received bytes stay.
     """
     candidates: dict[HubFile, ForeignFile] = {}
     if reuse:
         candidates = plan.elsewhere
-    fetched = [remote for remote in plan.missing if remote.file not in candidates]
-    check_disk(_num_bytes(fetched, plan.store), plan.store.root)
+    surely_fetched = [remote for remote in plan.missing if remote.file not in candidates]
+    check_disk(_num_bytes(surely_fetched, plan.store), plan.store.root)
     news = threading.Event()
     cancelled = threading.Event()
     jobs = []
@@ -175,7 +176,7 @@ def run_download(plan: DownloadPlan, on_progress: OnProgress, *, reuse: bool) ->
         candidate = candidates.get(remote.file)
         jobs.append(DownloadJob(remote, plan.store, candidate, news, cancelled))
     try:
-        _run_together(jobs, news, on_progress)
+        _run_jobs(jobs, news, on_progress)
     finally:
         cancelled.set()
         end = time.monotonic() + _JOIN_S
@@ -188,24 +189,32 @@ def run_download(plan: DownloadPlan, on_progress: OnProgress, *, reuse: bool) ->
     return [paths[file] for file in plan.files]
 
 
-def _run_together(
+def _run_jobs(
     jobs: Sequence[DownloadJob],
     news: threading.Event,
     on_progress: OnProgress,
 ) -> None:
-    """Run the jobs, a few at a time. Raises the first failure."""
+    """Run the jobs, up to `_MAX_RUNNING` at the same time. Raises the first failure of a job.
+
+    Args:
+        jobs: Jobs that were not started.
+        news: The event that the jobs set when there is news.
+        on_progress: Called in this thread with the progress of each running job, after news
+            and a few times a second.
+    """
     waiting = list(jobs)
-    running = list[DownloadJob]()
+    running: list[DownloadJob] = []
     while waiting or running:
-        while waiting and len(running) < _MAX_AT_ONCE:
-            running.append(waiting.pop(0))
-            running[-1].start()
+        while waiting and len(running) < _MAX_RUNNING:
+            job = waiting.pop(0)
+            job.start()
+            running.append(job)
         # Not a SimpleQueue: in CPython 3.11 a long signal handler makes it forget its timeout.
         news.wait(BEAT_S)
         news.clear()
-        # Reports without news, too: the caller may want to stop the download.
+        # Without news, too: an exception in on_progress is how the caller stops the download.
         for job in running[:]:
-            is_over = job.is_over  # read first, so that its last progress is reported
+            is_over = job.is_over  # read before the progress, so that the last one is reported
             on_progress(job.progress)
             if is_over:
                 running.remove(job)
@@ -213,32 +222,38 @@ def _run_together(
                     raise job.failure
 
 
-def _files_of(source: str | Preset, on_progress: OnProgress, *, mmproj: bool) -> list[HubFile]:
+def _hub_files_of(
+    source: str | Preset, on_progress: OnProgress, *, mmproj: bool
+) -> list[HubFile]:
     """The hub's files of a preset, or of one model named hf:… or owner/repo:QUANT.
 
     For owner/repo:QUANT the hub is asked; on_progress is called in this thread meanwhile.
-    Raises PresetError or OptionError for any other name, DownloadError.
+
+    Raises:
+        PresetError: The name is unknown, or a package of the preset is not installed.
+        OptionError: The name is a path on this machine.
+        DownloadError: The hub cannot be asked, or it has no such model.
     """
     if isinstance(source, Preset):
-        for packaged in source.models:
-            if isinstance(packaged, PackagedModel):
-                path_of(packaged)  # the error says how to install it
+        for model in source.models:
+            if isinstance(model, PackagedModel):
+                path_of(model)  # the error says how to install it
         if mmproj:
             return hub_files(source.models)
         return hub_files(source.needed)
-    found = resolve(source)
-    if found.preset is not None:
-        return _files_of(found.preset, on_progress, mmproj=mmproj)
-    model = found.model
-    if isinstance(model, Quantized):
-        sought = HubFile(repo=model.repo, file=f"{model.quantization}.gguf")
-        waiting = Progress(file=sought, total_bytes=0)
-        listed = list_files(model.repo, on_wait=lambda: on_progress(waiting))
-        by_name = {file.file: file for file in listed}
-        return _chosen(model, by_name, mmproj=mmproj)
-    if isinstance(model, HubModel):
-        return list(model.files)
-    if isinstance(model, LocalModel) and os.path.exists(model.path):
+    resolved = resolve(source)
+    if resolved.preset is not None:
+        return _hub_files_of(resolved.preset, on_progress, mmproj=mmproj)
+    named = resolved.model
+    if isinstance(named, Quantized):
+        placeholder = HubFile(repo=named.repo, file=f"{named.quantization}.gguf")
+        waiting = Progress(file=placeholder, total_bytes=0)
+        files = list_files(named.repo, on_wait=lambda: on_progress(waiting))
+        by_name = {file.file: file for file in files}
+        return _quantized_files(named, by_name, mmproj=mmproj)
+    if isinstance(named, HubModel):
+        return list(named.files)
+    if isinstance(named, LocalModel) and os.path.exists(named.path):
         raise OptionError(
             f"{source} is on this machine: there is nothing to fetch",
             "Use it by its path.",
@@ -246,24 +261,38 @@ def _files_of(source: str | Preset, on_progress: OnProgress, *, mmproj: bool) ->
     raise no_such_preset(source)
 
 
-def _chosen(model: Quantized, listed: dict[str, HubFile], *, mmproj: bool) -> list[HubFile]:
-    """Files of a repository's model, and its projector from the same folder."""
-    chosen = choose_quantization(model.repo, model.quantization, list(listed))
-    if mmproj and is_of_model(chosen[0]):
-        path = PurePosixPath(chosen[0])
+def _quantized_files(
+    model: Quantized,
+    by_name: dict[str, HubFile],
+    *,
+    mmproj: bool,
+) -> list[HubFile]:
+    """The files of a model in one quantization, and its projector from the same folder.
+
+    Args:
+        model: The model.
+        by_name: All files of the repository by their names.
+        mmproj: Whether to include the projector, if there is one.
+    """
+    names = choose_quantization(model.repo, model.quantization, list(by_name))
+    first = PurePosixPath(names[0])
+    if mmproj and is_of_model(names[0]):
         neighbours = []
-        for name in listed:
-            other = PurePosixPath(name)
-            if other.parent == path.parent:
-                neighbours.append(other.name)
-        projectors = named_projectors(path.name, neighbours, is_alone=True)
+        for name in by_name:
+            path = PurePosixPath(name)
+            if path.parent == first.parent:
+                neighbours.append(path.name)
+        projectors = named_projectors(first.name, neighbours, is_alone=True)
         if projectors:
-            chosen.append(str(path.with_name(projectors[0])))
-    return [listed[name] for name in chosen]
+            names.append(str(first.with_name(projectors[0])))
+    return [by_name[name] for name in names]
 
 
 def _store_for(local_dir: str | os.PathLike[str] | None) -> Store:
-    """The user's folder, or the hub's cache. Raises OptionError for an invalid path."""
+    """The user's folder, or the hub's cache if `local_dir` is None.
+
+    Raises OptionError for an invalid path.
+    """
     if local_dir is None:
         return HubCache()
     try:
@@ -278,13 +307,19 @@ def _store_for(local_dir: str | os.PathLike[str] | None) -> Store:
         ) from error
 
 
-def _remote_of(file: HubFile, path: Path | None, on_progress: OnProgress) -> RemoteFile:
-    """The file's size and checksum, by its pin or from the hub.
+def _remote_file(file: HubFile, path: Path | None, on_progress: OnProgress) -> RemoteFile:
+    """A file's commit, size and checksum, from the hub.
+
+    From the file's pin if it has one and the name is in the folder already: then nothing has to
+    be fetched, only checked.
 
     Args:
         file: The file on the hub.
-        path: The local file of its name, if there is one.
+        path: The path in the user's folder that has the file's name; None without one.
         on_progress: Called while the hub has not answered.
+
+    Raises:
+        DownloadError: The hub could not be asked.
     """
     if path is not None:
         pinned = pinned_file(file, path.stat().st_size)
@@ -303,12 +338,12 @@ def _remote_of(file: HubFile, path: Path | None, on_progress: OnProgress) -> Rem
 
 
 def _check_names(remotes: Iterable[RemoteFile], store: Store) -> None:
-    """Raise DownloadError if different contents would get the same name."""
-    names: dict[str, RemoteFile] = {}
+    """Raise DownloadError if files with different contents would get the same path."""
+    by_path: dict[str, RemoteFile] = {}
     for remote in remotes:
-        path = store.slot(remote).content
+        path = store.paths(remote).content
         # Many file systems ignore case.
-        other = names.setdefault(str(path).casefold(), remote)
+        other = by_path.setdefault(str(path).casefold(), remote)
         if other.etag != remote.etag:
             raise DownloadError(
                 f"{other.file.file} of {other.file.repo} and {remote.file.file} of "
@@ -318,12 +353,12 @@ def _check_names(remotes: Iterable[RemoteFile], store: Store) -> None:
 
 
 def _num_bytes(remotes: Iterable[RemoteFile], store: Store) -> int:
-    """Bytes still to be written; files with the same content count once."""
+    """The bytes still to be fetched for these files; the same content counts once."""
     sizes = {}
     for remote in remotes:
-        slot = store.slot(remote)
-        size = remote.size_bytes
-        if slot.part.is_file():
-            size -= slot.part.stat().st_size
-        sizes[slot.content] = size
+        paths = store.paths(remote)
+        num_received = 0
+        if paths.part.is_file():
+            num_received = paths.part.stat().st_size
+        sizes[paths.content] = remote.size_bytes - num_received
     return sum(sizes.values())
