@@ -1,6 +1,6 @@
-"""Finds models on this machine: in a folder, with presets for them; without a preset; drafts.
+"""Finds models on this machine: to make presets of, to use without a preset, and as drafts.
 
-A draft is a model that fits its target and is small enough to pay.
+A draft is a model that has its target's tokenizer and is small enough to pay.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ from localspec.system.atomic_write import make_private_folder, read_regular_text
 # Of the target's bytes. The more bytes a draft has, the more its tokens cost; with the usual
 # acceptance little is gained once three of them cost as much as one token of the target.
 LARGEST_SHARE = 1 / 3
-_MOST_READ = 32  # headers, the smallest files first: each takes up to half a second
-_MOST_KEPT = 100  # paths of files that were used
-_MAX_MANIFEST = 1 << 20  # bytes: Ollama's have some hundreds
+_MAX_HEADERS_READ = 32  # in search of a draft: each takes up to half a second
+_MAX_USED_PATHS = 100  # that are kept
+_MAX_MANIFEST_BYTES = 1 << 20  # Ollama's have some hundreds
 _OLLAMA_MODEL = "application/vnd.ollama.image.model"
 _OLLAMA_PROJECTOR = "application/vnd.ollama.image.projector"
 _OLLAMA_ADAPTER = "application/vnd.ollama.image.adapter"  # ADAPTER of a Modelfile
@@ -50,22 +50,26 @@ class ProposedPreset:
     name: str
     target: Path
     size_bytes: int
+    """The bytes of the target's weights."""
+
     draft: Path | None
     mmproj: Path | None
-    """The projector that is named with the model, as Ollama's manifests name one."""
+    """The projector in the model's manifest, if the model is Ollama's and has one."""
 
     adapters: tuple[Path, ...]
-    """The LoRA adapters that are named with the model, as Ollama's manifests name them."""
+    """The LoRA adapters in the model's manifest, if the model is Ollama's."""
 
     why_no_draft: str
-    """Why it has no draft, in words."""
+    """Why the preset has no draft, in words; empty if it has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FolderContent:
-    """The models in a folder."""
+    """The models in a folder and below."""
 
     proposals: tuple[ProposedPreset, ...]
+    """A preset for each model that is the target of none."""
+
     known: dict[Path, str]
     """Targets of existing presets, with the presets' names."""
 
@@ -74,47 +78,48 @@ class FolderContent:
 
 
 def search_folder(folder: Path) -> FolderContent:
-    """The GGUF models in a folder and below, each with a draft if there is one.
+    """The GGUF models in a folder and below, with a proposed preset for each new model.
 
     A split model is listed by its first part, a model of Ollama's by its manifest. Drafts are
-    chosen as by `choose_draft`. Raises OptionError if it is not a folder.
+    chosen as by `choose_draft`. Raises OptionError if `folder` is not a folder.
     """
     if not os.path.isdir(folder):
         raise OptionError(f"{str(folder)!r} is not a folder", "Name one that holds GGUF files.")
-    preset_names = _names_by_content()
+    preset_names = _presets_by_content()
     headers: dict[Path, Header] = {}
-    new: list[_Named] = []
+    new_models: list[_FolderModel] = []
     known: dict[Path, str] = {}
     skipped: dict[Path, str] = {}
     seen: set[_Content] = set()
-    paths: dict[Path, Path] = {}  # by content, which may have several names
-    for found in _models_below(folder.absolute()):
-        resolved = found.path.resolve()
-        model = found._replace(path=paths.setdefault(resolved, found.path))
+    first_paths: dict[Path, Path] = {}  # of each file, which may have several names
+    for model in _models_below(folder.absolute()):
+        file = model.path.resolve()
+        path = first_paths.setdefault(file, model.path)
         adapters = tuple(adapter.resolve() for adapter in model.adapters)
-        content = (resolved, adapters)
+        content = (file, adapters)
         if content in seen:
             continue
         seen.add(content)
-        if model.path not in headers:
+        if path not in headers:
             try:
-                header = check_model_file(model.path)
+                header = check_model_file(path)
                 check_target(header)
             except ModelFileError as error:
-                skipped[model.path] = str(error)
+                skipped[path] = str(error)
                 continue
-            headers[model.path] = _without_copies(header, headers.values())
+            headers[path] = _with_shared_tokens(header, headers.values())
         if content in preset_names:
-            known[model.path] = preset_names[content]
+            known[path] = preset_names[content]
             continue
-        misfits = _misfits(model, headers[model.path])
+        misfits = _misfits(model, headers[path])
         skipped |= misfits
-        if not misfits.keys().isdisjoint(model.adapters):
+        if any(adapter in misfits for adapter in model.adapters):
             continue  # without its adapter it would be another model
-        if model.projector in misfits:
-            model = model._replace(projector=None)
-        new.append(model)
-    proposals = tuple(_proposals(headers, new))
+        projector = model.projector
+        if projector in misfits:
+            projector = None
+        new_models.append(model._replace(path=path, projector=projector))
+    proposals = tuple(_proposals(headers, new_models))
     return FolderContent(
         proposals=proposals,
         known=known,
@@ -122,20 +127,21 @@ def search_folder(folder: Path) -> FolderContent:
     )
 
 
-def _names_by_content() -> dict[_Content, str]:
-    """The names of the presets whose target is a file of the user's own."""
+def _presets_by_content() -> dict[_Content, str]:
+    """The names of the presets whose target is a file of the user's, by target and adapters."""
     names = {}
     for preset in load_presets().values():
         if isinstance(preset.target, LocalModel):
-            adapters = _contents(preset.adapter_models)
-            names[preset.target.path.resolve(), adapters] = preset.name
+            adapters = _local_files(preset.adapter_models)
+            content = (preset.target.path.resolve(), adapters)
+            names[content] = preset.name
     return names
 
 
-def _without_copies(header: Header, others: Iterable[Header]) -> Header:
-    """The header without its parts, and with the tokens of another header if they are equal.
+def _with_shared_tokens(header: Header, others: Iterable[Header]) -> Header:
+    """The header without its parts, and with the token list of another header if it is equal.
 
-    Models with the same tokenizer then share its tokens, which are large.
+    Models with the same tokenizer then share one list of tokens, which is large.
     """
     tokens = header.tokens
     for other in others:
@@ -146,17 +152,17 @@ def _without_copies(header: Header, others: Iterable[Header]) -> Header:
 
 
 class DraftChoice(NamedTuple):
-    """The model of a folder that could draft for another one."""
+    """The model that could draft for a target, and whether it should."""
 
     path: Path | None
-    """The smallest with its tokenizer; None if every model with it is as large."""
+    """The smallest model with the target's tokenizer; None if no smaller model has it."""
 
     why_not: str
-    """Why this is no draft for it, in words; empty if it is one."""
+    """Why no model drafts for the target, in words; empty if the model at `path` does."""
 
 
-class _Named(NamedTuple):
-    """A model's file, and the other files that a manifest names with it."""
+class _FolderModel(NamedTuple):
+    """A model's file in a folder, and the other files in its manifest if it is Ollama's."""
 
     path: Path
     name: str
@@ -166,14 +172,19 @@ class _Named(NamedTuple):
     adapters: tuple[Path, ...] = ()
 
 
-def _contents(models: Iterable[PresetModel]) -> tuple[Path, ...]:
-    """The resolved paths of the user's own files among these models."""
-    own = [model for model in models if isinstance(model, LocalModel)]
-    return tuple(model.path.resolve() for model in own)
+def _local_files(models: Iterable[PresetModel]) -> tuple[Path, ...]:
+    """The paths of the user's own files among these models, links resolved."""
+    local = [model for model in models if isinstance(model, LocalModel)]
+    return tuple(model.path.resolve() for model in local)
 
 
-def _misfits(model: _Named, target: Header) -> dict[Path, str]:
-    """The files named with a model that are not for it, and why."""
+def _misfits(model: _FolderModel, target: Header) -> dict[Path, str]:
+    """The projector and adapters of a manifest that do not fit its model, each with the reason.
+
+    Args:
+        model: The model with its projector and adapters.
+        target: The header of the model.
+    """
     misfits = {}
     if model.projector is not None:
         try:
@@ -188,26 +199,29 @@ def _misfits(model: _Named, target: Header) -> dict[Path, str]:
     return misfits
 
 
-def _models_below(folder: Path) -> Iterator[_Named]:
-    """Files of models in a folder and below, with the name of each."""
-    for here, folders, files in os.walk(folder):
-        folders.sort()
+def _models_below(folder: Path) -> Iterator[_FolderModel]:
+    """The models in a folder and below, in the order of their paths."""
+    for parent, folders, files in os.walk(folder):
+        folders.sort()  # os.walk visits them in this order
         for file in sorted(files):
-            path = Path(here, file)
+            path = Path(parent, file)
             if file.lower().endswith(".gguf") and _is_first_part(file):
                 name = re.sub(r"-00001-of-\d{5}$", "", path.stem)
-                yield _Named(path, name)
+                yield _FolderModel(path, name)
             elif "manifests" in path.parent.parts:
-                yield from _in_manifest(path)
+                yield from _models_in_manifest(path)
 
 
 def _is_first_part(file: str) -> bool:
-    """Whether a file of that name is a whole model, or the first part of a split one."""
+    """Whether a file of that name is a whole model, or the first part of a split model."""
     return all_parts(file)[0] == file
 
 
-def _in_manifest(path: Path) -> Iterator[_Named]:
-    """The model of one of Ollama's manifests: …/manifests/HOST/LIBRARY/NAME/TAG."""
+def _models_in_manifest(path: Path) -> Iterator[_FolderModel]:
+    """The model in a manifest of Ollama's, …/manifests/HOST/LIBRARY/NAME/TAG.
+
+    Gives nothing if the manifest is damaged or names no model.
+    """
     manifests = next(parent for parent in path.parents if parent.name == "manifests")
     blob_folder = manifests.parent / "blobs"
     blobs: dict[str, list[Path]] = {
@@ -216,7 +230,7 @@ def _in_manifest(path: Path) -> Iterator[_Named]:
         _OLLAMA_ADAPTER: [],
     }
     try:
-        if path.stat().st_size > _MAX_MANIFEST:
+        if path.stat().st_size > _MAX_MANIFEST_BYTES:
             return
         for layer in json.loads(read_regular_text(path))["layers"]:
             kind = layer["mediaType"]
@@ -229,22 +243,32 @@ def _in_manifest(path: Path) -> Iterator[_Named]:
     if blobs[_OLLAMA_PROJECTOR]:
         projector = blobs[_OLLAMA_PROJECTOR][0]
     adapters = tuple(blobs[_OLLAMA_ADAPTER])
+    name = f"{path.parent.name}-{path.name}"
     for blob in blobs[_OLLAMA_MODEL]:
-        yield _Named(blob, f"{path.parent.name}-{path.name}", projector, adapters)
+        yield _FolderModel(blob, name, projector, adapters)
 
 
-def _proposals(headers: dict[Path, Header], new: Sequence[_Named]) -> Iterator[ProposedPreset]:
-    names = {model.path: model.name for model in new}
-    taken = set(load_presets())
+def _proposals(
+    headers: dict[Path, Header],
+    new_models: Sequence[_FolderModel],
+) -> Iterator[ProposedPreset]:
+    """A preset for each new model.
+
+    Args:
+        headers: The headers of all models in the folder, any of which may draft.
+        new_models: The models that are the target of no preset.
+    """
+    model_names = {model.path: model.name for model in new_models}
+    preset_names = set(load_presets())
     by_size = sorted(headers, key=lambda path: headers[path].weights_bytes)
-    for model in new:
+    for model in new_models:
         target = headers[model.path]
-        name = _free_name(model.name, taken)
-        taken.add(name)
-        others = [(path, headers[path]) for path in by_size if path != model.path]
-        chosen = choose_draft(target, others, names)
-        draft = chosen.path
-        if chosen.why_not:
+        name = _free_name(model.name, preset_names)
+        preset_names.add(name)
+        candidates = [(path, headers[path]) for path in by_size if path != model.path]
+        choice = choose_draft(target, candidates, model_names)
+        draft = choice.path
+        if choice.why_not:
             draft = None
         yield ProposedPreset(
             name=name,
@@ -253,85 +277,95 @@ def _proposals(headers: dict[Path, Header], new: Sequence[_Named]) -> Iterator[P
             draft=draft,
             mmproj=model.projector,
             adapters=model.adapters,
-            why_no_draft=chosen.why_not,
+            why_no_draft=choice.why_not,
         )
 
 
-def _free_name(name: str, taken: set[str]) -> str:
-    """An unused preset name that resembles the file's."""
-    plain = re.sub(r"[^a-z0-9._-]+", "-", name.lower()).strip("-._") or "model"
+def _free_name(model_name: str, preset_names: set[str]) -> str:
+    """A name for a new preset that resembles the model's name, and that no preset has."""
+    plain = re.sub(r"[^a-z0-9._-]+", "-", model_name.lower()).strip("-._") or "model"
     number = 2
-    free = plain
-    while free in taken:
-        free = f"{plain}-{number}"
+    name = plain
+    while name in preset_names:
+        name = f"{plain}-{number}"
         number += 1
-    return free
+    return name
 
 
 def note_used(path: Path) -> None:
-    """Keep the path of a file that was opened, if the disk is not full."""
+    """Save the path of a file that was opened, for `files_here`.
+
+    Nothing is saved if the disk is full or cannot be written.
+    """
     used = os.path.abspath(path)
-    lines = [line for line in _used() if line != used]
-    lines.append(used)
+    paths = [other for other in _used_paths() if other != used]
+    paths.append(used)
+    latest = paths[-_MAX_USED_PATHS:]
     with contextlib.suppress(OSError, UnicodeError):
-        content = "\n".join(lines[-_MOST_KEPT:])
-        make_private_folder(_used_file().parent)
-        write_whole(_used_file(), content.encode(), durable=False)
+        content = "\n".join(latest)
+        make_private_folder(_used_paths_file().parent)
+        write_whole(_used_paths_file(), content.encode(), durable=False)
 
 
 def files_here() -> list[Path]:
-    """Models without a preset: in this folder, used before, or where programs keep them.
+    """The paths of models on this machine that belong to no preset.
 
-    Each content is listed once.
+    Looks into the hub's cache, the folders of other programs and the current folder, and at
+    files that were used before. Each file is listed once, even if it has several names.
     """
     folders = [HubCache().root]
-    for folders_of_program in model_folders().values():
-        folders += folders_of_program
+    for program_folders in model_folders().values():
+        folders += program_folders
     paths = []
     for folder in folders:
         paths += [model.path for model in _models_below(folder)]
     # By glob and os, since pathlib raises for folders that are gone and names too long.
     for name in sorted(glob.glob("*.gguf")):
         paths.append(Path(os.path.abspath(name)))
-    paths += map(Path, _used())
-    found = {}
+    paths += map(Path, _used_paths())
+    by_file = {}
     for path in paths:
         is_model = is_of_model(path.name) and _is_first_part(path.name)
         if is_model and os.path.isfile(path):
-            found[path.resolve()] = path
+            by_file[path.resolve()] = path
     for state in list_models():
         for path in state.paths:
-            found.pop(path.resolve(), None)
-    return list(found.values())
+            by_file.pop(path.resolve(), None)
+    return list(by_file.values())
 
 
-def _used() -> list[str]:
+def _used_paths() -> list[str]:
+    """The paths of files that were opened, the latest last; empty if they cannot be read."""
     with contextlib.suppress(OSError, UnicodeError):
-        return read_regular_text(_used_file()).splitlines()
+        return read_regular_text(_used_paths_file()).splitlines()
     return []
 
 
-def _used_file() -> Path:
+def _used_paths_file() -> Path:
+    """The file in which `note_used` saves paths."""
     return user_cache_path("localspec", appauthor=False) / "used_files"
 
 
 def choose_draft(
     target: Header,
-    others: Iterable[tuple[Path, Header]],
+    candidates: Iterable[tuple[Path, Header]],
     names: Mapping[Path, str],
 ) -> DraftChoice:
-    """The smallest model with the target's tokenizer; a draft has at most a third of its size.
+    """The smallest model with the target's tokenizer, and why not if it is too large to draft.
+
+    A draft has at most a third of the target's bytes.
 
     Args:
-        others: Models that could draft, ascending by size.
-        names: What to call them.
+        target: The target's header.
+        candidates: Paths and headers of models that could draft, the smallest first.
+        names: Names of models for `why_not`, by path; else the file's name.
     """
-    for path, other in others:
+    for path, candidate in candidates:
         try:
-            compare_vocabularies(target, other)
+            compare_vocabularies(target, candidate)
         except PairError:
             continue
-        share = other.weights_bytes / target.weights_bytes
+        share = candidate.weights_bytes / target.weights_bytes
         if share <= LARGEST_SHARE:
             return DraftChoice(path, "")
         if share >= 1:
@@ -343,12 +377,12 @@ def choose_draft(
 
 
 def compare_vocabularies(target: Header, draft: Header) -> SharedVocabulary:
-    """The vocabulary that they share. Raises PairError if their tokenizers differ."""
+    """The vocabulary that two models share. Raises PairError if their tokenizers differ."""
     return shared_vocabulary(HeaderVocabulary(target), HeaderVocabulary(draft))
 
 
 def size_warning(target: Header, draft: Header) -> str:
-    """A sentence about a draft that is too large; empty if it is small enough."""
+    """A warning about a draft that is too large for its target; "" if it is small enough."""
     share = draft.weights_bytes / target.weights_bytes
     if share <= LARGEST_SHARE:
         return ""
@@ -359,10 +393,10 @@ def size_warning(target: Header, draft: Header) -> str:
 
 
 def draft_here(target: Header) -> DraftChoice:
-    """Find a draft for a target: a model of a preset, or a file in the target's folder.
+    """The draft for a target, as `choose_draft` chooses it.
 
-    The choice is that of `choose_draft`; a target with a head that drafts needs none. Reads
-    headers alone, and uses no network.
+    Chooses from the models of presets and the files in the target's folder. A target with a
+    head that can draft gets no draft. Reads only headers, and uses no network.
     """
     facts = head_facts(target)
     if facts is not None and not facts.why_not:
@@ -371,30 +405,30 @@ def draft_here(target: Header) -> DraftChoice:
 
 
 def _smaller_models(target: Header) -> Iterator[tuple[Path, Header]]:
-    """Models with fewer bytes than the target, ascending by size."""
-    paths = _paths_of_presets()
+    """Paths and headers of models with fewer bytes than the target, the smallest first."""
+    paths = _preset_model_paths()
     paths += target.path.parent.glob("*.gguf")
-    small: dict[Path, tuple[int, Path]] = {}  # by content: bytes and path
+    sizes_and_paths: dict[Path, tuple[int, Path]] = {}  # by file, which may have several names
     for path in paths:
-        content = path.resolve()
-        if content == target.path.resolve() or not _is_first_part(path.name):
+        file = path.resolve()
+        if file == target.path.resolve() or not _is_first_part(path.name):
             continue
         with contextlib.suppress(OSError):
             num_bytes = path.stat().st_size
             if num_bytes < target.weights_bytes:
-                small[content] = (num_bytes, path)
-    by_size = sorted(small.values())
-    for _, path in by_size[:_MOST_READ]:
+                sizes_and_paths[file] = (num_bytes, path)
+    by_size = sorted(sizes_and_paths.values())
+    for _, path in by_size[:_MAX_HEADERS_READ]:
         with contextlib.suppress(ModelFileError):
             header = check_model_file(path)
             check_target(header)
             yield path, header
 
 
-def _paths_of_presets() -> list[Path]:
-    """The targets and drafts of presets that are on this machine.
+def _preset_model_paths() -> list[Path]:
+    """The paths of the targets and drafts of presets that are on this machine.
 
-    The demo's files are left out: that model knows only its own topics.
+    Without the demo's files, since the demo's models know only their own topics.
     """
     paths = []
     for preset in load_presets().values():

@@ -1,4 +1,4 @@
-"""Files of presets and named models: their paths, which are missing, and their headers."""
+"""The files of presets and of named models: paths, whether they are missing, and headers."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ from localspec.presets.presets import (
 
 
 def locate(preset: Preset) -> dict[Role, Path]:
-    """Paths of the preset's models, the target first: in the package, the cache or elsewhere.
+    """The paths of the preset's models by their roles, the target first. Uses no network.
 
-    A projector that was not downloaded is left out. Uses no network. If any other file is
-    missing, raises PresetError with the command that downloads it.
+    A projector that was not downloaded is left out. If any other file is missing, raises
+    PresetError, which says how to download it.
     """
-    absent = missing_files(preset)
-    if absent:
-        names = " and ".join(file.name for file in absent)
-        way = "localspec.download(preset)."
+    missing = missing_files(preset)
+    if missing:
+        names = " and ".join(file.name for file in missing)
+        command = "localspec.download(preset)."
         if load_presets().get(preset.name) == preset:
-            way = f"localspec download {preset.name}"
+            command = f"localspec download {preset.name}"
         raise PresetError(
             f"preset {preset.name!r} needs files that are not on this machine: {names}",
-            f"Download them: {way}",
+            f"Download them: {command}",
         )
     paths: dict[Role, Path] = {}
     for role, model in used_models(preset).items():
@@ -69,35 +69,38 @@ def locate(preset: Preset) -> dict[Role, Path]:
 
 def used_models(preset: Preset) -> dict[Role, PresetModel]:
     """The models that loading uses: all, or all but the projector if only it is missing."""
-    named = preset.by_role()
-    if "mmproj" not in named or missing_files(preset):
-        return named
-    if missing_files(named["mmproj"]):
-        del named["mmproj"]
-    return named
+    models = preset.by_role()
+    if "mmproj" not in models or missing_files(preset):
+        return models
+    if missing_files(models["mmproj"]):
+        del models["mmproj"]
+    return models
 
 
 def locate_model(name: str | os.PathLike[str], role: Role = "target") -> Path:
-    """The path of the model that a name means. Does not use the network.
+    """The path of the model that a name means. Uses no network.
 
-    If the model is missing, raises PresetError with the command that downloads it. Raises
-    what `resolve` raises.
+    Raises PresetError, with the command that downloads it, if a file of the model is missing,
+    and what `resolve` raises.
     """
-    found = resolve(name, role)
-    model = _on_this_machine(found.model)
+    resolved = resolve(name, role)
+    model = _on_this_machine(resolved.model)
     if model is not None:
         return path_of(model)
-    name = found.name
-    if isinstance(found.model, Quantized):
-        name = found.model.name  # with the prefix of a head or a projector
+    download_name = resolved.name
+    if isinstance(resolved.model, Quantized):
+        download_name = resolved.model.name  # with the prefix of a head or a projector
     raise PresetError(
-        f"{name} is not on this machine",
-        f"Download it: localspec download {name}",
+        f"{download_name} is not on this machine",
+        f"Download it: localspec download {download_name}",
     )
 
 
 def adapter_model(adapter: Adapter) -> PresetModel:
-    """The file of an adapter. Raises OptionError for a name of the hub without a file."""
+    """The model that stands for an adapter's file.
+
+    Raises OptionError for owner/repo:QUANT, which does not name a file.
+    """
     file = adapter.file
     if not isinstance(file, str | os.PathLike):
         return file
@@ -113,20 +116,20 @@ def adapter_model(adapter: Adapter) -> PresetModel:
 
 
 def adapter_files(adapters: Sequence[Adapter], target: Header) -> tuple[AdapterFile, ...]:
-    """The adapters of a target, checked against it. Does not use the network.
+    """The files of a target's adapters, checked against the target. Uses no network.
 
     Raises:
         PresetError: A file of the hub is not on this machine.
         ModelFileError: A file is damaged, or no adapter.
-        PairError: An adapter is not for this model.
+        PairError: An adapter is not for this target.
         OptionError: As `adapter_model` and `read_adapter`.
     """
     files = []
     for adapter in adapters:
         model = adapter_model(adapter)
-        absent = missing_files(model)
-        if absent:
-            name = f"hf:{absent[0].repo}/{absent[0].file}"
+        missing = missing_files(model)
+        if missing:
+            name = f"hf:{missing[0].repo}/{missing[0].file}"
             raise PresetError(
                 f"the adapter {name} is not on this machine",
                 f"Download it: localspec download {name}",
@@ -137,16 +140,16 @@ def adapter_files(adapters: Sequence[Adapter], target: Header) -> tuple[AdapterF
 
 
 def found_adapters(adapters: Sequence[Adapter], target: Header) -> tuple[AdapterFile, ...]:
-    """As `adapter_files`, but the headers of missing files are read from the hub.
+    """As `adapter_files`, but reads the headers of missing files from the hub.
 
-    Raises what that raises, and DownloadError.
+    Raises what `adapter_files` raises, except for missing files, and DownloadError.
     """
     files = []
     for adapter in adapters:
         model = adapter_model(adapter)
         if isinstance(model, HubModel) and missing_files(model):
-            remote = read_source_header(RemoteSource(remote_file(model.files[0])))
-            header = checked_adapter(remote)
+            remote = remote_file(model.files[0])
+            header = checked_adapter(read_source_header(RemoteSource(remote)))
         else:
             header = read_adapter(path_of(model))
         files.append(AdapterFile(header, adapter.scale))
@@ -155,29 +158,25 @@ def found_adapters(adapters: Sequence[Adapter], target: Header) -> tuple[Adapter
 
 
 def is_missing(name: str) -> bool:
-    """Whether hub files of the preset or model that a name means are not on this machine.
+    """Whether a preset or model, by its name, lacks files of the hub on this machine.
 
-    Does not use the network. Raises what `resolve` raises.
+    Uses no network. Raises what `resolve` raises.
     """
-    found = resolve(name)
-    if found.preset is not None:
-        return bool(missing_files(found.preset))
-    return _on_this_machine(found.model) is None
+    resolved = resolve(name)
+    if resolved.preset is not None:
+        return bool(missing_files(resolved.preset))
+    return _on_this_machine(resolved.model) is None
 
 
-def missing_files(wanted: Preset | PresetModel) -> list[HubFile]:
-    """The hub files of a model, or needed by a preset, that are not on this machine.
+def missing_files(source: Preset | PresetModel) -> list[HubFile]:
+    """The hub files that a preset needs, or a model has, and that are not on this machine.
 
-    Does not use the network.
+    Uses no network.
     """
-    if isinstance(wanted, Preset):
-        return _missing_of(wanted.needed)
-    return _missing_of([wanted])
-
-
-def _missing_of(models: Sequence[PresetModel]) -> list[HubFile]:
-    """The hub files of several models that are not on this machine."""
-    files = hub_files(models)
+    if isinstance(source, Preset):
+        files = hub_files(source.needed)
+    else:
+        files = hub_files([source])
     if not files:
         return []
     cache = HubCache()
@@ -185,12 +184,13 @@ def _missing_of(models: Sequence[PresetModel]) -> list[HubFile]:
 
 
 def path_of(model: PresetModel) -> Path:
-    """The path of a model whose files are here; of a split model, the first part.
+    """The path of a model on this machine, or of the first part of a split model.
 
-    Raises PresetError for a missing file, or another package's with the wrong sha256.
+    Raises PresetError if the model's file was removed, or if the file of another Python package
+    is missing or has the wrong sha256.
     """
     if isinstance(model, PackagedModel) and model.package != OWN_PACKAGE:
-        return _checked(model)
+        return _checked_package_file(model)
     if isinstance(model, PackagedModel | LocalModel):
         return model.path
     path = HubCache().find(model.files[0])
@@ -199,15 +199,19 @@ def path_of(model: PresetModel) -> Path:
     return path
 
 
-def _checked(model: PackagedModel) -> Path:
+def _checked_package_file(model: PackagedModel) -> Path:
+    """The path of a model in another Python package, whose sha256 was checked.
+
+    Raises PresetError if the package is not installed, or if the file is another.
+    """
     path = model.path
     if not path.is_file():
-        to_install = model.package
+        requirement = model.package
         if model.extra:
-            to_install = f"'localspec[{model.extra}]'"
+            requirement = f"'localspec[{model.extra}]'"
         raise PresetError(
             f"{model.packaged} is in the Python package {model.package}, not installed here",
-            f"Install it: pip install {to_install}",
+            f"Install it: pip install {requirement}",
         )
     if model.sha256 and not _has_content(path, path.stat().st_mtime_ns, model.sha256):
         raise PresetError(
@@ -218,20 +222,20 @@ def _checked(model: PackagedModel) -> Path:
 
 
 @functools.lru_cache
-def _has_content(path: Path, _changed: int, sha256: str) -> bool:
-    """Whether the file has this sha256; read again only if its time of change differs."""
+def _has_content(path: Path, _mtime_ns: int, sha256: str) -> bool:
+    """Whether a file has this sha256. Reads the file again only after its mtime has changed."""
     return has_checksum(path, sha256)
 
 
 def _on_this_machine(model: PresetModel | Quantized) -> PresetModel | None:
-    """The model; None if files of the hub are missing."""
+    """The model, of a `Quantized` with its files; None if a file of the hub is missing."""
     if isinstance(model, Quantized):
-        names = HubCache().file_names(model.repo)
+        cached_names = HubCache().file_names(model.repo)
         try:
-            chosen = choose_quantization(model.repo, model.quantization, names)
+            names = choose_quantization(model.repo, model.quantization, cached_names)
         except DownloadError:
             return None
-        files = [HubFile(repo=model.repo, file=name) for name in chosen]
+        files = [HubFile(repo=model.repo, file=name) for name in names]
         model = HubModel(files=tuple(files))
     if missing_files(model):
         return None
@@ -240,20 +244,21 @@ def _on_this_machine(model: PresetModel | Quantized) -> PresetModel | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PresetState:
-    """A preset, and whether the files it needs are here."""
+    """A preset, and which of its files are on this machine."""
 
     preset: Preset
     state: str
-    """Whether the files it needs are here: "ready", "partial" or "absent"."""
+    """Which files are on this machine: "ready" if all that the preset needs, "absent" if none,
+    else "partial"."""
 
     size_bytes: int | None
-    """Bytes of all its files; None if any size is unknown."""
+    """Bytes of all its files; None if the size of one is unknown."""
 
     paths: tuple[Path, ...]
-    """The paths of the files on this machine, downloaded by localspec or not."""
+    """The paths of its files on this machine, downloaded by localspec or not."""
 
     disk_bytes: int
-    """The size of these files."""
+    """The size of the files in `paths`."""
 
     @property
     def name(self) -> str:
@@ -267,13 +272,13 @@ class PresetState:
 
     @property
     def is_installed(self) -> bool:
-        """Whether all files it needs are here."""
+        """Whether all files that the preset needs are on this machine."""
         return self.state == "ready"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Removal:
-    """The files that are deleted with a preset, and the files that stay."""
+    """What happens to a preset's files on the removal of the preset."""
 
     owned: dict[HubFile, int]
     """Files that are deleted, with their sizes."""
@@ -286,10 +291,10 @@ class Removal:
 
 
 def list_models() -> list[PresetState]:
-    """All presets, the shipped ones first, and whether their files are here.
+    """All presets, the shipped ones first, with the state of their files.
 
-    Uses no network and reads no model. A malformed presets file of the user counts as
-    empty, with a warning.
+    Uses no network and reads no model. If the user's file of presets is malformed, it counts as
+    empty, and a warning is logged.
     """
     return [preset_state(preset) for preset in load_presets().values()]
 
@@ -300,37 +305,45 @@ def preset_state(preset: str | Preset) -> PresetState:
     Raises UnknownPresetError for an unknown name.
     """
     preset = as_preset(preset)
-    here: dict[Path, None] = {}  # a set that keeps the order
+    paths: dict[Path, None] = {}  # a set that keeps the order
+    size_bytes: int | None = 0
     for model in preset.models:
-        here |= dict.fromkeys(path for path in _files_of(model) if path is not None)
-    if not here:
+        paths |= dict.fromkeys(path for path in _model_files(model) if path is not None)
+        model_size = size_of(model)
+        if size_bytes is None or model_size is None:
+            size_bytes = None
+        else:
+            size_bytes += model_size
+    if not paths:
         state = "absent"
-    elif all(None not in _files_of(model) for model in preset.needed):
+    elif all(None not in _model_files(model) for model in preset.needed):
         state = "ready"
     else:
         state = "partial"
-    sizes = [size_of(model) for model in preset.models]
     return PresetState(
         preset=preset,
         state=state,
-        size_bytes=_total(sizes),
-        paths=tuple(here),
-        disk_bytes=sum(path.stat().st_size for path in here),
+        size_bytes=size_bytes,
+        paths=tuple(paths),
+        disk_bytes=sum(path.stat().st_size for path in paths),
     )
 
 
 def removal_of(preset: Preset) -> Removal:
-    """The effect of removing a preset. Models outside of the cache stay."""
+    """What the removal of a preset does to its files of the hub. Deletes nothing.
+
+    Files outside of the hub's cache always stay, and are not listed.
+    """
     cache = HubCache()
     owned: dict[HubFile, int] = {}
     shared: dict[HubFile, list[str]] = {}
     foreign: list[HubFile] = []
-    files_of_others: dict[str, list[HubFile]] = {}
+    other_files: dict[str, list[HubFile]] = {}  # of complete presets, by the preset's name
     for other in load_presets().values():
         if other.name != preset.name and not missing_files(other):
-            files_of_others[other.name] = hub_files(other.models)
+            other_files[other.name] = hub_files(other.models)
     for file in hub_files(preset.models):
-        users = [name for name, files in files_of_others.items() if file in files]
+        users = [name for name, files in other_files.items() if file in files]
         path = cache.owned(file)
         if path and not users:
             owned[file] = path.stat().st_size
@@ -342,19 +355,20 @@ def removal_of(preset: Preset) -> Removal:
 
 
 def damaged_files(preset: Preset) -> dict[Path, str]:
-    """Check the content of a preset's files; returns the damaged ones, each with a remedy.
+    """Check the content of a preset's files, and give the damaged files, each with a remedy.
 
-    Files from elsewhere than the hub are checked by their headers, and by a sha256 if it is
-    known. Raises PresetError if files are missing.
+    Files of the hub are checked by their checksums. Other files are checked by their headers,
+    and those of another Python package by the sha256 that the preset states, if any. Raises
+    PresetError if files are missing.
     """
     if preset_state(preset).state != "ready":
         locate(preset)  # raises
-    again = f"Remove it (localspec models remove {preset.name}) and download it again."
+    remedy = f"Remove it (localspec models remove {preset.name}) and download it again."
     damaged = {}
     for role, model in used_models(preset).items():
         if isinstance(model, HubModel):
             for path in _damaged_in_cache(model):
-                damaged[path] = again
+                damaged[path] = remedy
         else:
             try:
                 role_header(path_of(model), role, embeds=preset.embeds)
@@ -370,21 +384,21 @@ def damaged_files(preset: Preset) -> dict[Path, str]:
 
 
 def _damaged_in_cache(model: HubModel) -> list[Path]:
-    """The model's files in the hub's cache that have another content than they should."""
+    """The paths of the model's files in the hub's cache that do not have their checksum."""
     cache = HubCache()
     damaged = []
     for file in model.files:
         path = cache.find(file)
         if path is None:
             continue
-        sha256 = file.sha256 or path.resolve().name  # the cache names each blob by its checksum
-        if not has_checksum(path, sha256):
+        blob_name = path.resolve().name  # in the cache a blob's name is its checksum
+        if not has_checksum(path, file.sha256 or blob_name):
             damaged.append(path)
     return damaged
 
 
-def _files_of(model: PresetModel) -> list[Path | None]:
-    """The path of each of the model's files, None if it is not here."""
+def _model_files(model: PresetModel) -> list[Path | None]:
+    """The path of each of the model's files; None in place of a file that is missing."""
     if isinstance(model, HubModel):
         cache = HubCache()
         return [cache.find(file) for file in model.files]
@@ -399,32 +413,30 @@ def _files_of(model: PresetModel) -> list[Path | None]:
 
 
 def size_of(model: PresetModel) -> int | None:
-    """The bytes of a model's files; None if unknown, or if a local file is missing."""
+    """The bytes of all files of a model.
+
+    None if the pin of a hub file states no size, or if a file that is not the hub's is missing.
+    """
     if isinstance(model, HubModel):
         return model.size_bytes
     total = 0
-    for path in _files_of(model):
+    for path in _model_files(model):
         if path is None:
             return None
         total += path.stat().st_size
     return total
 
 
-def _total(sizes: list[int | None]) -> int | None:
-    """The sum of the sizes; None if one of them is unknown."""
-    if None in sizes:
-        return None
-    return sum(filter(None, sizes))
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundHeader:
-    """A model's header, and the size of its files."""
+    """A model's header, read on this machine or from the hub."""
 
     header: Header
     size_bytes: int
+    """The size of all files of the model."""
+
     is_here: bool
-    """The files are on this machine."""
+    """Whether the files are on this machine."""
 
 
 def read_model_header(
@@ -433,11 +445,13 @@ def read_model_header(
     *,
     embeds: bool = False,
 ) -> FoundHeader:
-    """Read the header of a model or a projector; downloads nothing else of a missing file.
+    """Read and check the header of a model or a projector; of a missing file, from the hub.
 
     Raises ModelFileError or DownloadError.
 
     Args:
+        model: The model or the projector.
+        role: "mmproj" for a projector; the other roles make no difference here.
         embeds: Whether an embedding model is allowed.
     """
     if isinstance(model, HubModel) and missing_files(model):
@@ -456,7 +470,8 @@ def read_model_header(
         )
     path = path_of(model)
     header = role_header(path, role, embeds=embeds)
-    # header.size_bytes is the first part's only; the others are almost all weights.
+    # Of a split model, header.size_bytes is the size of the first file. The weights are in all
+    # files, which hold little else.
     size_bytes = max(header.size_bytes, header.weights_bytes)
     return FoundHeader(
         header=header,
@@ -466,11 +481,11 @@ def read_model_header(
 
 
 def role_header(path: Path, role: Role, *, embeds: bool) -> Header:
-    """The header of a model or a projector, checked. Raises ModelFileError.
+    """The checked header of a model or a projector. Raises ModelFileError.
 
     Args:
-        path: The file.
-        role: The model's role.
+        path: The model's file, or its first part.
+        role: "mmproj" for a projector; the other roles make no difference here.
         embeds: Whether an embedding model is allowed.
     """
     if role == "mmproj":
@@ -487,20 +502,20 @@ def find_model(name: str | os.PathLike[str], role: Role) -> PresetModel:
     model = resolve(name, role).model
     if not isinstance(model, Quantized):
         return model
-    here = _on_this_machine(model)
-    if here is not None:
-        return here
-    listed = {file.file: file for file in list_files(model.repo)}
-    chosen = choose_quantization(model.repo, model.quantization, list(listed))
-    files = [listed[name] for name in chosen]
+    cached = _on_this_machine(model)
+    if cached is not None:
+        return cached
+    by_name = {file.file: file for file in list_files(model.repo)}
+    names = choose_quantization(model.repo, model.quantization, list(by_name))
+    files = [by_name[name] for name in names]
     return HubModel(files=tuple(files))
 
 
 def read_model_headers(models: Mapping[Role, PresetModel]) -> dict[Role, FoundHeader]:
-    """The models' headers; a head that was given as the draft gets the role "head"."""
-    found: dict[Role, FoundHeader] = {}
+    """The models' headers by role. A draft whose file holds only a head is the "head"."""
+    headers: dict[Role, FoundHeader] = {}
     for role, model in models.items():
-        found[role] = read_model_header(model, role)
-    if "draft" in found and "head" not in found and has_only_head(found["draft"].header):
-        found["head"] = found.pop("draft")
-    return found
+        headers[role] = read_model_header(model, role)
+    if "draft" in headers and "head" not in headers and has_only_head(headers["draft"].header):
+        headers["head"] = headers.pop("draft")
+    return headers

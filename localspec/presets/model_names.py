@@ -1,6 +1,7 @@
-"""The ways to name a model: a preset or alias, a path, files on the hub, and the default.
+"""Finds out which model a name means: a preset or alias, a path, or files on the hub.
 
-On the hub: hf:owner/repo/file.gguf, hf:owner/repo@revision/file.gguf, owner/repo:QUANT.
+Names of the hub: hf:owner/repo/file.gguf, hf:owner/repo@revision/file.gguf, owner/repo:QUANT.
+Here are, too, the default model and the aliases that the user sets.
 """
 
 from __future__ import annotations
@@ -37,19 +38,26 @@ from localspec.presets.presets import (
     names_file,
     no_such_preset,
     read_names,
-    stands_for,
+    resolve_alias,
 )
 
-VARIABLE = "LOCALSPEC_MODEL"
+VARIABLE = "LOCALSPEC_MODEL"  # in the environment: the name of the default model
 
 _SEPARATOR = re.compile(r"[/\\]")
+# hf:owner/repo/file.gguf or hf:owner/repo@revision/file.gguf
 _HUB_FILE = re.compile(r"hf:([^/@]*/[^/@]*)(?:@([^/]*))?/(.+)", re.DOTALL)
+# owner/repo:QUANT or hf:owner/repo:QUANT
 _QUANTIZED = re.compile(r"(?:hf:)?([^/:\\]+/[^/:\\]+):([A-Za-z0-9_.-]+)")
+# What stands before a quantization to mean a file of that role.
+_ROLE_SIGNS: dict[Role, str] = {"head": HEAD_SIGN, "mmproj": PROJECTOR_SIGN}
 
 
 @dataclass(frozen=True, slots=True)
 class Quantized:
-    """The model of a repository in one quantisation; the repository's list says which file."""
+    """The model of a repository in one quantization, whose file names are not known yet.
+
+    `choose_quantization` finds them in the list of the repository's files.
+    """
 
     repo: str
     quantization: str
@@ -58,7 +66,7 @@ class Quantized:
 
     @property
     def name(self) -> str:
-        """The name that a command takes."""
+        """The model's name, as commands take it."""
         return f"{self.repo}:{self.quantization}"
 
 
@@ -67,28 +75,34 @@ class Resolved:
     """The meaning of a name."""
 
     name: str
-    """The name itself, or what it stands for if it is an alias."""
+    """The name itself; of an alias, the name that it stands for."""
 
     preset: Preset | None
-    """The preset of that name, if it is a preset's."""
+    """The preset of that name; None if the name is no preset's."""
 
     model: PresetModel | Quantized
-    """The model of the role that was asked for: the preset's, a file, or one of the hub."""
+    """The model of that name; of a preset, its model in the role that was asked for."""
 
 
 def resolve(name: str | os.PathLike[str], role: Role = "target") -> Resolved:
-    """Decide what a name means. A `Path` is a path; for a text the first of these counts:
+    """Find out what a name means.
 
-    1. the name of a preset; its model is the one of the role
-    2. an alias, and then what it stands for
-    3. a path that exists (./name is the file where `name` is a preset or an alias)
+    A `Path` is a path. A text is the first of these that it can be:
+
+    1. the name of a preset; the model is the preset's in that role
+    2. an alias; then the name that it stands for counts
+    3. a path that exists (./name if `name` alone is a preset or an alias)
     4. a name on the hub
     5. the path of a file that is missing
 
+    Args:
+        name: The name.
+        role: What the model is for.
+
     Raises:
-        OptionError: the name is not a string, or half a name on the hub.
-        PresetError: the preset has no such model.
-        UnknownPresetError: nothing has that name.
+        OptionError: The name is not a string, or is an incomplete name on the hub.
+        PresetError: The preset has no model in that role.
+        UnknownPresetError: Nothing has that name.
     """
     if isinstance(name, os.PathLike) and isinstance(os.fspath(name), str):
         return Resolved(os.fspath(name), None, LocalModel(path=Path(name)))
@@ -97,21 +111,22 @@ def resolve(name: str | os.PathLike[str], role: Role = "target") -> Resolved:
             f"{name!r} does not name a model",
             "Give a string: a preset, a path, hf:owner/repo/file.gguf or owner/repo:Q4_K_M.",
         )
-    meant = stands_for(name)
-    preset = load_presets().get(meant)
+    name = resolve_alias(name)
+    preset = load_presets().get(name)
     if preset is not None:
-        return Resolved(meant, preset, _of_preset(preset, role))
-    path = Path(os.path.expanduser(meant))  # Path.expanduser raises for ~nobody
+        return Resolved(name, preset, _preset_model(preset, role))
+    path = Path(os.path.expanduser(name))  # Path.expanduser raises for ~nobody
     if os.path.exists(path):
-        return Resolved(meant, None, LocalModel(path=path))
-    on_hub = _on_hub(meant, role)
-    if on_hub is not None:
-        return Resolved(meant, None, on_hub)
-    _require_path(meant)
-    return Resolved(meant, None, LocalModel(path=path))
+        return Resolved(name, None, LocalModel(path=path))
+    hub_model = _hub_model(name, role)
+    if hub_model is not None:
+        return Resolved(name, None, hub_model)
+    _require_path_of_file(name)
+    return Resolved(name, None, LocalModel(path=path))
 
 
-def _of_preset(preset: Preset, role: Role) -> PresetModel:
+def _preset_model(preset: Preset, role: Role) -> PresetModel:
+    """The preset's model in that role. Raises PresetError if it has none."""
     model: PresetModel | None = getattr(preset, role)
     if model is not None:
         return model
@@ -121,21 +136,25 @@ def _of_preset(preset: Preset, role: Role) -> PresetModel:
     raise PresetError(f"preset {preset.name!r} has no {role}", hint)
 
 
-def _on_hub(name: str, role: Role) -> HubModel | Quantized | None:
-    """The model of the hub that a name means; None for a name of another form."""
+def _hub_model(name: str, role: Role) -> HubModel | Quantized | None:
+    """The model that a name of the hub means; None for a name of another form.
+
+    Raises OptionError for a name that begins with hf: and does not name a file.
+    """
     quantized = _QUANTIZED.fullmatch(name)
     if quantized and is_repo(quantized[1]):
-        sign = {"head": HEAD_SIGN, "mmproj": PROJECTOR_SIGN}.get(role, "")
-        return Quantized(quantized[1], sign + quantized[2].removeprefix(sign))
+        sign = _ROLE_SIGNS.get(role, "")
+        quantization = quantized[2].removeprefix(sign)
+        return Quantized(quantized[1], sign + quantization)
     if not name.startswith("hf:"):
         return None
-    named = _HUB_FILE.fullmatch(name)
-    if named is None:
+    hub_file = _HUB_FILE.fullmatch(name)
+    if hub_file is None:
         raise OptionError(
             f"{name!r} does not name a file",
             "Write hf:owner/repo/file.gguf or owner/repo:Q4_K_M.",
         )
-    repo, revision, file = named.groups()
+    repo, revision, file = hub_file.groups()
     files = []
     for part in all_parts(file):
         files.append(
@@ -148,8 +167,13 @@ def _on_hub(name: str, role: Role) -> HubModel | Quantized | None:
     return HubModel(files=tuple(files))
 
 
-def _require_path(name: str) -> None:
-    """Raise OptionError if the name of what is missing does not look like a file's path."""
+def _require_path_of_file(name: str) -> None:
+    """Raise the error for a name that means nothing here, unless it may be a file's path.
+
+    Raises:
+        UnknownPresetError: The name is no path at all.
+        OptionError: The name is a repository's, without a file or quantization.
+    """
     if name.lower().endswith(".gguf"):
         return
     if not _SEPARATOR.search(name):
@@ -162,65 +186,70 @@ def _require_path(name: str) -> None:
 
 
 def resolve_answering(name: str) -> Resolved:
-    """The meaning of a name. Raises OptionError for a preset that embeds, and as `resolve`."""
-    found = resolve(name)
-    if found.preset is not None and found.preset.embeds:
+    """The meaning of the name of a model that is to answer.
+
+    Raises OptionError for the preset of an embedding model, and what `resolve` raises.
+    """
+    resolved = resolve(name)
+    if resolved.preset is not None and resolved.preset.embeds:
         raise OptionError(
-            f"{found.name} is an embedding model and cannot answer questions",
+            f"{resolved.name} is an embedding model and cannot answer questions",
             "Open it with load_embedder, or give it to a server for embeddings.",
         )
-    return found
+    return resolved
 
 
 def resolve_pair(
     model: object,
     named: Mapping[Role, Any],
 ) -> tuple[Preset | None, dict[Role, Any]]:
-    """The preset that is meant, if any, and the models that are named with it or instead of it.
+    """The preset that the arguments of `load` mean, and the models that replace its own.
 
-    If no model is named, it is the demo pair. A projector named "none" is left out.
+    If no target is named, the preset is the demo pair. If a model is named that is no preset,
+    the first result is None, and the second one has all models. A projector named "none" is
+    left out.
 
     Args:
-        model: the first argument of `load`. With a draft or a head, a preset's name means its
-            target.
-        named: the model that is given for each role, or None.
+        model: The first argument of `load`. With a draft or a head, a preset's name means only
+            its target.
+        named: The argument for each role; None if it is not given.
 
     Raises:
-        OptionError: a draft or a head is given without a target, or two targets are given.
-        LocalspecError: as `resolve_answering`.
+        OptionError: A draft or a head is given without a target, or two targets are given.
+        LocalspecError: As `resolve_answering`.
     """
-    given = {role: one for role, one in named.items() if one is not None}
-    if given.get("mmproj") == NO_PROJECTOR:
-        del given["mmproj"]
-    helper = None
-    if "draft" in given:
-        helper = "draft"
-    elif "head" in given:
-        helper = "head"
-    if "target" in given:
+    models = {role: argument for role, argument in named.items() if argument is not None}
+    if models.get("mmproj") == NO_PROJECTOR:
+        del models["mmproj"]
+    drafter = None
+    if "draft" in models:
+        drafter = "draft"
+    elif "head" in models:
+        drafter = "head"
+    if "target" in models:
         if model is not None:
             raise OptionError("both a preset and a target are given", "Choose one of them.")
-        return None, given
+        return None, models
     if model is None or isinstance(model, Preset):
-        if helper is not None:
-            raise OptionError(f"a {helper} is given without a target", "Name the target, too.")
-        return model or find_preset(DEFAULT_PRESET), given
-    if isinstance(model, str) and helper is None:
+        if drafter is not None:
+            raise OptionError(f"a {drafter} is given without a target", "Name the target, too.")
+        return model or find_preset(DEFAULT_PRESET), models
+    if isinstance(model, str) and drafter is None:
         preset = resolve_answering(model).preset
         if preset is not None:
-            return preset, given
-    return None, {"target": model, **given}
+            return preset, models
+    return None, {"target": model, **models}
 
 
-class Named(NamedTuple):
+class DefaultModel(NamedTuple):
     """The model that is used if none is named."""
 
     name: str
     origin: str
-    """Where that is set, in words."""
+    """Where the default is set, in words."""
 
     remedy: str
-    """How to change it: the first sentence of an error's hint."""
+    """How to change the default: the first sentence of an error's hint."""
 
 
 def choose_model(
@@ -230,64 +259,65 @@ def choose_model(
     *,
     is_target: bool,
 ) -> str | None:
-    """The first argument of `load` that MODEL, --preset or --target stands for.
+    """The first argument of `load` for a command's MODEL, --preset and --target.
 
-    If nothing is named, the environment counts, and then the saved default. None means the
-    demo pair, or the target.
+    If none of them is given, it is the default model. None means the demo pair, or that `load`
+    takes the model from its argument `target`.
 
     Args:
-        is_target: A draft or a head is named, so a preset's name means its target.
+        model, preset, target: What the command was given; None for what it was not.
+        is_target: Whether a draft or a head is given, so that a preset's name means its target.
 
     Raises:
-        OptionError: If two are named, and as `resolve_answering`.
+        OptionError: Two of them are given, and as `resolve_answering`.
     """
-    named = []
-    for way, text in (("MODEL", model), ("--preset", preset), ("--target", target)):
-        if text is not None:
-            named.append(f"{way} ({text})")
-    if len(named) > 1:
-        raise OptionError(f"{' and '.join(named)} are named", "Name one of them.")
+    given = []
+    for option, value in (("MODEL", model), ("--preset", preset), ("--target", target)):
+        if value is not None:
+            given.append(f"{option} ({value})")
+    if len(given) > 1:
+        raise OptionError(f"{' and '.join(given)} are named", "Name one of them.")
     if model is not None:
         if is_target:
             return resolve(model).name
         return resolve_answering(model).name
-    if named or is_target:
+    if given or is_target:
         return preset
-    usual = usual_model()
-    if usual is None:
+    default = default_model()
+    if default is None:
         return None
     try:
-        return resolve_answering(usual.name).name
+        return resolve_answering(default.name).name
     except LocalspecError as error:
-        hint = f"{usual.remedy} {error.hint}"
-        raise type(error)(f"{usual.origin}: {error}", hint) from error
+        hint = f"{default.remedy} {error.hint}"
+        raise type(error)(f"{default.origin}: {error}", hint) from error
 
 
-def usual_model() -> Named | None:
-    """The default model's name; None means the demo pair.
+def default_model() -> DefaultModel | None:
+    """The default model, from the environment or else as saved; None means the demo pair.
 
     Raises PresetError if the file of names is malformed.
     """
-    chosen = os.environ.get(VARIABLE)
-    if chosen:
-        return Named(chosen, VARIABLE, "Set it to another name, or unset it.")
-    default = read_names().default
-    if default is None:
+    name = os.environ.get(VARIABLE)
+    if name:
+        return DefaultModel(name, VARIABLE, "Set it to another name, or unset it.")
+    name = read_names().default
+    if name is None:
         return None
     remedy = "Choose another: localspec models default NAME, or --clear."
-    return Named(default, f"the default of {names_file()}", remedy)
+    return DefaultModel(name, f"the default of {names_file()}", remedy)
 
 
 def set_default(name: str | None) -> None:
     """Save the default model's name; None for the demo pair.
 
-    The path of a file is saved as an absolute one. Raises what `resolve_answering` raises,
-    ModelFileError if the named file is not a model, and PresetError if the file in which names
-    are saved is malformed.
+    The path of a file is saved as an absolute path. Raises what `resolve_answering` raises,
+    ModelFileError if the named file is not a model, and PresetError if the file of names is
+    malformed.
     """
     default = None
     if name is not None:
-        default = _lasting(name)
+        default = _with_absolute_path(name)
 
     def with_default(names: Names) -> Names:
         return replace(names, default=default)
@@ -296,45 +326,49 @@ def set_default(name: str | None) -> None:
 
 
 def set_alias(alias: str, name: str) -> str:
-    """Let a short name stand for a preset or a model; returns what it stands for.
+    """Let a short name stand for a preset or a model, and return the name that it stands for.
 
-    Raises OptionError for an invalid name, PresetError if it is a preset's, and what
+    Raises OptionError for an invalid alias, PresetError if it is a preset's name, and what
     `set_default` raises.
     """
     check_free(alias, is_alias=True)
-    meant = stands_for(_lasting(name))
+    model_name = resolve_alias(_with_absolute_path(name))
 
     def with_alias(names: Names) -> Names:
-        return replace(names, aliases={**names.aliases, alias: meant})
+        return replace(names, aliases={**names.aliases, alias: model_name})
 
     change_names(with_alias)
-    return meant
+    return model_name
 
 
 def drop_alias(alias: str) -> None:
-    """Forget an alias; a default that used it stays the same model.
+    """Remove an alias. If the default is the alias, the default becomes what it stood for.
 
-    Raises OptionError if there is none, PresetError as `set_default`.
+    Raises OptionError if there is no such alias, and PresetError if the file of names is
+    malformed.
     """
 
-    def without_alias(names: Names) -> Names:
+    def without(names: Names) -> Names:
         if alias not in names.aliases:
             known = ", ".join(names.aliases) or "none"
             raise OptionError(f"there is no alias {alias!r}", f"Known aliases: {known}.")
         aliases = dict(names.aliases)
-        meant = aliases.pop(alias)
+        model_name = aliases.pop(alias)
         default = names.default
         if default == alias:
-            default = meant
+            default = model_name
         return Names(default, aliases)
 
-    change_names(without_alias)
+    change_names(without)
 
 
-def _lasting(name: str) -> str:
-    """The name as it is saved: a path becomes absolute."""
-    found = resolve_answering(name)
-    if found.preset is not None or not isinstance(found.model, LocalModel):
+def _with_absolute_path(name: str) -> str:
+    """The name of a model to save: a file's path as an absolute path, any other name as it is.
+
+    Raises what `resolve_answering` raises, and ModelFileError if the file is not a model.
+    """
+    resolved = resolve_answering(name)
+    if resolved.preset is not None or not isinstance(resolved.model, LocalModel):
         return name
-    check_model_file(found.model.path)
-    return os.path.abspath(found.model.path)
+    check_model_file(resolved.model.path)
+    return os.path.abspath(resolved.model.path)

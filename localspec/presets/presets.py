@@ -1,10 +1,10 @@
 """Presets: a target, perhaps a draft or a head, and where their files come from.
 
-They are those of the shipped models.toml and of the user's own file. Errors in such a file name
+The shipped models.toml has presets, and so may a file of the user's. Errors in such a file name
 the file, the table and the key.
 
-The user's short names for models, and the default model, are in `names.toml`, in the folder of
-the user's presets. Commands write it:
+The user's aliases, short names for models, and the default model are in the file of names,
+`names.toml`, in the folder of the user's presets. Commands write it:
 
     default = "qwen3-8b"
 
@@ -51,10 +51,10 @@ PRESET_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(@[A-Za-z0-9._-]+)?")
 
 _MONTH = re.compile(r"\d{4}-(0[1-9]|1[0-2])")
 _MAX_LENGTH = 2**31 - 1  # llama.cpp counts tokens in 32 bits
-_PAGE = "docs/presets.md lists the keys of a preset."
+_KEYS_HINT = "docs/presets.md lists the keys of a preset."
 
 Table = Mapping[str, Any]
-Made = TypeVar("Made")
+Object = TypeVar("Object")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,20 +71,24 @@ class PackagedModel:
     """The extra of localspec that installs this package."""
 
     sha256: str = ""
-    """The file's hash, empty if it is not checked."""
+    """The file's hash in hex; empty if the file is not checked."""
 
     quantization: str
     license: str
 
     @property
     def path(self) -> Path:
-        """The path of the file; there is none if its package is not installed or lacks it."""
+        """The path of the file.
+
+        No file is there if the package is not installed or lacks the file.
+        """
         if self.package == OWN_PACKAGE:
             return Path(str(resources.files("localspec") / "demo" / self.packaged))
         from importlib import metadata  # late: few commands need it
 
         files = None
-        with contextlib.suppress(metadata.PackageNotFoundError, ValueError):  # an empty name
+        # ValueError is raised for an empty name.
+        with contextlib.suppress(metadata.PackageNotFoundError, ValueError):
             files = metadata.files(self.package)
         for file in files or ():
             if file.name == self.packaged:
@@ -139,7 +143,10 @@ AnyAdapter = str | os.PathLike[str] | Adapter
 
 
 def checked_adapters(adapters: Sequence[AnyAdapter]) -> tuple[Adapter, ...]:
-    """Adapters, each with its scale. Raises OptionError for anything else, and for too many."""
+    """The adapters, those without a scale with the scale 1.
+
+    Raises OptionError for anything but a sequence of adapters, and for too many.
+    """
     if isinstance(adapters, str | os.PathLike) or not isinstance(adapters, Sequence):
         raise OptionError(
             f"the adapters are {adapters!r:.80}",
@@ -203,7 +210,7 @@ class Preset:
     """The month in which the makers released the target, as 2026-08; empty if unknown."""
 
     active_share: float = 1.0
-    """The part of the target's weights that a token needs: below 1 for a mixture of experts."""
+    """The share of the target's weights that a token needs: below 1 for mixtures of experts."""
 
     def __post_init__(self) -> None:
         for role in get_args(Role):
@@ -233,12 +240,12 @@ class Preset:
 
     @property
     def models(self) -> tuple[PresetModel, ...]:
-        """The target, and the draft, the head, the projector and adapters if there are any."""
+        """The target, then the draft, the head, the projector and the adapters there are."""
         return (*self.by_role().values(), *self.adapter_models)
 
     @property
     def adapter_models(self) -> tuple[PresetModel, ...]:
-        """The files of the adapters."""
+        """The models that stand for the adapters' files."""
         files = []
         for adapter in self.adapters:
             if not isinstance(adapter.file, str | os.PathLike):
@@ -247,20 +254,23 @@ class Preset:
 
     @property
     def needed(self) -> tuple[PresetModel, ...]:
-        """All models but a projector on the hub, without which the target is blind."""
-        named = self.by_role()
+        """All models without which the preset cannot be loaded.
+
+        These are all but a projector on the hub: without it, the target sees no pictures.
+        """
+        models = self.by_role()
         if isinstance(self.mmproj, HubModel):
-            del named["mmproj"]
-        return (*named.values(), *self.adapter_models)
+            del models["mmproj"]
+        return (*models.values(), *self.adapter_models)
 
     def by_role(self) -> dict[Role, PresetModel]:
-        """The models by their roles, the target first."""
-        found = {}
+        """The models by their roles, the target first; without the adapters."""
+        models = {}
         for role in get_args(Role):
             model = getattr(self, role)
             if model is not None:
-                found[role] = model
-        return found
+                models[role] = model
+        return models
 
 
 def check_length(name: str, length: object) -> None:
@@ -283,30 +293,31 @@ def hub_files(models: Sequence[PresetModel]) -> list[HubFile]:
     return list(files)
 
 
-_COMMON: dict[str, type] = {"quantization": str, "license": str}
-_FILE: dict[str, type] = {
+# The keys of tables in a file of presets, with the types of their values.
+_COMMON_KEYS: dict[str, type] = {"quantization": str, "license": str}  # of every model
+_FILE_KEYS: dict[str, type] = {
     "file": str,
     "size_bytes": int,
     "sha256": str,
 }
-_MODEL: dict[str, dict[str, type]] = {
+_MODEL_KEYS: dict[str, dict[str, type]] = {  # by the key that tells the kind of the model
     "packaged": {
         "packaged": str,
         "package": str,
         "extra": str,
         "sha256": str,
-        **_COMMON,
+        **_COMMON_KEYS,
     },
-    "path": {"path": str, **_COMMON},
+    "path": {"path": str, **_COMMON_KEYS},
     "repo": {
         "repo": str,
         "revision": str,
         "parts": list,
-        **_FILE,
-        **_COMMON,
+        **_FILE_KEYS,
+        **_COMMON_KEYS,
     },
 }
-_PRESET: dict[str, type] = {
+_PRESET_KEYS: dict[str, type] = {
     **dict.fromkeys(("extends", "description", "notes", "released", "unconfirmed"), str),
     **dict.fromkeys(("context_length", "max_context_length"), int),
     **dict.fromkeys(("sampling", *get_args(Role)), dict),
@@ -319,22 +330,22 @@ _PRESET: dict[str, type] = {
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The user's short names for models, and the default model."""
+    """The content of the file of names."""
 
     default: str | None = None
     """The name of the default preset or model; None if the user chose none."""
 
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """What each alias stands for."""
+    """The names that aliases stand for, by alias."""
 
 
 def user_presets_file() -> Path:
-    """The file of the user's own presets; it need not exist."""
+    """The path of the file of the user's own presets; it need not exist."""
     return platformdirs.user_config_path("localspec", appauthor=False) / "models.toml"
 
 
 def names_file() -> Path:
-    """The file of names; it need not exist."""
+    """The path of the file of names; it need not exist."""
     return user_presets_file().with_name("names.toml")
 
 
@@ -342,20 +353,19 @@ def load_presets() -> dict[str, Preset]:
     """All presets by name: the shipped ones in their order, then the user's.
 
     The user's presets replace shipped ones of the same name. If the user's file is malformed,
-    its presets are left out, with a warning.
+    its presets and those that they replace are left out, and a warning is logged.
     """
     text = ""
-    shipped = _shipped_presets()
+    presets = dict(_shipped_presets())
     try:
         text = users_text()
-        return {**shipped, **read_presets(str(user_presets_file()), text, shipped)}
+        return presets | read_presets(str(user_presets_file()), text, presets)
     except PresetError as error:
         _warn(f"{error}; your own presets are left out. {error.hint}")
-        presets = dict(shipped)
         for line in text.split("\n"):
             header = header_of(line)
             if header:
-                presets.pop(header[0], None)  # a shipped preset that the user replaced
+                presets.pop(header[0], None)
         return presets
 
 
@@ -368,7 +378,10 @@ def user_presets() -> dict[str, Preset]:
 
 
 def users_text() -> str:
-    """The text of the user's file, empty if there is none. Raises PresetError."""
+    """The text of the user's file of presets; "" without a file.
+
+    Raises PresetError if the file cannot be read.
+    """
     path = user_presets_file()
     try:
         return read_regular_text(path, "utf-8-sig")
@@ -394,23 +407,23 @@ def _shipped_presets() -> Mapping[str, Preset]:
 
 
 def find_preset(name: str) -> Preset:
-    """The preset of that name, or that the alias of that name stands for.
+    """The preset of that name, or the one that an alias of that name stands for.
 
-    Raises UnknownPresetError if there is none, PresetError if the user's file, which might have
-    it, is malformed.
+    Raises UnknownPresetError if there is none, or PresetError if a file of the user's, which
+    may have the name, is malformed.
     """
     preset = None
     if isinstance(name, str):
-        preset = load_presets().get(stands_for(name))
+        preset = load_presets().get(resolve_alias(name))
     if preset is None:
         raise no_such_preset(name)
     return preset
 
 
-def stands_for(name: str) -> str:
-    """The meaning of an alias, or else the name itself.
+def resolve_alias(name: str) -> str:
+    """The name that an alias stands for; a name that is no alias is returned as it is.
 
-    Raises PresetError if the file of aliases, which might have it, is malformed.
+    Raises PresetError if the name is no preset's, and the file of names is malformed.
     """
     if name in load_presets():
         return name
@@ -418,17 +431,18 @@ def stands_for(name: str) -> str:
 
 
 def no_such_preset(name: object) -> PresetError:
-    """The error for an unknown name, or for a malformed file that may hide its preset."""
+    """The error for an unknown name.
+
+    If a file of the user's is malformed, the error for that file: it may have the name.
+    """
     try:
         user_presets()
-    except PresetError as fault:
-        return fault
+    except PresetError as file_error:
+        return file_error
     known = [*load_presets(), *read_names().aliases]
+    suggestion = did_you_mean(str(name), known)
     hint = "'localspec models' lists them; a file is named by its path, ending in .gguf."
-    return UnknownPresetError(
-        f"there is no preset {name!r}",
-        did_you_mean(str(name), known) + hint,
-    )
+    return UnknownPresetError(f"there is no preset {name!r}", suggestion + hint)
 
 
 def as_preset(preset: str | Preset) -> Preset:
@@ -439,14 +453,15 @@ def as_preset(preset: str | Preset) -> Preset:
 
 
 def check_free(name: str, *, is_alias: bool) -> None:
-    """Raise PresetError if a preset has that name, or a file is malformed.
+    """Check that a new name is valid and free.
 
     Args:
         name: The new name.
-        is_alias: Whether an alias may have the name; it is then replaced.
+        is_alias: Whether it is an alias, which may replace an alias of that name.
 
     Raises:
-        OptionError: For an invalid name.
+        OptionError: The name is invalid.
+        PresetError: A preset or an alias has the name, or a file of the user's is malformed.
     """
     if not PRESET_NAME.fullmatch(name):
         raise OptionError(f"{name!r} is not a valid name", "Use letters, digits, . and -.")
@@ -455,34 +470,42 @@ def check_free(name: str, *, is_alias: bool) -> None:
         raise PresetError(f"there is a preset {name!r} already", "Choose another name.")
     if is_alias:
         return
-    meant = read_names().aliases.get(name)
-    if meant:
+    model_name = read_names().aliases.get(name)
+    if model_name:
         raise PresetError(
-            f"{name!r} is an alias of {meant}",
+            f"{name!r} is an alias of {model_name}",
             f"Choose another name, or: localspec models alias {name} --clear",
         )
 
 
-def common_servers(rpc: Sequence[str] | None, chosen: Preset | None) -> tuple[str, ...]:
-    """The given addresses of RPC servers, or else the preset's. Raises OptionError."""
+def common_servers(rpc: Sequence[str] | None, preset: Preset | None) -> tuple[str, ...]:
+    """The addresses of the RPC servers that target and draft share.
+
+    Args:
+        rpc: The user's addresses; None to take the preset's. Raises OptionError if invalid.
+        preset: The preset, if there is one.
+    """
     if rpc is not None:
         return checked_addresses(rpc)
-    if chosen is None:
+    if preset is None:
         return ()
-    return chosen.rpc
+    return preset.rpc
 
 
 def read_names() -> Names:
-    """Read the file. Raises PresetError if it is malformed."""
+    """Read the file of names; without a file, there are none.
+
+    Raises PresetError if the file is malformed or cannot be read.
+    """
     path = names_file()
     try:
-        found = parse_toml(read_regular_text(path, "utf-8-sig"))
-        default = found.get("default")
-        aliases = found.get("aliases", {})
-        texts = list(aliases.values())
+        table = parse_toml(read_regular_text(path, "utf-8-sig"))
+        default = table.get("default")
+        aliases = table.get("aliases", {})
+        names = list(aliases.values())
         if default is not None:
-            texts.append(default)
-        if not all(isinstance(text, str) for text in texts):
+            names.append(default)
+        if not all(isinstance(name, str) for name in names):
             raise ValueError("a name in it is not a string")
     except FileNotFoundError:
         return Names()
@@ -492,7 +515,13 @@ def read_names() -> Names:
 
 
 def change_names(change: Callable[[Names], Names]) -> None:
-    """Rewrite the file. Raises what `read_names` and `change` raise, or OSError."""
+    """Rewrite the file of names, while other processes cannot change it.
+
+    Raises what `read_names` and `change` raise, or OSError.
+
+    Args:
+        change: Gives the new content for the present one.
+    """
     path = names_file()
     with locked(path):
         names = change(read_names())
@@ -505,7 +534,10 @@ def change_names(change: Callable[[Names], Names]) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Keep other processes from changing a file that this block changes."""
+    """Lock a file for the block of a `with`: other processes that lock it wait.
+
+    Makes the file's folder if there is none.
+    """
     import filelock  # late: every command imports this module
 
     make_private_folder(path.parent)
@@ -514,12 +546,18 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """The tables of a text. Raises ValueError, or RecursionError if nested too deeply."""
+    """The keys and tables of a TOML text.
+
+    Raises ValueError if it is malformed, RecursionError if it is nested too deeply.
+    """
     return tomllib.loads(text)
 
 
 def toml_of(tables: Table) -> str:
-    """A TOML text. Raises OptionError for a text in it that is not valid Unicode."""
+    """The TOML text of these keys and tables.
+
+    Raises OptionError for a value that is not valid Unicode, as some paths are.
+    """
     import tomli_w  # late: few commands write
 
     text = tomli_w.dumps(tables)
@@ -534,7 +572,7 @@ def toml_of(tables: Table) -> str:
 
 
 def header_of(line: str) -> tuple[str, ...]:
-    """The path of the table whose header is the line; empty if it is not a header."""
+    """The keys of a table's header, [a.b] as (a, b); empty if the line is no header."""
     header = re.fullmatch(r"\s*\[([^\[\]]+)\]\s*(#.*)?", line)
     if header is None:
         return ()
@@ -542,52 +580,69 @@ def header_of(line: str) -> tuple[str, ...]:
     return tuple(key[1] or key[2] for key in keys)
 
 
-def read_presets(name: str, text: str, known: Mapping[str, Preset]) -> dict[str, Preset]:
-    """The presets of a TOML text, in its order.
+def read_presets(
+    file_name: str,
+    text: str,
+    other_presets: Mapping[str, Preset],
+) -> dict[str, Preset]:
+    """The presets of a TOML text by name, in the order of the text.
 
     Args:
-        name: The name of the file, for errors.
-        known: Presets that `extends` may name, besides those further up in the text.
+        file_name: The name of the file, for errors.
+        text: The text.
+        other_presets: Presets that `extends` may name, besides those further up in the text.
 
     Raises:
-        PresetError: With file, table and key.
+        PresetError: The text is malformed. The error names the file, the table and the key.
     """
-    found: dict[str, Preset] = {}
+    presets: dict[str, Preset] = {}
     try:
-        for preset, table in parse_toml(text).items():
-            reader = _PresetReader(name, preset)
-            found[preset] = reader.preset(table, {**known, **found})
+        for name, table in parse_toml(text).items():
+            reader = _PresetReader(file_name, name)
+            presets[name] = reader.preset(table, {**other_presets, **presets})
     except ValueError as error:  # a TOMLDecodeError, or a number with too many digits
-        raise PresetError(f"{name}: {error}", "Correct the line.") from error
+        raise PresetError(f"{file_name}: {error}", "Correct the line.") from error
     except RecursionError:
-        raise PresetError(f"{name}: it is nested too deeply", "Correct it.") from None
-    return found
+        raise PresetError(f"{file_name}: it is nested too deeply", "Correct it.") from None
+    return presets
 
 
 class _PresetReader:
-    """Reads one preset of a file."""
+    """Reads one preset of a file. Every method raises PresetError for invalid input.
 
-    def __init__(self, file: str, preset: str) -> None:
-        self._file = file
-        self._preset = preset
+    In the methods, `where` is the path of a table within the preset's, for errors: ".target".
 
-    def preset(self, table: Any, known: Mapping[str, Preset]) -> Preset:
-        """The preset that the table describes or changes."""
+    Args:
+        file_name: The name of the file, for errors.
+        name: The name of the preset.
+    """
+
+    def __init__(self, file_name: str, name: str) -> None:
+        self._file_name = file_name
+        self._name = name
+
+    def preset(self, table: Any, bases: Mapping[str, Preset]) -> Preset:
+        """The preset that a table describes.
+
+        Args:
+            table: The value of the preset's name in the file.
+            bases: The presets that the table may extend: it replaces some of their values.
+        """
         if not isinstance(table, dict):
             raise self._error("", "is outside any preset")
-        if not PRESET_NAME.fullmatch(self._preset):
+        if not PRESET_NAME.fullmatch(self._name):
             raise self._error("", "is not a valid name for a preset")
-        self._check(table, _PRESET, "")
+        self._check_keys(table, _PRESET_KEYS, "")
         values: dict[str, Any] = {}
         if "extends" in table:
-            if table["extends"] not in known:
+            if table["extends"] not in bases:
                 raise self._error("", "extends: does not name a preset further up")
-            base = known[table["extends"]]
+            base = bases[table["extends"]]
             for preset_field in dataclasses.fields(base):
                 values[preset_field.name] = getattr(base, preset_field.name)
         values |= table
         values.pop("extends", None)
-        values["name"] = self._preset
+        values["name"] = self._name
         values |= self._models(table)
         if "sampling" in table:
             change = SamplingParams().changed
@@ -598,93 +653,107 @@ class _PresetReader:
         return self._construct("", Preset, **values)
 
     def _models(self, table: Table) -> dict[str, Any]:
-        """The models that a preset's table names, and the adapters, by their keys."""
-        found: dict[str, Any] = {}
+        """The models of a preset's table by role; its adapters under "adapters"."""
+        models: dict[str, Any] = {}
         for role in get_args(Role):
             if role in table:
-                found[role] = self._model(table[role], role)
+                models[role] = self._model(table[role], f".{role}")
         if "adapters" in table:
             adapters = [self._adapter(adapter) for adapter in table["adapters"]]
-            found["adapters"] = tuple(adapters)
-        return found
+            models["adapters"] = tuple(adapters)
+        return models
 
     def _adapter(self, table: Any) -> Adapter:
-        """An adapter: a model's table with a scale."""
+        """The adapter of a table, which is that of a model with a scale."""
+        where = ".adapters"
         if not isinstance(table, dict):
             raise self._error("", "adapters: each is a table with a path or a repo")
-        file = dict(table)
-        scale = file.pop("scale", USUAL_SCALE)
-        model = self._model(file, "adapters")
-        return self._construct(".adapters", Adapter, model, scale)
+        model_table = dict(table)
+        scale = model_table.pop("scale", USUAL_SCALE)
+        model = self._model(model_table, where)
+        return self._construct(where, Adapter, model, scale)
 
-    def _model(self, table: Table, name: str) -> PresetModel:
-        where = f".{name}"
-        kinds = [kind for kind in _MODEL if kind in table]
+    def _model(self, table: Table, where: str) -> PresetModel:
+        """The model of a table with one of the keys packaged, path and repo."""
+        kinds = [kind for kind in _MODEL_KEYS if kind in table]
         if len(kinds) != 1:
             raise self._error(where, "needs one of: repo, path, packaged")
         kind = kinds[0]
-        self._check(table, _MODEL[kind], where)
-        common = {key: table.get(key, "") for key in _COMMON}
+        self._check_keys(table, _MODEL_KEYS[kind], where)
+        common_values = {key: table.get(key, "") for key in _COMMON_KEYS}
         if kind == "packaged":
-            return self._construct(where, PackagedModel, **{**table, **common})
+            return self._construct(where, PackagedModel, **{**table, **common_values})
         if kind == "path":
             # Not Path.expanduser, which raises for the home of an unknown user.
             path = os.path.expanduser(table["path"])
-            return LocalModel(path=Path(path), **common)
+            return LocalModel(path=Path(path), **common_values)
         if ("file" in table) == ("parts" in table):
             raise self._error(where, "needs one of: file, parts")
-        parts = table.get("parts", [table])
-        files = [self._file_of(part, table, where) for part in parts]
+        if "parts" in table:
+            files = [self._part(part, table, where) for part in table["parts"]]
+        else:
+            files = [self._hub_file(table, table, where)]
         return self._construct(
             where,
             HubModel,
             files=tuple(files),
-            **common,
+            **common_values,
         )
 
-    def _file_of(self, part: Any, table: Table, where: str) -> HubFile:
-        if part is not table:
-            if not isinstance(part, dict) or "file" not in part:
-                raise self._error(where, "parts: each is a table with a 'file'")
-            self._check(part, _FILE, where)
-        facts = {key: part.get(key) for key in _FILE}
-        repo = table["repo"]
-        revision = table.get("revision")
+    def _part(self, part: Any, model_table: Table, where: str) -> HubFile:
+        """The file of one table under "parts"."""
+        if not isinstance(part, dict) or "file" not in part:
+            raise self._error(where, "parts: each is a table with a 'file'")
+        self._check_keys(part, _FILE_KEYS, where)
+        return self._hub_file(part, model_table, where)
+
+    def _hub_file(self, file_table: Table, model_table: Table, where: str) -> HubFile:
+        """A file of the hub.
+
+        Args:
+            file_table: The table with the keys of the file.
+            model_table: The table of its model, with the repository and the revision.
+            where: The path of the model's table.
+        """
+        file_values = {key: file_table.get(key) for key in _FILE_KEYS}
         return self._construct(
             where,
             HubFile,
-            repo=repo,
-            revision=revision,
-            **facts,
+            repo=model_table["repo"],
+            revision=model_table.get("revision"),
+            **file_values,
         )
 
-    def _check(self, table: Table, allowed: Mapping[str, type], where: str) -> None:
+    def _check_keys(self, table: Table, key_types: Mapping[str, type], where: str) -> None:
         """Raise PresetError for an unknown key, or a value of the wrong type."""
         for key, value in table.items():
-            if key not in allowed:
-                hint = did_you_mean(ours_for(key), allowed).strip()
+            if key not in key_types:
+                hint = did_you_mean(ours_for(key), key_types).strip()
                 if not hint:
-                    hint = f"Known keys: {', '.join(allowed)}."
+                    hint = f"Known keys: {', '.join(key_types)}."
                 raise self._error(where, f"{key}: is not a key here", hint)
-            kind = allowed[key]
-            is_of_kind = isinstance(value, kind)
+            key_type = key_types[key]
+            has_type = isinstance(value, key_type)
             if isinstance(value, bool):
-                is_of_kind = kind is bool  # a bool is an int, too
-            if not is_of_kind:
-                raise self._error(where, f"{key}: is {value!r}, not of type {kind.__name__}")
+                has_type = key_type is bool  # a bool is an int, too
+            if not has_type:
+                raise self._error(
+                    where, f"{key}: is {value!r}, not of type {key_type.__name__}"
+                )
 
     def _construct(
         self,
         where: str,
-        make: Callable[..., Made],
-        *values: Any,
-        **more: Any,
-    ) -> Made:
-        """The object made of the values. Raises PresetError if it refuses them."""
+        constructor: Callable[..., Object],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Object:
+        """What a constructor returns. Its OptionError becomes a PresetError."""
         try:
-            return make(*values, **more)
+            return constructor(*args, **kwargs)
         except OptionError as error:
             raise self._error(where, str(error), error.hint) from error
 
-    def _error(self, where: str, what: str, hint: str = _PAGE) -> PresetError:
-        return PresetError(f"{self._file}: [{self._preset}{where}] {what}", hint)
+    def _error(self, where: str, what: str, hint: str = _KEYS_HINT) -> PresetError:
+        """The error for a table of the preset, with the file and the table in its text."""
+        return PresetError(f"{self._file_name}: [{self._name}{where}] {what}", hint)

@@ -14,7 +14,7 @@ from localspec.gguf_file.header import Header
 from localspec.gguf_file.projector_facts import require_projector_of
 from localspec.gguf_file.shape import ModelShape, context_to_open
 from localspec.hub.api import remote_file
-from localspec.hub.hub_file import HubFile
+from localspec.hub.hub_file import SHA256_DIGITS, HubFile
 from localspec.presets.local_models import compare_vocabularies
 from localspec.presets.located import (
     adapter_model,
@@ -42,7 +42,7 @@ from localspec.presets.presets import (
 )
 from localspec.system.atomic_write import write_whole
 
-_FACTS = ("file", "size_bytes", "sha256")  # of a file on the hub
+_FILE_KEYS = ("file", "size_bytes", "sha256")  # of one file of a model on the hub
 
 
 def add_preset(
@@ -73,29 +73,29 @@ def add_preset(
         DownloadError: The hub could not be asked.
     """
     check_free(name, is_alias=False)
-    named: dict[Role, PresetModel] = {}
+    by_role: dict[Role, PresetModel] = {}
     for role in get_args(Role):
         model_name = models.get(role)
         if model_name:
-            named[role] = find_model(model_name, role)
-    found = read_model_headers(named)
-    headers = {role: model.header for role, model in found.items()}
+            by_role[role] = find_model(model_name, role)
+    found_headers = read_model_headers(by_role)
+    headers = {role: found.header for role, found in found_headers.items()}
     _check_together(headers)
-    found_adapters(adapters, headers["target"])
-    added: dict[str, object] = {"description": description}
-    added |= _lengths(context_length, headers)
-    for role, model in named.items():
-        added[role] = _model_table(model)
+    found_adapters(adapters, headers["target"])  # raises if one does not fit
+    table: dict[str, object] = {"description": description}
+    table |= _length_keys(context_length, headers)
+    for role, model in by_role.items():
+        table[role] = _model_table(model)
     if adapters:
-        added["adapters"] = [_adapter_table(adapter) for adapter in adapters]
+        table["adapters"] = [_adapter_table(adapter) for adapter in adapters]
     path = user_presets_file()
     with locked(path):
-        # Again, since another process may have added it in the meantime.
+        # Checked again, since another process may have added the name in the meantime.
         check_free(name, is_alias=False)
-        before = users_text().strip()
-        if before:
-            before += "\n\n"
-        text = before + toml_of({name: added})
+        text = users_text().strip()
+        if text:
+            text += "\n\n"
+        text += toml_of({name: table})
         preset = read_presets(str(path), text, load_presets())[name]
         write_whole(path, text.encode(), durable=True)
     return preset
@@ -104,21 +104,22 @@ def add_preset(
 def drop_preset(name: str) -> None:
     """Remove a preset from the user's file. No other line changes.
 
-    Raises PresetError if it is not there under headers of its own, or another preset
-    there extends it.
+    Raises PresetError if the file has no such preset, or not under headers of its own, or if
+    another preset in the file extends it.
     """
     path = user_presets_file()
     with locked(path):
-        users = extended_by(name)
-        if users:
-            raise PresetError(f"{', '.join(users)} extends {name!r}", "Remove that first.")
+        extending = extended_by(name)
+        if extending:
+            raise PresetError(f"{', '.join(extending)} extends {name!r}", "Remove that first.")
         text = users_text()
-        shortened = _without(text, name)
-        expected = parse_toml(text)
+        shortened = _without_preset(text, name)
+        remaining_tables = parse_toml(text)
+        removed_table = remaining_tables.pop(name, None)
         is_removed = False
-        if expected.pop(name, None) is not None:
+        if removed_table is not None:
             with contextlib.suppress(ValueError):
-                is_removed = parse_toml(shortened) == expected
+                is_removed = parse_toml(shortened) == remaining_tables
         if not is_removed:
             raise PresetError(
                 f"{name!r} is not in {path} under a header of its own",
@@ -128,44 +129,47 @@ def drop_preset(name: str) -> None:
 
 
 def extended_by(name: str) -> list[str]:
-    """The presets of the user's file that extend the preset of that name in it.
+    """The names of presets in the user's file that extend the preset of that name.
 
     Raises PresetError if the file is malformed.
     """
-    user_presets()
-    users = []
-    for other, table in parse_toml(users_text()).items():
-        if other != name and table.get("extends") == name:
-            users.append(other)
-    return users
+    user_presets()  # raises if it is malformed
+    extending = []
+    for other_name, table in parse_toml(users_text()).items():
+        if other_name != name and table.get("extends") == name:
+            extending.append(other_name)
+    return extending
 
 
-def _without(text: str, name: str) -> str:
-    """The lines of the text without those of the preset's tables.
+def _without_preset(text: str, name: str) -> str:
+    """The text of a file of presets without the lines of one preset's tables.
 
-    Comments before the next table belong to that one.
+    Blank lines and comments before a table belong to that table.
     """
     kept: list[str] = []
-    between: list[str] = []  # blank lines and comments whose table is not known yet
-    is_its = False
+    undecided: list[str] = []  # blank lines and comments, until a line after them decides
+    is_in_preset = False
     for line in text.split("\n"):
         if not line.strip() or line.lstrip().startswith("#"):
-            between.append(line)
+            undecided.append(line)
             continue
-        was_its = is_its
+        was_in_preset = is_in_preset
         header = header_of(line)
         if header:
-            is_its = header[0] == name
-        if not (was_its and is_its):
-            kept += between
-        between = []
-        if not is_its:
+            is_in_preset = header[0] == name
+        if not (was_in_preset and is_in_preset):
+            kept += undecided
+        undecided = []
+        if not is_in_preset:
             kept.append(line)
-    return "\n".join([*kept, *between])
+    return "\n".join([*kept, *undecided])
 
 
 def _check_together(headers: dict[Role, Header]) -> None:
-    """Raise PairError if they do not fit together, ModelFileError if the target is a head."""
+    """Check that the models of a preset fit the target.
+
+    Raises PairError if one does not, and ModelFileError if the target's file holds only a head.
+    """
     target = headers["target"]
     check_target(target)
     if "mmproj" in headers:
@@ -183,61 +187,70 @@ def _check_together(headers: dict[Role, Header]) -> None:
         )
 
 
-def _lengths(wanted: int | None, headers: dict[Role, Header]) -> dict[str, int]:
-    """The keys of both context lengths, in tokens. Raises OptionError.
+def _length_keys(wanted: int | None, headers: dict[Role, Header]) -> dict[str, int]:
+    """The keys context_length and max_context_length of a preset, in tokens.
+
+    Raises OptionError if the target was trained for less than `wanted`.
 
     Args:
-        wanted: The context that the user asks for. None: what the models were trained for, up
-            to 8192.
-        headers: The models of the preset.
+        wanted: The context that the user asks for, in tokens. None: what the target and the
+            draft were trained for, up to 8192.
+        headers: The headers of the preset's models.
     """
-    of_target = ModelShape(headers["target"]).context_length
-    most = of_target
+    target_trained = ModelShape(headers["target"]).context_length
+    both_trained = target_trained
     if "draft" in headers:
-        most = min(of_target, ModelShape(headers["draft"]).context_length)
-    trained = of_target
+        draft_trained = ModelShape(headers["draft"]).context_length
+        both_trained = min(target_trained, draft_trained)
+    limit = target_trained
     if wanted is None:
-        trained = most
-    length = context_to_open(wanted, trained, headers["target"].path.name)
-    return {"context_length": length, "max_context_length": most}
+        limit = both_trained
+    length = context_to_open(wanted, limit, headers["target"].path.name)
+    return {"context_length": length, "max_context_length": both_trained}
 
 
 def _model_table(model: PresetModel) -> dict[str, object]:
-    """The model's table in a file of presets, its files of the hub pinned."""
+    """The table of a model in a file of presets, with its files of the hub pinned."""
     if isinstance(model, PackagedModel | LocalModel):
         # Links are not resolved: the parts of a split model are found by their names.
         return {"path": os.path.abspath(model.path)}
-    files = [_pinned(file) for file in model.files]
-    common = {"repo": files[0].repo, "revision": files[0].revision}
+    files = [_pinned_file(file) for file in model.files]
+    table: dict[str, object] = {"repo": files[0].repo, "revision": files[0].revision}
     parts = [_file_table(file) for file in files]
     if len(parts) == 1:
-        return {**common, **parts[0]}
-    return {**common, "parts": parts}
+        table |= parts[0]
+    else:
+        table["parts"] = parts
+    return table
 
 
 def _adapter_table(adapter: Adapter) -> dict[str, object]:
-    """The adapter's table in a file of presets: a model's, with a scale."""
-    model = adapter_model(adapter)
-    return {**_model_table(model), "scale": adapter.scale}
+    """The table of an adapter in a file of presets: that of a model, with a scale."""
+    table = _model_table(adapter_model(adapter))
+    table["scale"] = adapter.scale
+    return table
 
 
 def _file_table(file: HubFile) -> dict[str, object]:
-    """A file's keys in a file of presets, but for what all parts of a model share."""
+    """The keys of one file of a model, without those that all its files share."""
     table = {}
-    for key in _FACTS:
+    for key in _FILE_KEYS:
         value = getattr(file, key)
         if value is not None:
             table[key] = value
     return table
 
 
-def _pinned(file: HubFile) -> HubFile:
-    """The file pinned to what the hub has now, unless it is pinned already."""
+def _pinned_file(file: HubFile) -> HubFile:
+    """The file, pinned to what the hub has now unless it is pinned already.
+
+    Raises DownloadError if the hub cannot be asked.
+    """
     if file.revision and file.sha256 and file.size_bytes:
         return file
     remote = remote_file(file)
     sha256 = None
-    if len(remote.etag) == 64:
+    if len(remote.etag) == SHA256_DIGITS:  # else it is a git blob id
         sha256 = remote.etag
     return replace(
         file,

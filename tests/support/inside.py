@@ -42,7 +42,7 @@ from localspec.llama.hidden_rows import HiddenRows
 from localspec.llama.model import LlamaModel
 from localspec.llama.model_vocabulary import LlamaVocabulary
 from localspec.policy.profile import Profile
-from localspec.presets.local_models import _used, _used_file
+from localspec.presets.local_models import _used_paths, _used_paths_file
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.constraint import Constraint
 from localspec.sampling.distribution import Distribution, Logits
@@ -371,12 +371,12 @@ def chat_history() -> Any:
 
 def used_file() -> Path:
     """The file with the paths of models that were opened: tests put a pipe in its place."""
-    return _used_file()
+    return _used_paths_file()
 
 
 def used_files() -> list[str]:
     """The paths in it."""
-    return _used()
+    return _used_paths()
 
 
 def calls_under_way(server: Any) -> set[object]:

@@ -44,7 +44,7 @@ from localspec.presets.located import (
     locate,
     preset_state,
 )
-from localspec.presets.model_names import drop_alias, set_alias, set_default, usual_model
+from localspec.presets.model_names import default_model, drop_alias, set_alias, set_default
 from localspec.presets.presets import (
     DEFAULT_PRESET,
     Adapter,
@@ -178,7 +178,7 @@ def _print_table(states: list[PresetState], free: MemoryRoom) -> None:
 
 def _default_name() -> str:
     """The name of the model that commands use when none is named."""
-    usual = usual_model()
+    usual = default_model()
     if usual is None:
         return DEFAULT_PRESET
     return usual.name
@@ -488,7 +488,7 @@ def default(*, name: str | None, clear: bool) -> None:
     if clear or name is not None:
         set_default(name)  # None clears it
     click.echo(printable(_default_name()))
-    usual = usual_model()
+    usual = default_model()
     if usual is not None:
         say(f"That is {usual.origin}.")
 
