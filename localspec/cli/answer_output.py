@@ -43,6 +43,7 @@ class PlainView:
             return
         is_first = self._was_thought is None
         changes_kind = not is_first and self._was_thought != piece.is_thought
+        # Thoughts end their line before the answer; it ends its own on the same terminal alone.
         if changes_kind and (self._was_thought or self._share_terminal):
             self._write_thought("\n", None)
         self._was_thought = piece.is_thought

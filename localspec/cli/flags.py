@@ -32,8 +32,8 @@ Decorator = Callable[[Any], Any]
 
 def with_all(options: Sequence[Decorator], command: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a command with options, which --help lists in this order."""
-    for option in reversed(options):
-        command = option(command)
+    for decorate in reversed(options):
+        command = decorate(command)
     return command
 
 
@@ -46,9 +46,12 @@ def read_option_file(flag: str, path: Path, hint: str = "Give a text file.") -> 
 
 
 def flags_of(keyword: str) -> list[str]:
-    """The flags that stand for a keyword: the usual one, and the keyword with dashes."""
+    """The flags that stand for a keyword: the usual one first, then the keyword with dashes."""
     flag = "--" + keyword.replace("_", "-")
-    return list(dict.fromkeys((_USUAL_FLAGS.get(keyword, flag), flag)))
+    usual = _USUAL_FLAGS.get(keyword, flag)
+    if usual == flag:
+        return [flag]
+    return [usual, flag]
 
 
 def usual_flag(keyword: str) -> str:

@@ -47,8 +47,8 @@ def echo_off() -> Iterator[None]:
     """Stop the terminal from showing typed text while the body runs.
 
     It would mix with the output. The text is not lost: the next read gets it. This does nothing
-    on Windows, whose console shows typed text only during a read, and unless stdin is a
-    terminal and this process is in its foreground.
+    on Windows (whose console shows typed text only during a read), if stdin is no terminal, and
+    if this process is in the background.
     """
     if sys.platform == "win32" or not _is_in_foreground():
         yield

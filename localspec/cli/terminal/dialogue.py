@@ -68,14 +68,16 @@ def _handle_message(conversation: Conversation, text: str) -> None:
     if quoted is not None:
         if quoted.strip():
             conversation.ask(quoted)
-    elif not run_command(conversation, text) and not _attach_dropped(conversation, text):
+        return
+    is_done = run_command(conversation, text) or _attach_dropped(conversation, text)
+    if not is_done:
         conversation.ask(text)
 
 
 def _prefilled(conversation: Conversation, was_emptied: bool) -> str:  # noqa: FBT001
-    """The text that the input line starts with: the last question, if it is being edited.
+    """The text that the input line starts with: the last question if it is edited, else "".
 
-    A note says so. If the user has just cleared that line, editing ends.
+    A note names the keys. If the user has just cleared the line, editing ends.
     """
     if not conversation.is_editing:
         return ""
@@ -137,9 +139,9 @@ def preparing_next_answer(engine: BaseEngine, chat: Chat) -> Iterator[None]:
 def _attach_dropped(conversation: Conversation, text: str) -> bool:
     """Attach files that were dropped on the terminal, which types their paths.
 
-    Returns False, and attaches nothing, unless the text is only paths of files and one of them
-    is a picture: the text is a message then. Raises OptionError for a file that the model
-    cannot take.
+    Returns whether the text is only paths of files, at least one of a picture. Any other text
+    is a message, and nothing is attached. Raises OptionError for a file that the model cannot
+    take.
     """
     files = [read_attachment(path) for path in _dropped_files(text)]
     pictures = [file for file in files if file.picture is not None]

@@ -95,7 +95,7 @@ class LineEditor:
                 raise self._ending
 
     def end(self, ending: BaseException) -> None:
-        """Raise an exception in `messages`; for signal handlers.
+        """Let `messages` raise an exception; for signal handlers.
 
         While the prompt is shown, the exception is raised once the prompt has ended: inside the
         prompt's event loop it could leave the terminal in raw mode.

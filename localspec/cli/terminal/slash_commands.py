@@ -205,8 +205,8 @@ def _known_setting(name: str) -> str:
 def _setting_value(name: str, text: str) -> Any:
     """The value of a setting that a typed text means.
 
-    Raises OptionError for a wrong view of thoughts or a wrong switch. A text that should be a
-    number and is none is returned as it is: the check of ranges refuses it.
+    Raises OptionError for a wrong view of thoughts or a wrong switch. If the value has to be a
+    number and the text is not one, the text is returned: the check of ranges refuses it.
     """
     if name == "think":
         views = get_args(ThoughtView)
