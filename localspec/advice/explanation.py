@@ -330,7 +330,7 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
         parallel, kept_bytes: The number of answers at once, and the memory for caches. The
             defaults are those of `load`.
     """
-    asked = LlamaOptions(
+    options = LlamaOptions(
         context_length=context_length,
         num_gpu_layers=num_gpu_layers,
         device=device,
@@ -344,7 +344,11 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
             "mmproj": mmproj,
         },
     )
-    found, projector, projector_header = _found(chosen, names, is_blind=mmproj == NO_PROJECTOR)
+    found, projector, projector_header = _find_headers(
+        chosen,
+        names,
+        is_blind=mmproj == NO_PROJECTOR,
+    )
     target_header = found["target"].header
     vocabulary: SharedVocabulary | None = None
     misfit = ""
@@ -353,11 +357,15 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
         draft_header = found["draft"].header
         too_large = size_warning(target_header, draft_header)
         vocabulary, misfit = _shared_vocabulary(target_header, draft_header)
-    asked = replace(asked, rpc=common_servers(rpc, chosen), tensor_split=tuple(tensor_split))
-    free = free_memory(asked.rpc)
-    own_adapters = _adapters(found["target"], adapters, chosen)
-    any_context = replace(asked, context_length=None)
-    wanted = _wanted(found, any_context, projector_header, own_adapters)
+    options = replace(
+        options,
+        rpc=common_servers(rpc, chosen),
+        tensor_split=tuple(tensor_split),
+    )
+    free = free_memory(options.rpc)
+    adapter_files = _adapter_files(found["target"], adapters, chosen)
+    without_context = replace(options, context_length=None)
+    wanted = _wanted(found, without_context, projector_header, adapter_files)
     description = ""
     usual_length = None
     if chosen is not None:
@@ -365,8 +373,8 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
         usual_length = chosen.context_length
     length = target_context_length(target_header, context_length or usual_length)
     check_parallel(parallel)
-    if asked.device is not None:
-        require_device(asked.device, free.gpus)
+    if options.device is not None:
+        require_device(options.device, free.gpus)
     if measure and not found["target"].is_here:
         raise OptionError(
             f"{target_header.path.name} is not on this machine, and cannot be measured",
@@ -391,16 +399,16 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
         kept_bytes=kept_bytes - plan.reserved_bytes,
     )
     smaller = _smaller_preset(free, memory)
-    head_report = _head_report(found, memory, asked)
+    head_report = _head_report(found, memory, options)
     draft_choice = _draft_choice(found)
     usable_draft = draft_choice.path
     draft_to_measure = None
     if draft_choice.why_not:
         usable_draft = None
         draft_to_measure = draft_choice.path
-    costs = _measured_costs(found, head_report, own_adapters)
-    has_room = memory.models[0].num_snapshots > 0
-    target_facts = _facts(found["target"], own_adapters, has_room=has_room)
+    costs = _measured_costs(found, head_report, adapter_files)
+    keeps_snapshots = memory.models[0].num_snapshots > 0
+    target_facts = _facts(found["target"], adapter_files, keeps_snapshots=keeps_snapshots)
     draft_facts = None
     if "draft" in found:
         draft_facts = _facts(found["draft"])
@@ -413,7 +421,7 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
         draft=draft_facts,
         head=head_report,
         projector=projector,
-        adapters=tuple(map(_adapter_report, own_adapters)),
+        adapters=tuple(map(_adapter_report, adapter_files)),
         vocabulary=vocabulary,
         misfit=misfit,
         size_warning=too_large,
@@ -433,21 +441,24 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
     )
 
 
-def _found(
+def _find_headers(
     chosen: Preset | None,
     names: dict[Role, _Name],
     *,
     is_blind: bool,
 ) -> tuple[dict[Role, FoundHeader], ProjectorReport | None, Header | None]:
-    """The header of each model, and the projector's report and header.
+    """The header of each model, and the report on the projector and its header.
 
     Args:
         chosen: The preset, from `resolve_pair`.
-        names: The models that were named, from `resolve_pair`, too.
+        names: The models that the caller named, from `resolve_pair`, too.
         is_blind: Whether the projector is to be left out.
 
+    Returns:
+        Headers by role, without the projector's; then None twice if there is no projector.
+
     Raises:
-        ModelFileError: the target is a head.
+        ModelFileError: The target is a head.
     """
     models: dict[Role, PresetModel] = {}
     if chosen is not None:
@@ -465,17 +476,17 @@ def _found(
     if projector is None or is_blind:
         return found, None, None
     is_named = "mmproj" in names
-    report, header = _found_projector(target, projector, is_named=is_named)
+    report, header = _read_projector(target, projector, is_named=is_named)
     return found, report, header
 
 
-def _found_projector(
+def _read_projector(
     target: FoundHeader,
     model: PresetModel,
     *,
     is_named: bool,
 ) -> tuple[ProjectorReport, Header | None]:
-    """The report on a projector, and its header if it is used.
+    """The report on a projector, and its header; None for one that does not suit the target.
 
     Raises ModelFileError for a file that was named and is no projector, DownloadError.
     """
@@ -513,21 +524,21 @@ def _found_projector(
 
 
 def _shared_vocabulary(target: Header, draft: Header) -> tuple[SharedVocabulary | None, str]:
-    """What two models share, or None and why they are not a pair."""
+    """What two models share, and ""; or None, and why they are not a pair."""
     try:
         return compare_vocabularies(target, draft), ""
     except PairError as error:
         return None, str(error)
 
 
-def _adapters(
+def _adapter_files(
     target: FoundHeader,
-    given: Sequence[AnyAdapter] | None,
+    adapters: Sequence[AnyAdapter] | None,
     chosen: Preset | None,
 ) -> tuple[AdapterFile, ...]:
-    """The adapters that are given, or else the preset's. Raises as `found_adapters`."""
-    if given is not None:
-        return found_adapters(checked_adapters(given), target.header)
+    """The files of the caller's adapters, or the preset's. Raises as `found_adapters`."""
+    if adapters is not None:
+        return found_adapters(checked_adapters(adapters), target.header)
     if chosen is not None:
         return found_adapters(chosen.adapters, target.header)
     return ()
@@ -541,27 +552,28 @@ def _adapter_report(adapter: AdapterFile) -> AdapterReport:
 
 def _wanted(
     found: dict[Role, FoundHeader],
-    asked: LlamaOptions,
+    target_options: LlamaOptions,
     projector: Header | None,
     adapters: Sequence[AdapterFile],
 ) -> list[Planned]:
     """The models with their options, the target first.
 
     Args:
-        asked: The target's options.
-        projector: Its header, if the projector is used.
+        found: The headers of the models, the target's first.
+        target_options: The target's options.
+        projector: The projector's header, if it is used.
         adapters: The target's adapters.
     """
-    if "head" in found or asked.rpc:  # a head in the target's file would be on the servers
-        asked = replace(asked, with_head=False)
-    asked_of_others = asked
-    if asked.rpc:  # the other models stay on this machine
-        asked_of_others = replace(asked, rpc=(), tensor_split=())
+    if "head" in found or target_options.rpc:  # a head in the file would be on the servers
+        target_options = replace(target_options, with_head=False)
+    other_options = target_options
+    if target_options.rpc:  # the other models stay on this machine
+        other_options = replace(target_options, rpc=(), tensor_split=())
     wanted = []
     for role, model in found.items():
-        options = asked_of_others
+        options = other_options
         if role == "target":
-            options = asked
+            options = target_options
         wanted.append(Planned(model.header, options, role))
     adapter_headers = tuple(adapter.header for adapter in adapters)
     wanted[0] = wanted[0]._replace(adapters=adapter_headers)
@@ -573,13 +585,16 @@ def _wanted(
 def _head_report(
     found: dict[Role, FoundHeader],
     memory: PairMemory,
-    asked: LlamaOptions,
+    target_options: LlamaOptions,
 ) -> HeadReport | None:
     """The report on the head in a file of its own, or else in the target's file.
 
+    None if there is no head.
+
     Args:
-        memory: The plan's.
-        asked: The target's options.
+        found: The headers of the models.
+        memory: The memory of the planned models.
+        target_options: The target's options.
     """
     target = found["target"]
     if "head" in found:
@@ -588,7 +603,7 @@ def _head_report(
     if facts is None:
         return None
     why_not = facts.why_not
-    if not why_not and asked.rpc:
+    if not why_not and target_options.rpc:
         why_not = 'it would be on the servers, where proposer="head" uses it'
     elif not why_not and not memory.models[0].with_head:
         why_not = "there is no memory for it"
@@ -621,7 +636,7 @@ def _own_head_report(target: FoundHeader, head: FoundHeader) -> HeadReport:
 
 
 def _draft_choice(found: dict[Role, FoundHeader]) -> DraftChoice:
-    """A draft on this machine for a target that comes alone."""
+    """A draft on this machine for a target that comes without draft and head; else none."""
     if len(found) == 1:
         return draft_here(found["target"].header)
     return DraftChoice(None, "")
@@ -656,22 +671,27 @@ def _facts(
     found: FoundHeader,
     adapters: Sequence[AdapterFile] = (),
     *,
-    has_room: bool = True,
+    keeps_snapshots: bool = True,
 ) -> ModelFacts:
     """The facts about a model.
 
     Args:
-        has_room: Whether there is memory for a hybrid's snapshots.
+        found: The model's header.
+        adapters: Its adapters.
+        keeps_snapshots: Whether there is memory for snapshots of a hybrid's states.
     """
     header = found.header
-    shape = ModelShape(found.header)
+    shape = ModelShape(header)
+    can_roll_back = shape.can_roll_back
+    if shape.has_snapshots and not keeps_snapshots:
+        can_roll_back = False
     num_output_weights = 0
     output = header.by_name().get("output.weight")
     if output is not None:
         num_output_weights = math.prod(output.shape)
     exactness = None
     if found.is_here:
-        exactness = _found_exactness(header, adapters)
+        exactness = _known_exactness(header, adapters)
     templates = [str(header.metadata.get(key, "")) for key in _TEMPLATES]
     type_bytes: Counter[str] = Counter()
     for tensor in header.tensors:
@@ -691,7 +711,7 @@ def _facts(
         vocab_size=len(header.tokens),
         trained_context=shape.context_length,
         sliding_window=shape.sliding_window,
-        can_roll_back=shape.can_roll_back and (has_room or not shape.has_snapshots),
+        can_roll_back=can_roll_back,
         type_bytes=dict(type_bytes.most_common()),
         exact_settings=_exact_settings(header),
         exactness=exactness,
@@ -718,10 +738,10 @@ def _measured_costs(
             headers.append(found["target"].header)
     digests = [FileContent(header).digest() for header in headers]
     contents = [digest for digest in digests if digest is not None]
-    words = _adapted(adapters, [adapter.scale for adapter in adapters])
-    if len(contents) < len(digests) or words is None:
+    adapters_in_words = _adapters_in_words(adapters, [adapter.scale for adapter in adapters])
+    if len(contents) < len(digests) or adapters_in_words is None:
         return None
-    learned = latest_learned(contents, words)
+    learned = latest_learned(contents, adapters_in_words)
     if learned is None:
         return None
     try:
@@ -769,7 +789,7 @@ def _gain(costs: Curve, acceptance: float) -> ExpectedGain:
 
 
 def _exact_settings(header: Header) -> tuple[str, ...]:
-    """The settings, in words, with which a file is opened for exact decodes."""
+    """The settings with which a file is opened for exact decodes, each in words."""
     options = suited_options_here(LlamaOptions(exact=True), header, DEFAULT_CONTEXT_LENGTH)
     settings = []
     if options.flash_attention == "off":
@@ -785,8 +805,11 @@ def _exact_settings(header: Header) -> tuple[str, ...]:
     return tuple(settings)
 
 
-def _adapted(adapters: Sequence[AdapterFile], scales: Sequence[float]) -> str | None:
-    """The adapters as words of an identity; None if an adapter's file is not here."""
+def _adapters_in_words(
+    adapters: Sequence[AdapterFile],
+    scales: Sequence[float],
+) -> str | None:
+    """The adapters as identities of profiles name them; None if a file is not here."""
     try:
         digests = [FileContent(adapter.header).digest() for adapter in adapters]
     except OSError:
@@ -797,8 +820,8 @@ def _adapted(adapters: Sequence[AdapterFile], scales: Sequence[float]) -> str | 
     return adapters_identity(contents, scales)
 
 
-def _found_exactness(header: Header, adapters: Sequence[AdapterFile]) -> Exactness | None:
-    """The probe's result for a file with exact settings here; None if none is known."""
+def _known_exactness(header: Header, adapters: Sequence[AdapterFile]) -> Exactness | None:
+    """The decodes that were found exact for a file, with this libllama; None if unknown."""
     from localspec.llama.library import kernels  # loads libllama
 
     profiles = []
@@ -808,12 +831,13 @@ def _found_exactness(header: Header, adapters: Sequence[AdapterFile]) -> Exactne
     if not profiles:
         return None
     content = FileContent(header).digest()
-    words = _adapted(adapters, [USUAL_SCALE] * len(adapters))
-    if words is None:
+    adapters_in_words = _adapters_in_words(adapters, [USUAL_SCALE] * len(adapters))
+    if adapters_in_words is None:
         return None
     for identity, learned in profiles:
         model = identity[0]
-        is_here = model.startswith(f"{content} ·") and model.endswith(f" · {kernels()}")
-        if is_here and has_adapters(model, words):
+        is_of_file = model.startswith(f"{content} ·")
+        is_of_kernels = model.endswith(f" · {kernels()}")
+        if is_of_file and is_of_kernels and has_adapters(model, adapters_in_words):
             return Exactness.saved(learned)
     return None

@@ -24,9 +24,10 @@ from localspec.presets.located import PresetState
 
 ENOUGH_TOKENS_PER_S = 5.0  # about as fast as people read
 ASSUMED_BYTES_PER_S = 40e9  # two channels of DDR4; newer PCs have more
-_NEARLY = 0.9  # of the largest size; smaller differences say nothing about a model's abilities
-_LARGE_BYTES = 200_000_000  # a model of which no processor's cache holds a good part
-_MOST_LOOKED_AT = 4  # headers; reading one takes up to half a second
+# From this share of the largest size on, sizes say nothing about which model is better
+_ABOUT_AS_LARGE = 0.9
+_LARGE_BYTES = 200_000_000  # of a model that is much larger than any processor's cache
+_MOST_HEADERS = 4  # to read; each takes up to half a second
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Recommendation:
     """What the target reads for a token, in bytes."""
 
     is_on_gpus: bool
-    """Whether all of it fits onto GPUs with memory of their own."""
+    """Whether the whole preset fits onto GPUs with memory of their own."""
 
     bytes_per_s: float | None
     """What this machine's memory delivers; None if that was not measured."""
@@ -66,9 +67,9 @@ def recommend(
 ) -> Recommendation | None:
     """The largest preset of the newest year that fits and is quick, judged by sizes of files.
 
-    Of several that are about as large it is the newest. A preset that fits onto the GPUs comes
-    before one that does not. If none of that year is quick, it is the quickest of that year.
-    None if no preset with a known release fits.
+    Of several that are about as large it is the newest. Presets that fit onto the GPUs come
+    before all others. If none of that year is quick, it is the quickest of that year. None if
+    no preset with a known release fits.
 
     Args:
         states: The presets. Those for vectors, and variants of others, are left out.
@@ -109,10 +110,12 @@ def _fitting(
 
 
 def _newest_of_the_largest(choices: Sequence[Recommendation]) -> Recommendation:
+    """The newest of the presets that are about as large as the largest one."""
+
     def size_bytes(choice: Recommendation) -> int:
         return choice.state.size_bytes or 0
 
-    least_bytes = _NEARLY * max(map(size_bytes, choices))
+    least_bytes = _ABOUT_AS_LARGE * max(map(size_bytes, choices))
     largest = [choice for choice in choices if size_bytes(choice) >= least_bytes]
     return max(largest, key=lambda choice: choice.state.preset.released)
 
@@ -147,24 +150,27 @@ def measured_bytes_per_s(targets: Sequence[Path], free: MemoryRoom) -> float | N
     if not steps_s:
         return None
     files = [path for path in targets if path.is_file()]
-    by_size = sorted([(path.stat().st_size, path) for path in files], reverse=True)
-    for size_bytes, path in by_size[:_MOST_LOOKED_AT]:
+    sizes = [(path.stat().st_size, path) for path in files]
+    sizes.sort(reverse=True)
+    for size_bytes, path in sizes[:_MOST_HEADERS]:
         if size_bytes < _LARGE_BYTES:
             break
         try:
             header = check_model_file(path)
         except ModelFileError:
             continue
-        step_s = steps_s.get(FileContent(header).digest() or "")
+        content = FileContent(header).digest()
+        step_s = steps_s.get(content or "")
         if step_s and not has_experts(header):
             return _read_bytes(header) / step_s
     return None
 
 
 def _steps_s() -> dict[str, float | None]:
-    """Seconds of the steps of each target that was measured, by the content of its file.
+    """Seconds of a target-only step of each target that ran here, by the hash of its file.
 
-    Of several profiles of a target the latest counts, which `kept_profiles` yields first.
+    Of several profiles of a target the latest counts, which `kept_profiles` yields first. None
+    if it has no measurement.
     """
     steps_s: dict[str, float | None] = {}
     for _, identity, learned in kept_profiles():
@@ -174,7 +180,11 @@ def _steps_s() -> dict[str, float | None]:
 
 
 def _step_s(learned: dict[str, object]) -> float | None:
-    """Seconds of the fastest target-only steps of a profile; None if it has none."""
+    """Seconds of the fastest target-only step of a profile; None if it has none.
+
+    Args:
+        learned: The profile's content. Its "threads" are those of `FastestDecodes.as_dict`.
+    """
     fastest = learned.get("threads")
     if not isinstance(fastest, dict) or not fastest.get("1"):
         return None
@@ -182,9 +192,10 @@ def _step_s(learned: dict[str, object]) -> float | None:
 
 
 def _read_bytes(header: Header) -> int:
-    """The weights that a step reads, in bytes.
+    """The weights that a target-only step reads, in bytes.
 
-    Of the embeddings a step reads one row, unless they are the output layer, too.
+    The embeddings do not count: a step reads one row of them. If there is no output layer, they
+    are used as one, and count.
     """
     tensors = header.by_name()
     if "output.weight" in tensors and "token_embd.weight" in tensors:

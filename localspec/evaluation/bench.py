@@ -39,9 +39,9 @@ from localspec.system.machine import cores_here, num_busy_cores, peak_memory_byt
 _COST_ROUNDS = 2  # the most rounds in which a few sizes of decodes are timed
 _COSTS_SHARE = 0.1  # of the time limit; after that no second round begins
 NARROW = 1.05  # the reach of an interval that needs no more text
-NOT_FEW = 8  # stretches; a narrow interval of fewer does not count
+NOT_FEW = 8  # stretches; an interval of fewer is never taken for narrow
 _NUM_CACHED = 64  # the most tokens before a timed decode
-_SPARE = 1.2  # the seconds to allow ÷ the seconds that should be needed
+_SPARE = 1.2  # the seconds to recommend ÷ the seconds that are probably needed
 _BUSY_CORES = 0.5  # cores that other programs may use, beyond those that our threads leave free
 
 
@@ -109,7 +109,7 @@ class KindSpeed:
 
     @property
     def outcome(self) -> Outcome:
-        """The result; wrong about equally fast sides 5 times in 100."""
+        """The result. Equally fast sides are called different 5 times in 100."""
         return _outcome(self.estimate, self.num_drafted)
 
     @property
@@ -218,18 +218,23 @@ class Bench:
         if num_stretches == 0 or is_complete:
             return None
         writing_s = sum(answer_times_s)
-        first_s = num_lacking * writing_s / num_stretches
-        more_s = max(0.0, times_as_much - 1.0) * writing_s
-        return _SPARE * (self.time_s + first_s + more_s)
+        stretch_s = writing_s / num_stretches
+        missing_s = num_lacking * stretch_s
+        narrowing_s = max(0.0, times_as_much - 1.0) * writing_s
+        return _SPARE * (self.time_s + missing_s + narrowing_s)
 
     def _times_as_much(self) -> float:
-        """The factor by which more text probably shows a difference over all, or that there is
-        none; 1 if it is shown."""
+        """How many times as much text probably shows a difference over all, or that there is
+        none.
+
+        1 if that is shown already, or if nothing was measured.
+        """
         over_all = self.over_all
         if over_all is None or self.outcome is not Outcome.NO_DIFFERENCE:
             return 1.0
         value = over_all.value
-        return over_all.times_as_much(max(NARROW, value, 1 / value))
+        reach = max(value, 1 / value)  # with which the interval would leave out 1
+        return over_all.times_as_much(max(reach, NARROW))
 
     @property
     def partial(self) -> bool:
@@ -239,7 +244,7 @@ class Bench:
 
     @property
     def draft_off(self) -> DraftOff | None:
-        """The most frequent reason for not drafting, or None.
+        """The most frequent reason for not drafting; None if every step drafted.
 
         The plain steps of the rounds have the reason SET_TO_ZERO and count as one step.
         """
@@ -257,8 +262,8 @@ class Bench:
     def break_even(self) -> dict[ProposerKind, float | None]:
         """The lowest acceptance rate at which each proposer pays; None if it never does.
 
-        It has the lookup, whose tokens cost nothing, and the proposers that were timed. Empty
-        if only decodes of one token were timed, or if the costs are wrong.
+        The proposers are the lookup, whose tokens cost nothing, and those that were timed.
+        Empty if only decodes of one token were timed, or while other programs were busy.
         """
         if self.costs is None or not self.costs.are_steady or len(self.costs.ratios) < 2:
             return {}
@@ -281,15 +286,15 @@ def run_bench(
 ) -> Bench:
     """Measure an engine on tasks. Its policy is restored afterwards, and keeps what it learned.
 
-    First each kind is asked once, then the kind whose interval is widest, until all intervals
-    are narrow.
+    First a task of each kind is asked, then always one of the kind whose interval is widest,
+    until all intervals are narrow.
 
     Raises OptionError for answers that are too short to time both sides, ContextError if no
     task leaves context for an answer.
 
     Args:
         tasks: One or more.
-        asked: Keywords of `Task.ask`, its options among them.
+        asked: The keywords with which each task is asked, as for `Task.ask`; with options.
         seconds: The time limit. It and the watch's cancellation end the measurement even within
             a decode; the results so far are returned.
     """
@@ -316,13 +321,13 @@ class _Kind:
 
     @property
     def needs_more(self) -> bool:
-        """Whether its interval is not narrow yet, and more answers can make it so."""
+        """Whether its interval is not narrow yet, and more answers can narrow it."""
         is_narrow = self.reach <= NARROW and len(self.speed.stretches) >= NOT_FEW
         return bool(self.tasks) and not (is_narrow or self.speed.is_too_short)
 
     @property
     def reach(self) -> float:
-        """The interval's factor; infinite without an interval."""
+        """`RatioEstimate.reach` of its interval; infinite without an interval."""
         estimate = self.speed.estimate
         if estimate is None:
             return math.inf
@@ -364,7 +369,7 @@ class _BenchRun:
         return time.perf_counter() - self.started_s
 
     def measure_costs(self, text: str) -> None:
-        """Time decodes after a text. A second round begins only within a share of the time."""
+        """Time decodes after a text. Only the first round takes more than _COSTS_SHARE."""
 
         def is_enough() -> bool:
             return self._spent_s() > _COSTS_SHARE * self.seconds
@@ -373,14 +378,19 @@ class _BenchRun:
             return measure_costs(loop, chain, tokens, is_enough)
 
         self.watch.progress("timing decodes", None)
-        most = max(1, min(_NUM_CACHED, self.engine.context_length - LARGEST_STEP))
+        num_free = self.engine.context_length - LARGEST_STEP
+        most = max(1, min(_NUM_CACHED, num_free))
         tokens = self.engine.tokenize(text)[:most]
-        chain = Resolver(self.engine.vocabulary).chain(self.engine.sampling, len(tokens))
+        resolver = Resolver(self.engine.vocabulary)
+        chain = resolver.chain(self.engine.sampling, len(tokens))
         with self.ended.obeyed(self.engine.cancel):
             self.costs = self.engine.exclusively(measure)
 
     def compare(self, tasks: Sequence[Task]) -> None:
-        """Ask each kind once, then those that are known least. Raises Interrupted."""
+        """Ask a task of each kind, then tasks of the kinds with the widest intervals.
+
+        Raises Interrupted.
+        """
         for task in tasks:
             if task.suits(self.engine, self.asked["template"]):
                 kind = self.kinds.setdefault(task.kind, _Kind(KindSpeed(task.kind)))
@@ -412,11 +422,12 @@ class _BenchRun:
         return "; ".join(parts)
 
     def _ask(self, kind: _Kind, until_s: float) -> None:
-        """Write one more answer.
+        """Write one more answer, and add what was measured to its kind.
 
         Args:
-            until_s: In seconds since the start. From then on the answer ends as soon as it
-                allows an estimate.
+            kind: The kind of text.
+            until_s: Seconds since the start of the measurement. From then on the answer ends
+                as soon as it has the fewest stretches for an estimate.
         """
         self.watch.progress(self._stage(kind), None)
         rounds = Rounds(self.policy)
@@ -450,12 +461,15 @@ def measure_costs(
     tokens: list[int],
     is_enough: Callable[[], bool] = lambda: False,
 ) -> DecodeCosts | None:
-    """Time what is not known yet of decodes after a text, which is removed afterwards.
+    """Time decodes of the sizes whose costs are not known yet. Raises Interrupted.
 
-    An adaptive policy of the loop learns the costs, as in idle time. None if nothing drafts, or
-    if the text's caches cannot be cut. Raises Interrupted.
+    An adaptive policy of the loop learns the costs. None if nothing drafts, or if caches cannot
+    be cut.
 
     Args:
+        loop: The loop.
+        chain: The samplers, whose time counts, too.
+        tokens: The text after which decodes are timed. It is removed afterwards.
         is_enough: Asked between two rounds: whether to end.
     """
     cores = cores_here()

@@ -1,6 +1,6 @@
 """Compares texts with drafting, token by token, with those without.
 
-This works for the rules greedy and coupled, whose choices are functions of the target's row.
+This works for the rules greedy and coupled, which choose a token by the target's row alone.
 Batches of one token and of several compute that row with different kernels, so the choice may
 differ where two tokens are nearly tied. How near such a tie can be is measured.
 """
@@ -26,11 +26,14 @@ from localspec.speculative.rules import StepStart, make_rule
 
 GREEDY = SamplingParams(temperature=0)
 NUMS_DRAFT_TOKENS = (1, 3, 8)
-# Draft tokens of each rule. With both rules, an error in 1.2 % of them shows 9 times in 10.
+# Accepted draft tokens of each rule. If 1.2 % of those of both rules were wrong, at least one
+# would be seen 9 times in 10
 ENOUGH_ACCEPTED = 100
 COMPARED_TEXT_TOKENS = 64
 _FARTHEST = 100.0  # logits; a wider gap counts as infinite
+_PRECISION = 1e-5  # of a gap, in logits
 _NUM_MEASURED = 17  # the last rows of a text, and the rows before a divergence
+_NO_TOKEN = -1  # in place of the token of a text that has ended
 _NEAR_TOP = 10.0  # logits; a token further below the best one is never chosen
 _BATCH_SIZES = (2, 4, 9, 17)  # of steps with 1, 3, 8 and 16 draft tokens
 
@@ -47,6 +50,8 @@ class Rounding:
     """Tokens of the largest batch."""
 
     num_argmax_changed: int = 0
+    """Rows whose best token is another one in the larger batch."""
+
     largest_difference: float = 0.0
     """The largest difference of a logit near the top of its row."""
 
@@ -56,11 +61,14 @@ class Rounding:
 
     @property
     def bound(self) -> float:
-        """In logits. Of two tokens that are closer, either may be chosen: both can move."""
+        """Of two tokens whose logits are no farther apart than this, either may be chosen.
+
+        Rounding can move both of them.
+        """
         return 2.0 * self.largest_difference
 
     def add(self, single: Logits, batched: Logits) -> None:
-        """Compare two (vocab,) rows."""
+        """Compare two (vocab,) rows for the same token, from batches of one and of several."""
         self.num_rows += 1
         self.num_equal += np.array_equal(single, batched)
         is_near = single >= single.max() - _NEAR_TOP
@@ -79,37 +87,54 @@ class Rounding:
         Afterwards the cache holds a part of the tokens.
 
         Args:
-            rows: The rows after the last len(rows) tokens, (rows, vocab).
+            target: The model.
+            rows: (rows, vocab) the rows after the last tokens, from batches of one token.
+            tokens: The text.
         """
         num_before = len(tokens) - len(rows)
         sizes = {min(size, target.max_outputs) for size in _BATCH_SIZES}
         for size in sorted(sizes):
             self.largest_size = max(self.largest_size, size)
             target.truncate(min(num_before, target.num_cached))
+            # A cache with a sliding window may have been cut further back.
             missing = tokens[target.num_cached : num_before]
             if missing:
-                target.decode(missing, 0)  # a sliding window could not be cut that far
-            for begin in range(0, len(rows) - size + 1, size):
+                target.decode(missing, 0)
+            last_begin = len(rows) - size
+            for begin in range(0, last_begin + 1, size):
                 position = num_before + begin
-                batch = target.decode(tokens[position : position + size], size)
-                for single, batched in zip(rows[begin:], batch, strict=False):
-                    self.add(single, batched)
+                batch = tokens[position : position + size]
+                batched_rows = target.decode(batch, size)
+                for index, batched in enumerate(batched_rows):
+                    self.add(rows[begin + index], batched)
 
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """A token that the target alone would not have chosen there (-1: no token)."""
+    """A token that the target alone would not have chosen there."""
 
     prompt: int
+    """The number of the prompt, from 0."""
+
     seed: int | None
+    """None for greedy text."""
+
     num_draft_tokens: int
+    """The number of draft tokens of each step."""
+
     position: int
+    """The token's position in the answer."""
+
     expected_token: int
+    """The target's own choice; -1 if its text had ended."""
+
     token: int
+    """The token that was chosen with drafts; -1 if the text ended too soon."""
+
     gap: float
-    """In logits, for the row from a batch of one token: by how much the gap between the two
-    tokens would have to shrink for the other one to be chosen; infinite if no change is enough.
-    Within the bound of `Rounding` this is a near tie, beyond it a bug."""
+    """How many logits the expected token has to lose to the other one to make that the choice,
+    in the row from a batch of one token. Infinite if no change is enough. Within the bound of
+    `Rounding` this is a near tie, beyond it a bug."""
 
 
 @dataclass(slots=True)
@@ -144,13 +169,18 @@ class Identity:
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """The target's own text of a prompt, and its row before each token: (tokens, vocab)."""
+    """The target's own text after a prompt, written without drafts."""
 
     prompt_tokens: list[int]
     seed: int | None
+    """None for greedy text."""
+
     request: Request
     plain: list[int]
+    """The tokens of the text."""
+
     rows: Logits
+    """(tokens, vocab) the row from which each token was chosen."""
 
     def choice(self, position: int, row: Logits) -> int:
         """The token that the target chooses at a position with this row."""
@@ -161,22 +191,44 @@ class Reference:
         draw = self.request.rule.draw(StepStart(0, position))
         return draw(0, distribution)
 
-    def first_divergence(self, written: _Text) -> tuple[int, int, int, float] | None:
-        """Position, expected token, token and gap of the first divergence, or None.
+    def first_divergence(
+        self,
+        text: _Text,
+        prompt: int,
+        num_draft_tokens: int,
+    ) -> Divergence | None:
+        """The first divergence of a text with drafts, or None.
 
-        The missing end of a cut text is no divergence.
+        A text that was cut off does not diverge where it ends.
+
+        Args:
+            text: The text.
+            prompt, num_draft_tokens: As for `Divergence`.
         """
-        text = written.tokens
-        plain = self.plain[written.begin :]
-        for index, token in enumerate(text[: len(plain)]):
-            expected = plain[index]
+
+        def divergence(index: int, expected: int, token: int) -> Divergence:
+            position = text.begin + index
+            gap = self._gap(position, expected, token)
+            return Divergence(
+                prompt=prompt,
+                seed=self.seed,
+                num_draft_tokens=num_draft_tokens,
+                position=position,
+                expected_token=expected,
+                token=token,
+                gap=gap,
+            )
+
+        plain = self.plain[text.begin :]
+        for index, (expected, token) in enumerate(zip(plain, text.tokens, strict=False)):
             if token != expected:
-                position = written.begin + index
-                return position, expected, token, self._gap(position, expected, token)
-        if len(text) > len(plain):
-            return len(self.plain), -1, text[len(plain)], math.inf
-        if written.is_whole and len(text) < len(plain):
-            return written.begin + len(text), plain[len(text)], -1, math.inf
+                return divergence(index, expected, token)
+        num_plain = len(plain)
+        num_written = len(text.tokens)
+        if num_written > num_plain:
+            return divergence(num_plain, _NO_TOKEN, text.tokens[num_plain])
+        if text.is_whole and num_written < num_plain:
+            return divergence(num_written, plain[num_written], _NO_TOKEN)
         return None
 
     def _gap(self, position: int, expected: int, token: int) -> float:
@@ -190,9 +242,9 @@ class Reference:
 
         low = 0.0
         high = _FARTHEST
-        if token < 0 or not is_chosen(high):
+        if _NO_TOKEN in (expected, token) or not is_chosen(high):
             return math.inf
-        while high - low > 1e-5:
+        while high - low > _PRECISION:
             middle = (low + high) / 2
             if is_chosen(middle):
                 high = middle
@@ -211,7 +263,7 @@ class IdentityCheck:
     loop: SpeculativeDecoder
     is_end: Callable[[int], bool]
     make_chain: Callable[[Sequence[int], Sequence[int]], SamplerChain]
-    """The samplers for a prompt and the tokens of the answer so far."""
+    """Makes the samplers for a prompt and the tokens of the answer so far."""
 
     rounding: Rounding
     num_wanted: int = ENOUGH_ACCEPTED
@@ -246,12 +298,14 @@ class IdentityCheck:
         return reference
 
     def compare(self, prompt: int, reference: Reference, num_draft_tokens: int) -> None:
-        """Compare drafted text with the target's own, until there is enough, or a bug.
+        """Compare drafted text with the target's own, until enough was compared, or a bug.
 
         Raises Interrupted; the tokens that were drafted by then are compared.
 
         Args:
             prompt: The number of the prompt.
+            reference: The target's own text of the prompt.
+            num_draft_tokens: The number of draft tokens of each step.
         """
         begin = 0
         # A text ends at a near tie. The next one starts after the target's own token there.
@@ -274,10 +328,14 @@ class IdentityCheck:
         reference: Reference,
         k: int,
     ) -> int:
-        """Compare a text from a position on. Returns the position after the compared tokens.
+        """Write and compare a text from a position on, until it ends or diverges.
+
+        Returns the position after the compared tokens.
 
         Args:
+            begin: The position in the answer.
             prompt: The number of the prompt.
+            reference: The target's own text.
             k: The number of draft tokens.
         """
         text = _Text(begin)
@@ -298,14 +356,14 @@ class IdentityCheck:
         return end
 
     def _measure_if_bug(self, reference: Reference, num_rows: int, end: int) -> None:
-        """As `_measure`, if a divergence is beyond the rounding that was measured so far."""
+        """As `_measure`, if a divergence is wider than the rounding measured so far."""
         if self.result.bugs(self.rounding.bound):
             self.loop.truncate(0)
             self._measure(reference, num_rows, end)
             self.loop.truncate(0)
 
     def _measure(self, reference: Reference, num_rows: int, end: int) -> None:
-        """Measure the rounding of rows of a text: of the last num_rows of the first `end`."""
+        """Measure the rounding of a text's last num_rows rows before position `end`."""
         rows = reference.rows[:end]
         tokens = [*reference.prompt_tokens, *reference.plain[: len(rows) - 1]]
         self.rounding.measure(self.loop.target, rows[-num_rows:], tokens)
@@ -317,26 +375,24 @@ class IdentityCheck:
         prompt: int,
         k: int,
     ) -> int | None:
-        """Add the comparison of a text, which may be cut off.
+        """Add the comparison of a text, which may be cut off, to the result.
 
         Returns the position of its divergence, or None.
         """
-        found = reference.first_divergence(text)
+        divergence = reference.first_divergence(text, prompt, k)
         num_compared = len(text.tokens)
-        if found is not None:
-            position = found[0]
-            num_compared = position + 1 - text.begin
+        if divergence is not None:
+            num_compared = divergence.position + 1 - text.begin
         compared = text.provenance[:num_compared]
         num_accepted = compared.count(Provenance.ACCEPTED)
         self.result.num_texts += 1
         self.result.num_tokens += len(compared)
         self.result.num_accepted += num_accepted
         self.result.num_identical += num_accepted
-        if found is None:
+        if divergence is None:
             return None
         if compared[-1:] == [Provenance.ACCEPTED]:
             self.result.num_identical -= 1  # the last compared token diverges
-        divergence = Divergence(prompt, reference.seed, k, *found)
         self.result.divergences.append(divergence)
         return divergence.position
 
@@ -349,7 +405,7 @@ class IdentityCheck:
         """The request for an answer after a prompt.
 
         Args:
-            said: The tokens of the answer that are already there.
+            said: The tokens that the answer already has.
         """
         chain = self.make_chain(prompt_tokens, said)
         randomness = Randomness(seed or 0, num_said=len(said))
@@ -362,7 +418,7 @@ class IdentityCheck:
         return Request(chain, rule, max_tokens, self.is_end)
 
     def _write(self, text: _Text, reference: Reference) -> None:
-        """Write a text until it ends, diverges, or enough was accepted."""
+        """Write a text with drafts until it ends, diverges, or enough tokens were accepted."""
         num_lacking = self.num_wanted - self.result.num_accepted
         said = reference.plain[: text.begin]
         request = self._request(reference.prompt_tokens, reference.seed, said)

@@ -37,7 +37,7 @@ from localspec.streaming.answer_options import AnswerOptions
 from localspec.streaming.answer_text import Prompt
 from localspec.streaming.cancellation import Watch
 
-_SPARE = 1.2  # the seconds to allow ÷ the seconds that should be needed
+_SPARE = 1.2  # the seconds to recommend ÷ the seconds that are probably needed
 
 
 class Finding(enum.Enum):
@@ -74,6 +74,7 @@ class Report:
         return [*greedy, *seeded]
 
     def _bug_lines(self, name: str, identity: Identity) -> Iterator[str]:
+        """A line for each bug in texts of a kind, which has a name."""
         bound = self.rounding.bound
         for bug in identity.bugs(bound):
             yield (
@@ -93,8 +94,9 @@ class Report:
         num_accepted = self.greedy.num_accepted + self.seeded.num_accepted
         if not num_accepted:
             return 1.0
-        unseen: float = 0.1 ** (1 / num_accepted)
-        return 1.0 - unseen
+        # A share w of wrong tokens stays unseen with the probability (1 - w) ** num_accepted.
+        share_of_right: float = 0.1 ** (1 / num_accepted)
+        return 1.0 - share_of_right
 
     @property
     def finding(self) -> Finding:

@@ -39,9 +39,10 @@ class Task:
         return self.messages[-1]["content"]
 
     def suits(self, engine: BaseEngine, template: str | None = None) -> bool:
-        """Whether the model can be given the task: only some call tools.
+        """Whether the task has no tools, or the model's template takes tools.
 
         Args:
+            engine: The model's engine.
             template: The template, as for `ask`.
         """
         from localspec.chat.call_forms import takes_tools  # loads NumPy
@@ -62,7 +63,7 @@ class Task:
         template: str | None = None,
         **keywords: Any,
     ) -> Answer:
-        """The answer by the chat template. Without a template the model continues the text.
+        """The answer to the task. Without a chat template the model continues its text.
 
         The arguments are those of `BaseEngine.generate`; the task's keywords are added.
         """
@@ -93,7 +94,7 @@ def built_in_tasks() -> tuple[Task, ...]:
 
 
 def _messages(turns: Sequence[str]) -> list[dict[str, str]]:
-    """The messages of a conversation, the user's first, then in turns."""
+    """The messages of a conversation in which user and assistant take turns, the user first."""
     messages = []
     for role, text in zip(cycle(("user", "assistant")), turns, strict=False):
         messages.append({"role": role, "content": text.strip()})
@@ -121,7 +122,7 @@ def built_in_texts() -> list[str]:
 
 
 def check_lengths(prompts: Sequence[list[int]], context_length: int) -> None:
-    """Raise ContextError for a prompt of token ids that leaves no free context."""
+    """Raise ContextError for a prompt of token ids that leaves no context for an answer."""
     for prompt in prompts:
         if len(prompt) >= context_length:
             raise ContextError(

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 FEWEST = 3  # stretches; fewer do not show their noise
-_NORMAL = 1.95996  # the quantile of the normal distribution
+_NORMAL = 1.95996  # the quantile of the normal distribution that 2.5 % of its values exceed
 _FINE = 1.1  # the factor between the numbers of stretches that are tried
-# The quantiles of Student's t for 1, 2, 3 … degrees of freedom.
+# The same quantile of Student's t for 1, 2, 3 … degrees of freedom.
 _QUANTILES = (
     *(12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281),
     *(2.2010, 2.1788, 2.1604, 2.1448, 2.1314, 2.1199, 2.1098, 2.1009, 2.0930, 2.0860),
@@ -29,9 +29,10 @@ class RatioEstimate:
 
     value: float
     error: float
-    """The standard error of its logarithm, with `freedom` degrees of freedom."""
+    """The standard error of its logarithm."""
 
     freedom: int
+    """The degrees of freedom of the error."""
 
     @property
     def reach(self) -> float:
@@ -49,7 +50,7 @@ class RatioEstimate:
         return self.value * self.reach
 
     def times_as_much(self, reach: float) -> float:
-        """The factor by which more stretches probably narrow the interval to a reach.
+        """How many times as many stretches probably narrow the interval to a reach; 1 or more.
 
         Args:
             reach: As the property `reach`, above 1.
@@ -80,34 +81,32 @@ def estimate_ratio(above: Sequence[float], below: Sequence[float]) -> RatioEstim
     for numerator, denominator in zip(above, below, strict=True):
         residual = numerator - ratio * denominator
         squares.append(residual**2)
-    error = math.sqrt(sum(squares) * count / freedom) / sum(above)
-    return RatioEstimate(ratio, error, freedom)
+    error_of_sum = math.sqrt(sum(squares) * count / freedom)
+    return RatioEstimate(ratio, error_of_sum / sum(above), freedom)
 
 
 def in_equal_parts(ratios: Sequence[RatioEstimate]) -> RatioEstimate:
     """The ratio over equal amounts of several kinds: the harmonic mean of their ratios.
 
-    The degrees of freedom are Welch's and Satterthwaite's.
+    Its degrees of freedom follow from the Welch-Satterthwaite equation.
 
     Args:
         ratios: One or more.
     """
     count = len(ratios)
     value = count / sum(1 / ratio.value for ratio in ratios)
-    variances = []
-    doubts = []
+    variance = 0.0
+    denominator = 0.0  # of the Welch-Satterthwaite equation
     for ratio in ratios:
         share = value / (count * ratio.value)
-        variance = (share * ratio.error) ** 2
-        variances.append(variance)
-        doubts.append(variance**2 / ratio.freedom)
-    total = sum(variances)
-    doubt = sum(doubts)
-    if doubt:
-        freedom = int(total**2 / doubt)
+        part = (share * ratio.error) ** 2
+        variance += part
+        denominator += part**2 / ratio.freedom
+    if denominator:
+        freedom = int(variance**2 / denominator)
     else:
         freedom = sum(ratio.freedom for ratio in ratios)
-    return RatioEstimate(value, math.sqrt(total), max(freedom, 1))
+    return RatioEstimate(value, math.sqrt(variance), max(freedom, 1))
 
 
 def _student(freedom: int) -> float:

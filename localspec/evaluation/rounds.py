@@ -32,13 +32,19 @@ SHORTEST_ANSWER = 1 + _PLAIN_STEPS + 1 + MAX_DRAFT_TOKENS + 1
 
 @dataclass(slots=True)
 class _Side:
-    """The steps of one side of a round; tokens and seconds leave out the first step."""
+    """The plain or the drafting steps of a round. Its first step is not measured."""
 
     num_steps: int = 0
+    """All steps, with the first one."""
+
     num_tokens: int = 0
+    """The tokens of the measured steps."""
+
     seconds: float = 0.0
+    """The time of the measured steps."""
 
     def add(self, record: StepRecord, drafting_s: float) -> None:
+        """Add a step. Its draft took drafting_s seconds."""
         if self.num_steps:
             self.num_tokens += record.num_emitted
             self.seconds += drafting_s + record.target_time_s + record.sampler_time_s
@@ -65,7 +71,7 @@ class Stretch:
 
 
 class Rounds(DraftPolicy):
-    """Alternates plain steps with a policy's steps; the policy learns only from its own."""
+    """Alternates plain steps with a policy's steps, from which alone the policy learns."""
 
     def __init__(self, policy: DraftPolicy) -> None:
         self._policy = policy
@@ -74,17 +80,20 @@ class Rounds(DraftPolicy):
         self._is_prefill = True
         self._stretches: list[Stretch] = []
         self._num_tokens = 0  # of the answer, without the prefill step's
-        self._num_read = 0  # tokens that replays of this step read
-        self._reading_s = 0.0  # of long reads
+        self._num_replay_read = 0  # tokens that replays before the next step have read
+        self._long_reads_s = 0.0  # seconds of long reads
 
     @property
     def stretches(self) -> list[Stretch]:
-        """The answer's stretches so far; the last may be short."""
-        token_s = self._reading_s / max(self._num_tokens, 1)
+        """The answer's stretches so far; the last may be short.
+
+        Each has its part of the time of long reads.
+        """
+        read_s_per_token = self._long_reads_s / max(self._num_tokens, 1)
         stretches = []
         for stretch in (*self._stretches, *self._current_stretch()):
-            drafting_s = stretch.drafting_s + token_s * stretch.num_tokens
-            stretches.append(replace(stretch, drafting_s=drafting_s))
+            read_s = read_s_per_token * stretch.num_tokens
+            stretches.append(replace(stretch, drafting_s=stretch.drafting_s + read_s))
         return stretches
 
     @property
@@ -100,7 +109,7 @@ class Rounds(DraftPolicy):
         return self._policy.choose(context)
 
     def replay(self, proposer: int, replay_scores: ReplayScores, seconds: float) -> None:
-        self._num_read += replay_scores.num_read
+        self._num_replay_read += replay_scores.num_read
         self._policy.replay(proposer, replay_scores, seconds)
 
     def padded(self, num_tokens: int, limit: int) -> int:
@@ -119,20 +128,21 @@ class Rounds(DraftPolicy):
             self._plain.add(record, record.draft_time_s)
             return
         drafting_s = record.draft_time_s + record.replay_s
-        if self._num_read + record.num_read > _LONG_READ:
-            self._reading_s += drafting_s
+        if self._num_replay_read + record.num_read > _LONG_READ:
+            self._long_reads_s += drafting_s
             drafting_s = 0.0
-        self._num_read = 0
+        self._num_replay_read = 0
         self._drafting.add(record, drafting_s)
         self._policy.learn(record)
-        is_over = self._drafting.num_steps > _DRAFTING_STEPS
-        if is_over and self._drafting.num_tokens >= _DRAFTING_TOKENS:
+        has_enough_steps = self._drafting.num_steps > _DRAFTING_STEPS
+        if has_enough_steps and self._drafting.num_tokens >= _DRAFTING_TOKENS:
             self._stretches += self._current_stretch()
             self._plain = _Side()
             self._drafting = _Side()
 
     @property
     def _is_plain(self) -> bool:
+        """Whether the next step of the round is a plain one."""
         return self._plain.num_steps < _PLAIN_STEPS
 
     def _current_stretch(self) -> list[Stretch]:

@@ -1,4 +1,4 @@
-"""How long a check still takes, by what its parts have taken so far."""
+"""How long a check still takes, by the time that its parts have taken so far."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Pace:
     )
 
     num_written: int = 0
-    """Tokens of the target's own texts, of those that are complete."""
+    """Tokens of the complete texts of the target's own."""
 
     num_texts: int = 0
     """The complete texts of the target's own."""
 
     @contextlib.contextmanager
     def timed(self, part: CheckPart) -> Iterator[None]:
-        """Add the time of the block to a part, also if it is interrupted."""
+        """A block whose time is added to a part, also if it is interrupted."""
         started_s = time.monotonic()
         try:
             yield
@@ -60,8 +60,11 @@ class Pace:
             accepted_s = self.seconds["comparing"] / num_accepted
             acceptance = num_accepted / num_compared
 
-        lacking_accepted = len(identities) * ENOUGH_ACCEPTED - num_accepted
+        num_lacking = len(identities) * ENOUGH_ACCEPTED - num_accepted
         text_tokens = self.num_written / self.num_texts
+        # Each text is written once and compared with each number of draft tokens.
         accepted_per_text = acceptance * len(NUMS_DRAFT_TOKENS) * text_tokens
-        lacking_texts = math.ceil(lacking_accepted / accepted_per_text)
-        return lacking_texts * text_tokens * token_s + lacking_accepted * accepted_s
+        texts_lacking = math.ceil(num_lacking / accepted_per_text)
+        writing_s = texts_lacking * text_tokens * token_s
+        comparing_s = num_lacking * accepted_s
+        return writing_s + comparing_s

@@ -35,8 +35,8 @@ class Limit:
 def limited(engine: Engine, watch: Watch, seconds: float) -> Iterator[Limit]:
     """A block in which an engine is checked, ended by the watch's cancellation or a time limit.
 
-    Both request `Limit.ended`, and an Interrupted from the block is not raised further. The
-    engine's draft policy is restored afterwards.
+    Both request `Limit.ended`, which the block has to obey. An Interrupted from the block ends
+    it without an error. The engine's draft policy is restored afterwards.
     """
     limit = Limit()
     policy = engine._draft_policy

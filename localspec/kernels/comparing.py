@@ -16,8 +16,8 @@ from localspec.kernels import trial
 from localspec.kernels.steps import OnStep, last_line
 
 _NUM_ROUNDS = 3
-_LEAST_SPEEDUP = 1.05  # of all products together; noise reaches less
-_MOST_SLOWDOWN = 0.9  # of any product
+_LEAST_SPEEDUP = 1.05  # of all products on average; noise reaches less
+_LEAST_PRODUCT_SPEEDUP = 0.9  # of each product
 
 
 class NotFasterError(LocalspecError):
@@ -25,7 +25,7 @@ class NotFasterError(LocalspecError):
 
     Args:
         message: The message.
-        speedups: Its speed over that of the installed library, by product.
+        speedups: The build's speed ÷ that of the installed library, by product.
     """
 
     def __init__(self, message: str, speedups: dict[str, float]) -> None:
@@ -37,7 +37,7 @@ class NotFasterError(LocalspecError):
 
 
 def compare(installed: Path, made: Path, on_progress: OnStep) -> dict[str, float]:
-    """The speed of a new library over that of the installed one, by product.
+    """The speed of a new library ÷ that of the installed one, by product.
 
     Both are timed in turn, each time in a new process. Raises LocalspecError if the new one
     multiplies wrong.
@@ -51,7 +51,7 @@ def compare(installed: Path, made: Path, on_progress: OnStep) -> dict[str, float
     for number in range(_NUM_ROUNDS):
         on_progress("comparing it with what is installed", number / _NUM_ROUNDS)
         for folder, rounds in times.items():
-            rounds.append(_tried(folder, is_new=folder == made))
+            rounds.append(_timed_products(folder, is_new=folder == made))
     speedups = {}
     for product in times[made][0]:
         before_s = min(seconds[product] for seconds in times[installed])
@@ -60,8 +60,11 @@ def compare(installed: Path, made: Path, on_progress: OnStep) -> dict[str, float
     return speedups
 
 
-def _tried(folder: Path, *, is_new: bool) -> dict[str, float]:
-    """Seconds by product. Raises LocalspecError if a new library multiplies wrong."""
+def _timed_products(folder: Path, *, is_new: bool) -> dict[str, float]:
+    """The seconds of each product with the library in a folder, timed in a new process.
+
+    Raises LocalspecError if a new library multiplies wrong, or if the process fails.
+    """
     library = next(file for file in sorted(folder.glob("*llama.*")) if file.exists())
     back_ends = (str(folder), str(folder.parent / "bin"))
     command = [sys.executable, "-I", "-S", trial.__file__, str(library)]
@@ -72,32 +75,33 @@ def _tried(folder: Path, *, is_new: bool) -> dict[str, float]:
         check=False,
     )
     try:
-        found = json.loads(done.stdout)
+        results = json.loads(done.stdout)
     except ValueError:
-        what = "the installed libllama"
+        tried = "the installed libllama"
         if is_new:
-            what = "what was compiled"
+            tried = "what was compiled"
         raise LocalspecError(
-            f"{what} ended a trial of its products: status {done.returncode}, "
+            f"{tried} ended a trial of its products: status {done.returncode}, "
             f"{last_line(done.stderr)}",
             "Nothing was kept. Report this with the output of localspec doctor.",
         ) from None
-    if is_new and found["wrong"]:
+    wrong = results["wrong"]
+    if is_new and wrong:
         raise LocalspecError(
-            f"what was compiled multiplies wrong: {'; '.join(found['wrong'])}",
+            f"what was compiled multiplies wrong: {'; '.join(wrong)}",
             "Nothing was kept. Try the other compiler: localspec kernels --zig.",
         )
-    seconds: dict[str, float] = found["seconds"]
+    seconds: dict[str, float] = results["seconds"]
     return seconds
 
 
 def require_faster(speedups: dict[str, float]) -> None:
     """Raise NotFasterError if a library is not faster on average, or slower in a product."""
-    together = statistics.geometric_mean(speedups.values())
-    slowest = min(speedups.values())
-    if together < _LEAST_SPEEDUP or slowest < _MOST_SLOWDOWN:
+    average = statistics.geometric_mean(speedups.values())
+    worst = min(speedups.values())
+    if average < _LEAST_SPEEDUP or worst < _LEAST_PRODUCT_SPEEDUP:
         raise NotFasterError(
             "what was compiled is no faster than what is installed: "
-            f"{together:.2f} of its speed, {slowest:.2f} in the worst product",
+            f"{average:.2f} of its speed, {worst:.2f} in the worst product",
             speedups,
         )

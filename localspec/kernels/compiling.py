@@ -88,22 +88,25 @@ def compile_libraries(
     """
     target = scratch / "build"
     environment = environment_with(scratch / _PACKAGES, scratch)
-    c = toolchain.c
-    cxx = toolchain.cxx
+    c_compiler = toolchain.c
+    cxx_compiler = toolchain.cxx
     options = [*_OPTIONS, *settings]
     if toolchain.has_openmp:
         options.append("-DGGML_OPENMP=ON")
     else:
         options.append("-DGGML_OPENMP=OFF")
-    if not c:
+    if not c_compiler:  # zig is among the packages
         wrappers = wrappers_of_zig(scratch / _PACKAGES, scratch)
-        c = str(wrappers["cc"])
-        cxx = str(wrappers["c++"])
+        c_compiler = str(wrappers["cc"])
+        cxx_compiler = str(wrappers["c++"])
         options += [
             f"-DCMAKE_AR={wrappers['ar']}",
             f"-DCMAKE_RANLIB={wrappers['ranlib']}",
         ]
-    options += [f"-DCMAKE_C_COMPILER={c}", f"-DCMAKE_CXX_COMPILER={cxx}"]
+    options += [
+        f"-DCMAKE_C_COMPILER={c_compiler}",
+        f"-DCMAKE_CXX_COMPILER={cxx_compiler}",
+    ]
     if toolchain.flags:
         options += [
             f"-DCMAKE_C_FLAGS={toolchain.flags}",
@@ -113,12 +116,12 @@ def compile_libraries(
     configure = ["cmake", "-G", "Ninja", "-S", str(unpacked), "-B", str(target), *options]
     run_step(configure, environment, "the compiler could not be set up", lambda _: None)
 
-    def read(line: str) -> None:
+    def report_progress(line: str) -> None:
         step = _NINJA_STEP.match(line)
         if step is not None:
             on_progress("compiling", int(step[1]) / int(step[2]))
 
     on_progress("compiling", 0.0)
     compiling = ["cmake", "--build", str(target), f"-j{num_jobs()}", "--target", *_TARGETS]
-    run_step(compiling, environment, "libllama could not be compiled", read)
+    run_step(compiling, environment, "libllama could not be compiled", report_progress)
     return sorted((target / "bin").glob("lib*"))

@@ -39,10 +39,11 @@ from localspec.llama.placement import usable_gpus
 
 _DISK_BYTES = 700_000_000  # source and objects
 _ZIG_DISK_BYTES = 900_000_000  # its package and its cache
+_FULL_DISK_BYTES = _DISK_BYTES / 10  # an error with less free space is for lack of it
 _CORE_SECONDS = 400  # seconds that compiling takes on one core, about
 _OPTIONS = ("-DGGML_NATIVE=ON",)  # for this processor
 _SCRATCH = ".making-"
-# Loads libllama as localspec does, which compares its structures, and prints its features.
+# Python code that loads libllama as localspec does, with a check of its structures.
 _LOADING = "from localspec.llama.library import system_info; print(system_info())"
 
 
@@ -127,14 +128,15 @@ def make_build(plan: BuildPlan, on_progress: OnStep) -> OwnBuild:
         shutil.rmtree(leftover, ignore_errors=True)
     try:
         with tempfile.TemporaryDirectory(prefix=_SCRATCH, dir=builds_folder()) as name:
-            return _made_in(Path(name), plan, on_progress)
+            return _make_in(Path(name), plan, on_progress)
     except OSError as error:
-        if shutil.disk_usage(builds_folder()).free < _DISK_BYTES / 10:
+        if shutil.disk_usage(builds_folder()).free < _FULL_DISK_BYTES:
             raise _no_room(plan) from error
         raise LocalspecError(f"a build failed: {error}", "Run the command again.") from error
 
 
 def _no_room(plan: BuildPlan) -> LocalspecError:
+    """The error for too little free space on the disk."""
     return LocalspecError(
         f"the build needs about {plan.disk_bytes / 1e6:.0f} MB at {builds_folder()}, and "
         f"{free_bytes(builds_folder()) / 1e6:.0f} MB are free",
@@ -142,8 +144,8 @@ def _no_room(plan: BuildPlan) -> LocalspecError:
     )
 
 
-def _made_in(scratch: Path, plan: BuildPlan, on_progress: OnStep) -> OwnBuild:
-    """Make the build in a folder, and move it to its final place."""
+def _make_in(scratch: Path, plan: BuildPlan, on_progress: OnStep) -> OwnBuild:
+    """Make the build in a folder, and move it to its final place if it is right and faster."""
     toolchain = plan.toolchain
     unpacked = fetch_source(scratch, toolchain, on_progress)
     libraries = compile_libraries(scratch, unpacked, toolchain, _OPTIONS, on_progress)

@@ -1,4 +1,4 @@
-"""Steps of making a build: they run other programs, end with this one, and explain failures."""
+"""Runs the programs that make a build, ends them with this one, and explains their failures."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _reason_in(lines: list[str]) -> str:
 
 
 def _hint_for(lines: list[str]) -> str:
-    """A hint by the output of a program that failed."""
+    """What to do about a failure, by the output of the program."""
     text = "\n".join(lines)
     if "No space left" in text:
         return "Free some disk space, or choose another place for data: XDG_DATA_HOME=DIR."

@@ -61,12 +61,12 @@ def choose_toolchain(scratch: Path, *, only_packages: bool) -> Toolchain:
         scratch: A folder for a program that is compiled as a test.
         only_packages: Use no compiler of the machine.
     """
-    own = None
+    compiler = None
     if not only_packages:
-        own = _own_compiler(scratch)
-    if own is not None:
+        compiler = _own_compiler(scratch)
+    if compiler is not None:
         missing = [package for name, package in _BUILDERS.items() if shutil.which(name) is None]
-        c, cxx, name = own
+        c, cxx, name = compiler
         flags = ""
         if name.startswith("gcc"):
             flags = _NO_DEAD_STORES
@@ -89,7 +89,10 @@ def choose_toolchain(scratch: Path, *, only_packages: bool) -> Toolchain:
 
 
 def _own_compiler(scratch: Path) -> tuple[str, str, str] | None:
-    """Commands for C and C++, and a name with a version; None if there is none with OpenMP."""
+    """The machine's compiler: its commands for C and C++, and its name with a version.
+
+    None if there is no compiler with OpenMP.
+    """
     for c, cxx in (("gcc", "g++"), ("clang", "clang++")):
         if shutil.which(c) is None or shutil.which(cxx) is None:
             continue
@@ -100,15 +103,15 @@ def _own_compiler(scratch: Path) -> tuple[str, str, str] | None:
             capture_output=True,
             check=False,
         )
-        asked = subprocess.run(
+        printed = subprocess.run(
             [c, "-dumpfullversion", "-dumpversion"],
             capture_output=True,
             text=True,
             check=False,
         )
-        found = re.match(r"[\d.]+", asked.stdout)
-        if compiled.returncode == 0 and found is not None:
-            return c, cxx, f"{c} {found[0]}"
+        version = re.match(r"[\d.]+", printed.stdout)
+        if compiled.returncode == 0 and version is not None:
+            return c, cxx, f"{c} {version[0]}"
     return None
 
 
@@ -133,7 +136,9 @@ def pip() -> list[str]:
 
 
 def wrappers_of_zig(packages: Path, folder: Path) -> dict[str, Path]:
-    """Programs that CMake can call as compilers, archiver and indexer, by their names.
+    """Makes programs that CMake can call as compilers, archiver and indexer.
+
+    Returns their paths by zig's names for them.
 
     Args:
         packages: The folder where zig's package is installed.
@@ -150,7 +155,12 @@ def wrappers_of_zig(packages: Path, folder: Path) -> dict[str, Path]:
 
 
 def environment_with(packages: Path, scratch: Path) -> dict[str, str]:
-    """An environment with the programs of packages, which write files only in `scratch`."""
+    """The variables for a program that runs those of packages and writes only in `scratch`.
+
+    Args:
+        packages: The folder where the packages are installed.
+        scratch: The folder for files.
+    """
     path = os.environ.get("PATH", os.defpath)
     return {
         **os.environ,

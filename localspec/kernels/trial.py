@@ -37,8 +37,10 @@ TIMED_TYPES = ("Q4_K", "Q8_0")
 TIMED_ROWS = (1, 5, 128)
 _TIMED_WIDTH = 2048
 _TIMED_OUTPUTS = 16384  # 19 MB of Q4_K
+_PATTERN_ROWS = 64  # different rows among these; drawing all at random would take seconds
 _TIMED_S = 0.25  # the least time for each product
 
+_LEAST_TIMES = 3  # for each product
 _F32 = 0  # of enum ggml_type
 _CPU_DEVICE = 0  # of enum ggml_backend_dev_type
 _Pointer = ctypes.c_void_p
@@ -94,6 +96,7 @@ class Ggml:
         return types
 
     def _context(self) -> Any:
+        """A new context of ggml, for tensors without data."""
         return self.call("ggml_init", _GgmlInitParams(mem_size=1 << 20, no_alloc=True))
 
     def _tensor(
@@ -103,10 +106,15 @@ class Ggml:
         width: int,
         num_rows: int,
     ) -> Any:
+        """A new tensor of a type (a number of enum ggml_type) in a context."""
         return self.call("ggml_new_tensor_2d", context, kind, width, num_rows)
 
-    def rows_of(self, kind: int, values: array[float], width: int) -> bytes:
-        """Values as rows of a type of weights."""
+    def quantized(self, kind: int, values: array[float], width: int) -> bytes:
+        """Values in a type of weights, as rows of `width` values.
+
+        Args:
+            kind: The type's number in enum ggml_type.
+        """
         num_rows = len(values) // width
         row_bytes = self.call("ggml_row_size", kind, width)
         space = ctypes.create_string_buffer(num_rows * row_bytes)
@@ -121,7 +129,13 @@ class Ggml:
         batch: array[float],
         width: int,
     ) -> tuple[Any, Any]:
-        """A graph that multiplies a batch with weights, and the tensor of the product."""
+        """A graph that multiplies a batch with weights, and the tensor of the product.
+
+        Args:
+            kind: The type of the weights, as a number of enum ggml_type.
+            weights: Rows of `width` weights: one for each output.
+            batch: Rows of `width` values.
+        """
         num_outputs = len(weights) // self.call("ggml_row_size", kind, width)
         for_rows = self._context()
         for buffer_type in self._buffer_types():
@@ -136,11 +150,14 @@ class Ggml:
         return self._graph(for_rows, product, rows, batch), product
 
     def _computes(self, result: Any) -> bool:
-        """Whether the CPU has a kernel for an operation on weights in their buffer."""
-        kind = ctypes.CFUNCTYPE(ctypes.c_bool, _Pointer, _Pointer)
-        supports = kind(("ggml_backend_dev_supports_op", self._library))
-        answer: bool = supports(self._cpu, result)
-        return answer
+        """Whether the CPU has a kernel for the operation that gives the result.
+
+        That depends on the buffer of the weights.
+        """
+        prototype = ctypes.CFUNCTYPE(ctypes.c_bool, _Pointer, _Pointer)
+        supports = prototype(("ggml_backend_dev_supports_op", self._library))
+        is_supported: bool = supports(self._cpu, result)
+        return is_supported
 
     def _graph(
         self,
@@ -158,10 +175,11 @@ class Ggml:
         return graph
 
     def compute(self, graph: Any) -> None:
+        """Compute all tensors of a graph."""
         self.call("ggml_backend_graph_compute", self._backend, graph)
 
     def values_of(self, tensor: Any, length: int) -> array[float]:
-        """The numbers in a tensor of 32-bit floats."""
+        """The first `length` numbers of a tensor of 32-bit floats."""
         values = array("f", bytes(4 * length))
         first, _ = values.buffer_info()
         self.call("ggml_backend_tensor_get", tensor, _Pointer(first), 0, 4 * length)
@@ -188,18 +206,18 @@ def random_values(length: int, seed: int) -> array[float]:
 
 
 def wrong_products(ggml: Ggml) -> list[str]:
-    """The products that differ from those of the weights' own values."""
+    """The products that differ by more than rounding from those of Python, in words."""
     wrong = []
-    weights = random_values(_WIDTH * _NUM_OUTPUTS, seed=1)
+    values = random_values(_WIDTH * _NUM_OUTPUTS, seed=1)
     for name, kind in TYPES.items():
-        stored = ggml.rows_of(kind, weights, _WIDTH)
-        meant = ggml.as_floats(kind, stored, _WIDTH)
+        weights = ggml.quantized(kind, values, _WIDTH)
+        float_weights = ggml.as_floats(kind, weights, _WIDTH)
         for num_rows in NUM_ROWS:
             batch = random_values(_WIDTH * num_rows, seed=2)
-            graph, product = ggml.graph_of_product(kind, stored, batch, _WIDTH)
+            graph, product = ggml.graph_of_product(kind, weights, batch, _WIDTH)
             ggml.compute(graph)
-            found = ggml.values_of(product, _NUM_OUTPUTS * num_rows)
-            if not _are_near(found, _multiplied(meant, batch)):
+            computed = ggml.values_of(product, _NUM_OUTPUTS * num_rows)
+            if not _are_near(computed, _multiplied(float_weights, batch)):
                 wrong.append(f"{name}, {num_rows} rows")
     return wrong
 
@@ -207,17 +225,17 @@ def wrong_products(ggml: Ggml) -> list[str]:
 def _multiplied(weights: array[float], batch: array[float]) -> list[float]:
     """The exact product: for each row of the batch, one number for each output."""
     products = []
-    for row_at in range(0, len(batch), _WIDTH):
-        row = batch[row_at : row_at + _WIDTH]
-        for output_at in range(0, len(weights), _WIDTH):
-            output = weights[output_at : output_at + _WIDTH]
-            products.append(sum(map(operator.mul, output, row)))
+    for row_begin in range(0, len(batch), _WIDTH):
+        row = batch[row_begin : row_begin + _WIDTH]
+        for begin in range(0, len(weights), _WIDTH):
+            output_weights = weights[begin : begin + _WIDTH]
+            products.append(sum(map(operator.mul, output_weights, row)))
     return products
 
 
-def _are_near(found: array[float], expected: list[float]) -> bool:
+def _are_near(computed: array[float], expected: list[float]) -> bool:
     """Whether two products differ by rounding only."""
-    differences = map(operator.sub, found, expected)
+    differences = map(operator.sub, computed, expected)
     error: float = sum(difference**2 for difference in differences)
     square = sum(value**2 for value in expected)
     return error < _MOST_ERROR**2 * square  # false for NaN
@@ -226,10 +244,11 @@ def _are_near(found: array[float], expected: list[float]) -> bool:
 def timed_products(ggml: Ggml) -> dict[str, float]:
     """The least processor time of each product, in seconds, by type and number of rows."""
     seconds = {}
-    pattern = random_values(_TIMED_WIDTH * 64, seed=3)
+    pattern = random_values(_TIMED_WIDTH * _PATTERN_ROWS, seed=3)
     for name in TIMED_TYPES:
         kind = TYPES[name]
-        weights = ggml.rows_of(kind, pattern, _TIMED_WIDTH) * (_TIMED_OUTPUTS // 64)
+        rows = ggml.quantized(kind, pattern, _TIMED_WIDTH)
+        weights = rows * (_TIMED_OUTPUTS // _PATTERN_ROWS)
         for num_rows in TIMED_ROWS:
             batch = random_values(_TIMED_WIDTH * num_rows, seed=4)
             graph, _ = ggml.graph_of_product(kind, weights, batch, _TIMED_WIDTH)
@@ -241,22 +260,22 @@ def _timed(ggml: Ggml, graph: Any) -> float:
     """The least processor time of a graph, in seconds."""
     ggml.compute(graph)  # the first one touches the weights
     times: list[float] = []
-    while len(times) < 3 or sum(times) < _TIMED_S:
-        began = time.process_time()
+    while len(times) < _LEAST_TIMES or sum(times) < _TIMED_S:
+        started_s = time.process_time()
         ggml.compute(graph)
-        times.append(time.process_time() - began)
+        times.append(time.process_time() - started_s)
     return min(times)
 
 
 def main(library: str, *folders: str) -> None:
-    """Try the library, and write the results."""
+    """Try the library, and write the results to standard output, as JSON."""
     if sys.platform != "win32":
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # leave no core file
     ggml = Ggml(library, list(folders))
-    found = {"wrong": wrong_products(ggml), "seconds": timed_products(ggml)}
-    sys.stdout.write(json.dumps(found))
+    results = {"wrong": wrong_products(ggml), "seconds": timed_products(ggml)}
+    sys.stdout.write(json.dumps(results))
 
 
 if __name__ == "__main__":
