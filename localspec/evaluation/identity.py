@@ -400,28 +400,28 @@ class IdentityCheck:
         self,
         prompt_tokens: list[int],
         seed: int | None,
-        said: Sequence[int] = (),
+        answer_tokens: Sequence[int] = (),
     ) -> Request:
         """The request for an answer after a prompt.
 
         Args:
-            said: The tokens that the answer already has.
+            answer_tokens: The tokens that the answer already has.
         """
-        chain = self.make_chain(prompt_tokens, said)
-        randomness = Randomness(seed or 0, num_said=len(said))
+        chain = self.make_chain(prompt_tokens, answer_tokens)
+        randomness = Randomness(seed or 0, num_said=len(answer_tokens))
         if chain.params.is_greedy:
             rule = make_rule("greedy", randomness)
         else:
             rule = make_rule("coupled", randomness)
         free_context = self.loop.target.context_length - len(prompt_tokens)
-        max_tokens = min(COMPARED_TEXT_TOKENS, free_context) - len(said)
+        max_tokens = min(COMPARED_TEXT_TOKENS, free_context) - len(answer_tokens)
         return Request(chain, rule, max_tokens, self.is_end)
 
     def _write(self, text: _Text, reference: Reference) -> None:
         """Write a text with drafts until it ends, diverges, or enough tokens were accepted."""
         num_lacking = self.num_wanted - self.result.num_accepted
-        said = reference.plain[: text.begin]
-        request = self._request(reference.prompt_tokens, reference.seed, said)
+        answer_tokens = reference.plain[: text.begin]
+        request = self._request(reference.prompt_tokens, reference.seed, answer_tokens)
         for step in self.loop.steps(request):
             text.tokens += step.tokens
             text.provenance += step.provenance

@@ -177,12 +177,13 @@ class _Check:
         def chain(
             params: SamplingParams,
             prompt: Sequence[int],
-            said: Sequence[int] = (),
+            answer_tokens: Sequence[int] = (),
         ) -> SamplerChain:
+            """The samplers for a prompt and the tokens that the answer already has."""
             state = engine._constrainer.constraint(options, Prompt([*prompt]))
             if state is not None:
-                state.commit(said)
-            return resolver.chain(params, len(prompt), state, len(said))
+                state.commit(answer_tokens)
+            return resolver.chain(params, len(prompt), state, len(answer_tokens))
 
         def identity_check(params: SamplingParams) -> IdentityCheck:
             make_chain = functools.partial(chain, params)
@@ -244,7 +245,9 @@ class _Check:
         prompt: list[int],
         seed: int | None,
     ) -> None:
-        """Let the target write a text, and compare drafted ones with it, if more are needed.
+        """Let the target write a text, and compare drafted texts with it.
+
+        Does nothing if enough texts of this kind were compared.
 
         Args:
             name: The kind of text, as it is shown.

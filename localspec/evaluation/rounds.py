@@ -104,11 +104,13 @@ class Rounds(DraftPolicy):
         self._policy.reset()
 
     def choose(self, context: PolicyContext) -> Decision | Replay:
+        """No draft for a plain step; otherwise the policy's choice."""
         if self._is_plain:
             return Decision(None, draft_off=DraftOff.SET_TO_ZERO)
         return self._policy.choose(context)
 
     def replay(self, proposer: int, replay_scores: ReplayScores, seconds: float) -> None:
+        """Let the policy learn from its replay, and count the tokens that were read for it."""
         self._num_replay_read += replay_scores.num_read
         self._policy.replay(proposer, replay_scores, seconds)
 
@@ -119,6 +121,7 @@ class Rounds(DraftPolicy):
         return self._policy.estimate()
 
     def learn(self, record: StepRecord) -> None:
+        """Add a finished step to its side of the round, and end the round if it is complete."""
         if self._is_prefill:
             self._is_prefill = False
             self._policy.learn(record)

@@ -124,6 +124,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
             prospect.renew()
 
     def pause_left(self, proposer: int) -> int:
+        """The tokens for which a proposer is paused; 0 if it is not, and for a lookup."""
         prospect = self.prospects[proposer]
         # A lookup is judged while it is paused, too, since judging it costs nothing.
         has_model = prospect.kind in (ProposerKind.DRAFT, ProposerKind.HEAD)
@@ -132,6 +133,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
         return 0
 
     def choose(self, context: PolicyContext) -> Decision | Replay:
+        """The choice for the next step: a proposer, why none drafts, or a replay."""
         available = self._available(context)
         if not available:
             return Decision(None, draft_off=reason_for_none(context))
@@ -142,6 +144,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
         if self.costs.needs_plain or self._since_plain >= LONGEST_PAUSE:
             return Decision(None, draft_off=DraftOff.MEASURING)
         for prospect in available:
+            # A replay for which nothing has to be read costs next to nothing.
             if prospect.state.num_unjudged > 0 and prospect.state.num_missing == 0:
                 return Replay(prospect.index)
         awake = [prospect for prospect in available if prospect.pause_left <= 0]
@@ -185,12 +188,12 @@ class AdaptiveDraftPolicy(DraftPolicy):
         state = prospect.state
         plain = float(prospect.step_costs[1])
         pays = prospect.rate * plain > _MARGIN
-        knows_confidence = state.confidence is not None
-        if knows_confidence and prospect.risk > self._budget:
+        is_confidence_known = state.confidence is not None
+        if is_confidence_known and prospect.risk > self._budget:
             # A lookup can wait: to see whether it would have been right costs nothing.
             pays = pays and prospect.gain > prospect.risk
         can_replay = state.num_unjudged > 1 and not prospect.was_replayed
-        can_try = can_replay and not knows_confidence and self._budget > 0.0
+        can_try = can_replay and not is_confidence_known and self._budget > 0.0
         gain = 0.0  # per token
         if pays:
             gain = plain - 1.0 / prospect.rate
@@ -216,11 +219,12 @@ class AdaptiveDraftPolicy(DraftPolicy):
                 return Decision(prospect.index, StoppingRule(prospect), prospect.reads_from)
         if prospect.was_replayed:
             prospect.pause()
-        elif not knows_confidence:
+        elif not is_confidence_known:
             prospect.pause_left = FIRST_PAUSE
         return None
 
     def replay(self, proposer: int, replay_scores: ReplayScores, seconds: float) -> None:
+        """Learn from a replay, and take its cost from the budget."""
         prospect = self.prospects[proposer]
         num_read = replay_scores.num_read
         self.costs.learn_draft(prospect.kind, num_read, 0, seconds)
@@ -237,9 +241,11 @@ class AdaptiveDraftPolicy(DraftPolicy):
 
     @property
     def keeps_sizes(self) -> bool:
+        """Whether a change of size costs enough to be avoided."""
         return self.costs.is_change_dear
 
     def padded(self, num_tokens: int, limit: int) -> int:
+        """The size, at most `limit`, to which a step of num_tokens tokens is padded."""
         if num_tokens == 1:
             return self._size_without_draft(limit)
         self._padding_cost = 0.0
@@ -263,6 +269,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
         return 1
 
     def learn(self, record: StepRecord) -> None:
+        """Learn costs and acceptance from a finished step, and count its tokens."""
         size = record.num_target_tokens
         target_s = record.target_time_s + record.sampler_time_s
         num_threads, length = self._key

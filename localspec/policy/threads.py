@@ -80,6 +80,7 @@ class AdaptiveThreads(ThreadPolicy):
         self._shortest: dict[Shape, float] = {}  # seconds
 
     def thread_use(self) -> ThreadUse:
+        """The present number of threads, and whether other programs are why it is lower."""
         # If the usual number had steps without a slowdown, more threads are no faster.
         is_slowed = self._was_busy or self._least > _NOISE
         most = self._counts[0]
@@ -91,9 +92,11 @@ class AdaptiveThreads(ThreadPolicy):
         )
 
     def reset(self) -> None:
+        """Begin another answer: its slowdown is measured anew."""
         self._fastest.reset()
 
     def learn(self, record: StepRecord) -> None:
+        """Learn from a finished step. It may begin or end a trial of another number."""
         is_prompt = record.proposer is None and record.num_target_tokens > 1
         is_long = record.num_target_tokens > LARGEST_STEP or record.num_read > SHORT_READ
         has_read = is_prompt or is_long or record.replay_s > 0.0
@@ -126,9 +129,11 @@ class AdaptiveThreads(ThreadPolicy):
             self._begin_trial()
 
     def as_dict(self) -> dict[str, Any]:
+        """The fastest decodes, to be kept for the next process, in JSON's types."""
         return self._fastest.as_dict()
 
     def restore(self, kept: Mapping[str, Any]) -> None:
+        """Continue with the fastest decodes in `kept`, which `as_dict` returned."""
         self._fastest.restore(kept)
 
     def _continue_trial(self, slowdown: float) -> None:
