@@ -34,12 +34,12 @@ _DEEPEST_BUCKET = 32.0  # nats; tokens further away have next to no mass
 _LOWEST_TEMPERATURE = 1e-200
 _LOWEST_FLOAT32 = 1e-38
 _FEW = 128  # up to this number of tokens plain floats are faster than arrays
-# Where top-k finds its candidates: columns for each token to keep and at least in all, and
-# columns of columns' maxima
+# How top-k finds candidates, see `_top_k_candidates`. The number of columns of the first table
+# is the larger of these: for each token to keep, and in all
 _COLUMNS_PER_TOKEN = 64
 _LEAST_COLUMNS = 1024
-_NUM_TIERS = 8
-_MOST_CANDIDATES = 4  # columns for each token to keep; more save nothing
+_SECOND_TABLE_ROWS = 8
+_MOST_HIGH_COLUMNS = 4  # for each token to keep; with more nothing is saved
 
 
 def filtered_distribution(
@@ -223,7 +223,7 @@ def top_k(logits: Logits, k: int) -> TokenIds:
 
 
 def _top_k_candidates(logits: Logits, k: int) -> TokenIds | None:
-    """Indices of the k largest logits and a few more; equal logits are in ascending order.
+    """Ascending indices of the k largest logits and a few more.
 
     None if that saves nothing, or the row has NaN or no finite maximum.
 
@@ -241,16 +241,16 @@ def _top_k_candidates(logits: Logits, k: int) -> TokenIds | None:
     table = logits[:table_size].reshape(num_rows, num_columns)
     last_row = logits[table_size:]  # shorter than the others
     maxima = np.maximum.reduce(table)
-    begun_columns = maxima[: len(last_row)]
-    np.maximum(begun_columns, last_row, out=begun_columns)
-    highest = np.maximum.reduce(maxima.reshape(_NUM_TIERS, -1))
+    extended_columns = maxima[: len(last_row)]  # those with a logit in the last row
+    np.maximum(extended_columns, last_row, out=extended_columns)
+    highest = np.maximum.reduce(maxima.reshape(_SECOND_TABLE_ROWS, -1))
     highest.partition((len(highest) - k, len(highest) - 1))  # NaN is the last
     floor = highest[-k]
     if not math.isfinite(highest[-1]):
         return None
     # `nonzero()[0]` where few tokens are left: `flatnonzero` takes twice as long there.
     high_columns = (maxima >= floor).nonzero()[0]
-    if len(high_columns) > _MOST_CANDIDATES * k:  # ties, or neighbours: no saving
+    if len(high_columns) > _MOST_HIGH_COLUMNS * k:  # ties, or neighbours: no saving
         return None
     # Flat, as `nonzero` of a table takes eight times as long.
     is_high = table.take(high_columns, axis=1) >= floor
@@ -309,9 +309,9 @@ def top_p_min_p(logits: Logits, top_p: float, min_p: float) -> TokenIds:
 
 
 def _smallest_keys(keys: Logits | Probs, mass: Logits | Probs, needed: float) -> TokenIds:
-    """Ascending indices of the smallest keys, as few as have together the mass `needed`.
+    """Ascending indices of the smallest keys: the fewest whose masses add up to `needed`.
 
-    All of them if they have less. Of equal keys the first count.
+    All of them if their masses add up to less. Of equal keys, those with the lowest indices.
 
     Args:
         keys: (m,) 0 or above, in nats.
