@@ -12,16 +12,17 @@ from localspec.errors import OptionError
 from localspec.pictures.picture import Picture, read_bytes
 
 MAX_ATTACHED_BYTES = 8_000_000  # of one file: more than any context holds
-# A file as `attached` writes it: no line of its text has as many backticks.
+# A file as `attached` writes it: the fence is longer than any run of backticks in the text.
 _ATTACHED = re.compile(r"[^\n]+:\n(?P<fence>`{3,})\n(?:.*?\n)?(?P=fence)\n\n", re.DOTALL)
 
 _PICTURE = re.compile(rb"\x89PNG\r\n\x1a\n|\xff\xd8\xff|GIF8[79]a|RIFF....WEBP", re.DOTALL)
 _PDF = re.compile(rb"%PDF-\d")
+_SHORTEST_FENCE = 3  # backticks, as Markdown has it
 
 
 @dataclass(frozen=True, slots=True)
 class Attachment:
-    """A file, as it was when it was read: a text or a picture."""
+    """The content of a file when it was read: a text or a picture."""
 
     name: str
     text: str = ""
@@ -31,9 +32,10 @@ class Attachment:
 
 
 def read_attachment(path: Path) -> Attachment:
-    """The file's text, or its picture.
+    """Read a file, as a text or as a picture.
 
-    Raises OptionError for a file that is missing, too large or neither.
+    Raises OptionError for a file that is missing or too large, and for one that is neither text
+    nor a picture.
     """
     data = read_bytes(path, MAX_ATTACHED_BYTES)
     if _PICTURE.match(data) and b"\0" in data:  # a text may begin like a picture
@@ -43,7 +45,7 @@ def read_attachment(path: Path) -> Attachment:
             f"{path} has more than {MAX_ATTACHED_BYTES} bytes",
             "Attach the part that matters.",
         )
-    if _PDF.match(data):  # some consist of text characters only
+    if _PDF.match(data):  # checked before decoding: some PDFs decode as text
         raise OptionError(f"{path} is a PDF", "Convert it to text first, with pdftotext, say.")
     try:
         return Attachment(path.name, text_of(data))
@@ -55,30 +57,36 @@ def read_attachment(path: Path) -> Attachment:
 
 
 def without_files(question: str) -> tuple[str, str]:
-    """The text that `attached` has put before a question, and the question alone."""
-    at = 0
-    found = _ATTACHED.match(question)
-    while found is not None:
-        at = found.end()
-        found = _ATTACHED.match(question, at)
-    return question[:at], question[at:]
+    """Split a question that `attached` has made.
+
+    Returns the attached texts ("" if there are none), and the question without them.
+    """
+    files_end = 0
+    file = _ATTACHED.match(question)
+    while file is not None:
+        files_end = file.end()
+        file = _ATTACHED.match(question, files_end)
+    return question[:files_end], question[files_end:]
 
 
 def attached(question: str, attachments: Sequence[Attachment]) -> str:
-    """The attached texts, and the question after them.
+    """The question with the attached texts before it. Pictures are left out.
 
-    Each text has its name, and a fence that is longer than any fence in it.
+    Before each text stands the name of its file. The text is fenced with backticks, one more
+    than the longest fence in it has.
     """
     parts = []
     for attachment in attachments:
         if attachment.picture is not None:
             continue
         text = attachment.text
-        fences = re.findall("`{3,}", text)
-        longest = max(map(len, fences), default=2)
-        fence = "`" * (longest + 1)
+        fence_length = _SHORTEST_FENCE
+        for inner_fence in re.findall("`{3,}", text):
+            fence_length = max(fence_length, len(inner_fence) + 1)
+        fence = "`" * fence_length
         parts.append(f"{attachment.name}:\n{fence}\n{text.rstrip()}\n{fence}")
-    return "\n\n".join([*parts, question])
+    parts.append(question)
+    return "\n\n".join(parts)
 
 
 def pictures_in(attachments: Sequence[Attachment]) -> list[Picture]:
@@ -87,7 +95,7 @@ def pictures_in(attachments: Sequence[Attachment]) -> list[Picture]:
     return [picture for picture in pictures if picture is not None]
 
 
-# Longer marks first: the mark of UTF-32 begins with that of UTF-16.
+# Encodings by their byte order marks. UTF-32 first: its mark begins with the one of UTF-16.
 _ENCODINGS = {
     codecs.BOM_UTF8: "utf-8",
     codecs.BOM_UTF32_LE: "utf-32-le",
@@ -97,54 +105,68 @@ _ENCODINGS = {
 }
 WIDE_MARKS = tuple(_ENCODINGS)[1:]
 ONE_BYTE = "cp1252"  # all of Latin-1's letters, and the quotes and dashes of Windows
-# Bytes that occur in no text, whatever its encoding. Escapes and form feeds do occur.
+# Control characters that no text has. Escapes and form feeds occur in texts.
 _CONTROLS = re.compile(rb"[\x00-\x08\x0e-\x1a\x1c-\x1f\x7f]")
-_MULTIBYTE = re.compile("[^\x00-\x7f\ufffd]")
+_REPLACEMENT = "\ufffd"  # what Python decodes invalid bytes to
+_MULTIBYTE = re.compile(f"[^\x00-\x7f{_REPLACEMENT}]")
 
 
 def read_text_file(path: Path) -> str:
-    """The text of a file. Raises OSError, and ValueError as `text_of` does."""
+    """The text of a file. Raises OSError, and ValueError if it is not text: see `text_of`."""
     return text_of(path.read_bytes())
 
 
 def text_of(data: bytes, *, otherwise: str = ONE_BYTE) -> str:
-    r"""The decoded text, with "\n" as its newlines.
+    r"""Decode the bytes of a text file; its newlines become "\n".
 
-    The encoding is UTF-8 or the one that a byte order mark names. Bytes that are neither, and
-    hold no control characters, are read in an encoding of one byte a character. Raises
-    ValueError, in words, for bytes that are not text.
+    The encoding is the one of the byte order mark, or else UTF-8. If the bytes are not UTF-8,
+    each byte is taken for one character, unless the bytes are damaged UTF-8 or no text.
 
     Args:
         data: The bytes.
-        otherwise: The encoding of such bytes; by default the one of Windows, which has the
-            letters of Latin-1.
+        otherwise: The encoding in which each byte is one character; by default Windows-1252,
+            which has the letters of Latin-1.
+
+    Raises:
+        ValueError: The bytes are not text. The message says why.
     """
-    for mark, encoding in _ENCODINGS.items():
-        if data.startswith(mark):
-            text = _decoded(data[len(mark) :], encoding)
-            break
-    else:
-        try:
-            text = data.decode()
-        except UnicodeDecodeError as error:
-            _check_no_utf8(data, error)
-            text = _decoded(data, otherwise)
+    text = _decoded_file(data, otherwise)
     if "\0" in text:
         raise ValueError("it has zero bytes")
     return text.replace("\r\n", "\n")
 
 
+def _decoded_file(data: bytes, otherwise: str) -> str:
+    """As `text_of`, with the newlines of the file. Zero bytes are not refused."""
+    for mark, encoding in _ENCODINGS.items():
+        if data.startswith(mark):
+            return _decoded(data[len(mark) :], encoding)
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        _refuse_damaged(data, error)
+        return _decoded(data, otherwise)
+
+
 def _decoded(data: bytes, encoding: str) -> str:
-    """The text in an encoding. Raises ValueError, in words."""
+    """Decode bytes. Raises ValueError that names the first byte which is not valid."""
     try:
         return data.decode(encoding)
     except UnicodeDecodeError as error:
         raise ValueError(f"byte {error.start} is not {encoding.upper()}") from error
 
 
-def _check_no_utf8(data: bytes, error: UnicodeDecodeError) -> None:
-    """Raise ValueError for bytes that are not text, or damaged UTF-8."""
-    read = data.decode(errors="replace")
-    is_damaged = len(_MULTIBYTE.findall(read)) > read.count("\ufffd")
+def _refuse_damaged(data: bytes, error: UnicodeDecodeError) -> None:
+    """Raise ValueError for bytes that are not text, or are damaged UTF-8.
+
+    UTF-8 counts as damaged if more characters of several bytes are valid than invalid.
+
+    Args:
+        data: The bytes, which are not valid UTF-8.
+        error: The error of decoding them as UTF-8.
+    """
+    text = data.decode(errors="replace")
+    num_valid = len(_MULTIBYTE.findall(text))
+    is_damaged = num_valid > text.count(_REPLACEMENT)
     if is_damaged or _CONTROLS.search(data):
         raise ValueError(f"byte {error.start} is not UTF-8") from error
