@@ -1,4 +1,4 @@
-"""A conversation: messages → prompt tokens, and what happens when it grows long."""
+"""A conversation over an engine: its turns, the answers to them, and retries and edits."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from localspec.pictures.picture import PictureSource
 
-# What to write instead of names that others have.
+# What to write instead of names that other libraries use for a chat's attributes.
 _INSTEAD = {
     **dict.fromkeys(("ask", "generate", "invoke", "prompt", "stream"), 'chat.send("Hi")'),
     "history": "chat.messages",
@@ -45,13 +45,13 @@ _INSTEAD = {
 
 
 class Chat(ForeignNames):
-    """Turns of a conversation over an engine. Made by `Engine.chat`.
+    """A conversation over an engine. Made by `Engine.chat`.
 
-    An answer that is stopped early stays in the conversation. So do the model's thoughts. The
-    template decides which of them are in the next prompt; most leave out thoughts that led to
-    no calls of tools.
+    A turn is a question and its answer. An answer that is stopped early stays in the
+    conversation, and so do the model's thoughts. The template decides which thoughts are in the
+    next prompt; most templates leave out thoughts that led to no calls of tools.
     When the context is full, the oldest turns are forgotten: as few as possible so that the
-    prompt takes at most half of it.
+    prompt takes at most half of the context.
     """
 
     _instead = _INSTEAD
@@ -74,17 +74,19 @@ class Chat(ForeignNames):
             bos="",
             eos="",
             think=think,
-        )  # raises for a bad template
+        )  # raises TemplateError for a bad template
         self._template = template
         self._think = think
         self._num_asked = len(self._turns)
-        self._revision = 0  # counts changes: an answer asked for before one is refused
-        self._unfinished: Unfinished | None = None  # the last answer, if it was cut
-        self._tools: tuple[Tool, ...] = ()  # of the last answer
+        # Counts changes of the conversation. An answer that was requested before a change is
+        # refused.
+        self._revision = 0
+        self._unfinished: Unfinished | None = None  # the last answer that was cut
+        self._tools: tuple[Tool, ...] = ()  # the tools of the last answer
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The conversation as the model will see it next: role and content of each message.
+        """The messages of the next prompt, with role and content, without forgotten turns.
 
         A message with pictures has them, and their positions, under "pictures".
         """
@@ -92,21 +94,24 @@ class Chat(ForeignNames):
 
     @property
     def transcript(self) -> tuple[Message, ...]:
-        """The whole conversation, including the turns that were forgotten.
+        """The messages of the whole conversation, including the turns that were forgotten.
 
-        `Engine.chat` continues it, also from JSON unless there are pictures in it, which JSON
-        cannot hold.
+        `Engine.chat` accepts it and continues the conversation. A transcript without pictures
+        can be stored as JSON; JSON cannot hold pictures.
         """
         return (*self._system, *messages_of(self._forgotten + self._turns))
 
     @property
     def num_forgotten(self) -> int:
-        """Turns that the model does not see any more, because the context was full."""
+        """The number of oldest turns left out of prompts, because the context was full."""
         return len(self._forgotten)
 
     @property
     def system(self) -> str | None:
-        """The system message. Setting it counts for the next answer; None or "" removes it."""
+        """The text of the system message; None if there is none.
+
+        A new text takes effect with the next answer. None or "" removes the message.
+        """
         if not self._system:
             return None
         content: str = self._system[0]["content"]
@@ -119,7 +124,10 @@ class Chat(ForeignNames):
 
     @property
     def num_asked(self) -> int:
-        """The number of answers started so far. It selects the next answer's random numbers."""
+        """The number of answers started so far.
+
+        The next answer's random numbers depend on the seed and on this number.
+        """
         return self._num_asked
 
     @property
@@ -138,23 +146,27 @@ class Chat(ForeignNames):
         images: Sequence[PictureSource] = (),
         **keywords: Unpack[AnswerKeywords],
     ) -> Answer:
-        """The answer to `text`, with options as for `Engine.generate`.
+        """The answer to the question `text`, with options as for `Engine.generate`.
 
-        The functions given as `tools` can be called by the model until other tools are given.
-        They are not run here: see `run_tools` and `send_tool_results`. With queue=True the
-        question waits for the answers to earlier questions, and follows them. The conversation
-        changes only when the answer is read. Then ContextError is raised if the message alone
-        does not fit the context, and the conversation stays as it was.
+        The model can call the functions given as `tools` in this answer, and in later answers
+        until other tools are given. They are not run here: see `run_tools` and
+        `send_tool_results`. With queue=True the question waits for the answers to earlier
+        questions, and follows them in the conversation. The conversation changes only when the
+        answer is read. Reading raises ContextError if the message alone does not fit the
+        context, and then the conversation stays as it was.
 
         Args:
             text: The question.
             options: The options; keywords replace single ones.
             images: Pictures of the question, see `Picture.read`; they stay in the conversation.
+
+        Raises:
+            OptionError: If the last answer waits for results of tools, or an argument is wrong.
         """
         require_no_calls(self._turns)
         chosen = AnswerOptions.of(options, **keywords)
-        asked = (question_message(text, images),)
-        return self._engine._answer(ChatRecord(self, asked, self._turns, chosen))
+        turn_start = (question_message(text, images),)
+        return self._engine._answer(ChatRecord(self, turn_start, self._turns, chosen))
 
     def send_tool_results(
         self,
@@ -175,41 +187,44 @@ class Chat(ForeignNames):
             OptionError: If the last answer called no tool, if one of its calls has no result,
                 or if a result belongs to none of its calls.
         """
-        result_turn = result_messages(self._turns, results)
+        tool_messages = result_messages(self._turns, results)
         chosen = AnswerOptions.of(options, **keywords)
-        asked = (*self._turns[-1], *result_turn)  # the results continue the last turn
-        return self._engine._answer(ChatRecord(self, asked, self._turns[:-1], chosen))
+        *earlier_turns, last_turn = self._turns
+        turn_start = (*last_turn, *tool_messages)  # the results continue the last turn
+        return self._engine._answer(ChatRecord(self, turn_start, earlier_turns, chosen))
 
     def _end_calls(self, results: Mapping[str, str]) -> None:
-        """End the last turn if all results that its answer waits for are given.
+        """End a turn whose last answer called tools: add the results and an empty answer.
 
-        An empty answer follows the results, so that another question can be asked.
+        Then another question can be asked. Nothing changes if the last answer called no tool,
+        or if a call has no result in `results`.
 
         Args:
-            results: The results by the ids of the calls; other results are ignored.
+            results: Results by the ids of calls; those of other calls are ignored.
         """
-        pending: dict[str, str] = {}
+        results_of_turn: dict[str, str] = {}
         for call in pending_calls(self._turns):
             call_id = str(call["id"])
             if call_id not in results:
                 return
-            pending[call_id] = results[call_id]
-        if not pending:
+            results_of_turn[call_id] = results[call_id]
+        if not results_of_turn:
             return
-        *earlier, last = self._turns
-        messages = result_messages(self._turns, pending)
-        turn = (*last, *messages, answer_message("", (), ""))
-        vars(self).update(_turns=[*earlier, turn], _revision=self._revision + 1)
+        *earlier_turns, last_turn = self._turns
+        tool_messages = result_messages(self._turns, results_of_turn)
+        ended_turn = (*last_turn, *tool_messages, answer_message("", (), ""))
+        # In one call: a signal handler may raise between two statements.
+        vars(self).update(_turns=[*earlier_turns, ended_turn], _revision=self._revision + 1)
 
     def retry(
         self,
         options: AnswerOptions | None = None,
         **keywords: Unpack[AnswerKeywords],
     ) -> Answer:
-        """Another answer to the last question, with the options of `send`.
+        """Another answer to the last question, with options as for `send`.
 
-        It has other random numbers, and replaces the old answer as soon as it says anything.
-        Raises OptionError if there was no question.
+        Its random numbers differ from the old answer's. It replaces the old answer once its
+        first text is there. Raises OptionError if there is no question.
         """
         return self.edit(self.last_question, options, **keywords)
 
@@ -221,17 +236,17 @@ class Chat(ForeignNames):
         images: Sequence[PictureSource] = (),
         **keywords: Unpack[AnswerKeywords],
     ) -> Answer:
-        """The answer to `text`, which replaces the last question and its answer, if any.
+        """The answer to the question `text`, which replaces the last turn, if there is one.
 
-        They are replaced as soon as the new answer says anything. The old question's pictures
-        stay, after `images`. Options as for `send`.
+        The old question and its answer are replaced once the first text of the new answer is
+        there. The old question's pictures stay, after `images`. Options as for `send`.
         """
         chosen = AnswerOptions.of(options, **keywords)
-        old = None
+        old_question = None
         if self._turns:
-            old = self._turns[-1][0]
-        asked = (question_message(text, images, old=old),)
-        return self._engine._answer(ChatRecord(self, asked, self._turns[:-1], chosen))
+            old_question = self._turns[-1][0]
+        turn_start = (question_message(text, images, old=old_question),)
+        return self._engine._answer(ChatRecord(self, turn_start, self._turns[:-1], chosen))
 
     @property
     def can_continue(self) -> bool:
@@ -244,16 +259,19 @@ class Chat(ForeignNames):
         options: AnswerOptions | None = None,
         **keywords: Unpack[AnswerKeywords],
     ) -> Answer:
-        """The continuation of the last answer, which was cut, after its last token.
+        """Continue the last answer, which was cut, after its last token.
 
-        With the same options, a seed included, the two parts are the answer that would have
-        come without the cut. The cut may be anywhere: within a character, a mark, a stop string
-        or a call. The returned answer has only the new text. Text shown at the cut that turns
-        out to be the beginning of a mark or a stop string is removed from `messages`.
+        The returned answer has only the new text. With the same options and seed, both parts
+        together are the answer that would have come without the cut. The cut may be anywhere:
+        within a character, a mark, a stop string or a call. Text before the cut that turns out
+        to be the beginning of a mark or a stop string is removed from `messages`.
 
-        No turn is forgotten for it. Raises OptionError if the answer was complete, was made
-        elsewhere, or the conversation has changed; ContextError, when it is read, if there is
-        no free context.
+        No turn is forgotten to make room for the continuation.
+
+        Raises:
+            OptionError: If there is no answer, if it was complete or was not made by this chat,
+                or if the conversation has changed since.
+            ContextError: When the returned answer is read, if the context is full.
         """
         chosen = AnswerOptions.of(options, **keywords)
         if not self._turns:
@@ -263,30 +281,38 @@ class Chat(ForeignNames):
                 "the last answer is complete, or can no longer be continued",
                 "Ask the model for more instead.",
             )
-        *turns, (*asked, _) = self._turns
-        record = ChatRecord(self, tuple(asked), turns, chosen, self._unfinished)
+        *earlier_turns, last_turn = self._turns
+        turn_start = last_turn[:-1]
+        record = ChatRecord(self, turn_start, earlier_turns, chosen, self._unfinished)
         return self._engine._answer(record)
 
     def prompt_tokens(self, text: str, images: Sequence[PictureSource] = ()) -> list[int]:
-        """The tokens that the model would read if it were asked `text` now, with pictures.
+        """The tokens of the prompt if the question `text`, with pictures, were sent now.
 
-        The tokens of a picture are negative numbers.
+        Each picture takes several tokens, which are negative numbers.
         """
-        asked = (question_message(text, images),)
-        return self._engine._make_prompt(self._source(self._turns, asked)).prompt.tokens
+        turn_start = (question_message(text, images),)
+        made = self._engine._make_prompt(self._source(self._turns, turn_start))
+        return made.prompt.tokens
 
     def _source(
         self,
         turns: Sequence[Turn],
-        asked: Turn,
+        turn_start: Turn,
         options: AnswerOptions | None = None,
     ) -> ChatSource:
-        """The source of a question's prompt, with the conversation as it is now."""
+        """The source from which an answer's prompt is made.
+
+        Args:
+            turns: The turns before the answer's turn.
+            turn_start: The messages of the answer's turn, without the answer.
+            options: The answer's options; None for the defaults.
+        """
         chosen = options or AnswerOptions()
         return ChatSource(
             self._system,
             turns,
-            asked,
+            turn_start,
             chosen.tool_use(self._tools),
             self._template,
             self._think,
@@ -294,13 +320,14 @@ class Chat(ForeignNames):
         )
 
     def prepare(self) -> None:
-        """Use idle time, for example while a person types. Call it in a thread of its own.
+        """Decode the beginning of the next prompt ahead, for example while a person types.
 
-        It decodes the part of the next prompt's beginning that is not cached: a new system
+        Call it in a thread of its own: it returns when the work is done. It decodes the part of
+        the next prompt that is known before the question and is not cached: a new system
         message, turns that were resumed, an answer whose thoughts the next prompts leave out.
-        Then it times a few decodes of sizes whose cost is still unknown. It ends within one
-        decode when any answer starts or `Engine.cancel` is called, and changes no answer. While
-        an answer is produced, or another chat prepares, it does nothing.
+        Then it times a few decodes of sizes whose cost is still unknown. It changes no answer.
+        It ends within one decode when any answer starts or `Engine.cancel` is called. While an
+        answer is produced, or another chat prepares, it does nothing.
 
         Raises what reading an answer raises.
         """
@@ -308,7 +335,7 @@ class Chat(ForeignNames):
         self._engine._prepare(source, owner=self)
 
     def copy(self) -> Chat:
-        """A copy of the conversation. Later changes of one do not change the other."""
+        """An independent copy of the conversation, over the same engine."""
         return copy.copy(self)
 
     def __repr__(self) -> str:
@@ -318,7 +345,7 @@ class Chat(ForeignNames):
         return f"<Chat of {num_turns} turns>"
 
     def clear(self) -> None:
-        """Forget every turn; the system message stays."""
+        """Remove all turns; the system message stays."""
         self._turns = []
         self._forgotten = []
         self._revision += 1
@@ -339,18 +366,19 @@ class Chat(ForeignNames):
         num_asked: int = 0,
         num_forgotten: int = 0,
     ) -> None:
-        """Continue another conversation: an optional system message, then whole turns.
+        """Replace the system message and all turns by those of another conversation.
 
         With the counts of that conversation, the next answers see the same turns and have the
         same random numbers as there.
 
         Args:
-            messages: The messages of the other conversation.
-            num_asked: Its number of answers, if the messages are its transcript.
-            num_forgotten: Its number of forgotten turns, if the messages are its transcript.
+            messages: The messages of the other conversation: a system message, if it has one,
+                then whole turns.
+            num_asked: Its `num_asked`, if the messages are its transcript.
+            num_forgotten: Its `num_forgotten`, if the messages are its transcript.
 
         Raises:
-            OptionError: For other messages, or a bad count.
+            OptionError: If the messages are not whole turns, or a count is out of range.
         """
         system, turns = turns_of(messages, None)
         for name, value in (("num_asked", num_asked), ("num_forgotten", num_forgotten)):
@@ -364,15 +392,18 @@ class Chat(ForeignNames):
 
 
 class ChatRecord(AnswerRecord):
-    """An answer, or the continuation of one, in the conversation at the time of the request.
+    """The record of an answer in a chat, or of the continuation of one.
+
+    It remembers the conversation at the time of the request, and changes the chat when the
+    answer begins and ends.
 
     Args:
         chat: The conversation.
-        asked: The turn without the answer: a question, or all messages up to the results of
-            tools.
+        turn_start: The messages of the answer's turn before the answer: a question, or the
+            messages from the question to the results of tools.
         turns: The turns before it.
         options: The options of the answer.
-        unfinished: The answer that is continued, the last of the chat.
+        unfinished: The chat's last answer, if this answer continues it.
     """
 
     sends_prompt = True
@@ -380,47 +411,54 @@ class ChatRecord(AnswerRecord):
     def __init__(
         self,
         chat: Chat,
-        asked: Turn,
+        turn_start: Turn,
         turns: list[Turn],
         options: AnswerOptions,
         unfinished: Unfinished | None = None,
     ) -> None:
         super().__init__(options)
         self.owner: Chat = chat
-        self._asked = asked
-        self._is_new = turns is chat._turns
+        self._turn_start = turn_start
+        self._is_new_question = turns is chat._turns
         self._unfinished = unfinished
-        self._made: MadePrompt | None = None  # once it has begun
-        self._see(turns)
+        self._made_prompt: MadePrompt | None = None  # None until the answer has begun
+        self._follow(turns)
         if unfinished is not None:
             self.turn = unfinished.turn
 
-    def _see(self, turns: list[Turn]) -> None:
-        """Note what is answered: the question after these turns, in the chat as it is now.
+    def _follow(self, turns: list[Turn]) -> None:
+        """Set the turns that the answer's turn follows, and the chat's state at this moment.
 
-        The prompt itself is made later, by `_chat_source`.
+        The prompt itself is made later, from `_chat_source`.
         """
         chat = self.owner
         self.turn = chat._num_asked
         self._revision = chat._revision
         self._turns = turns
-        # The last turn, if it gets another answer or goes on; none for a new question. The chat
-        # keeps that turn until the new answer has come.
-        self._replaced = chat._turns[len(turns) :]
-        self._chat_source = chat._source(turns, self._asked, self.options)
+        # The last turn, if this answer replaces or continues it; empty for a new question. The
+        # chat keeps that turn until the new answer ends.
+        self._replaced_turns = chat._turns[len(turns) :]
+        self._chat_source = chat._source(turns, self._turn_start, self.options)
 
     def source(self) -> PromptSource:
-        """Raises OptionError where the answer before has called tools."""
+        """The source of the answer's prompt.
+
+        A new question with queue=True follows the turns that the chat has now. Raises
+        OptionError if the last of them waits for the results of tools.
+        """
         if self._unfinished is not None:
             return ReadySource(self._unfinished.prompt)
         turns = self.owner._turns
-        if self.options.queue and self._is_new:  # it follows questions answered meanwhile
+        if self.options.queue and self._is_new_question:
             require_no_calls(turns)
-            self._see(turns)
+            self._follow(turns)
         return self._chat_source
 
     def on_begin(self, made: MadePrompt) -> None:
-        """Raises EngineError where the conversation has changed."""
+        """Note in the chat that the answer begins. Forget the turns left out of its prompt.
+
+        Raises EngineError if the conversation has changed since the request.
+        """
         chat = self.owner
         if chat._revision != self._revision:
             raise EngineError(
@@ -428,43 +466,59 @@ class ChatRecord(AnswerRecord):
                 "questions was answered first",
                 "Ask again.",
             )
-        self._made = made
+        self._made_prompt = made
         chat._revision += 1
         chat._num_asked = max(chat._num_asked, self.turn + 1)
         chat._tools = self._chat_source.use.tools
+        forgotten = chat._forgotten + self._turns[: made.num_leaving]
+        turns = self._kept_turns(made) + self._replaced_turns
         # In one call: a signal handler may raise between two statements.
-        forgotten = chat._forgotten + self._turns[: made.num_dropped_turns]
-        vars(chat).update(_forgotten=forgotten, _turns=self._kept_turns(made) + self._replaced)
+        vars(chat).update(_forgotten=forgotten, _turns=turns)
 
-    def on_end(self, reply: Reply, message: WholeMessage | None) -> None:
-        """Add the answer to the conversation."""
+    def on_end(self, reply: Reply, said: Said | None) -> None:
+        """Add the answer to the chat, unless the conversation has changed since it began.
+
+        A cancelled answer without text and calls is not added. An answer that was cut is noted
+        in the chat, so that it can be continued.
+
+        Args:
+            reply: The reply; of a continuation only the new part.
+            said: The whole answer, with the part that it continues; None if that part was lost
+                with a process.
+        """
         chat = self.owner
-        made = self._made
+        made = self._made_prompt
         if made is None or chat._revision != self._revision + 1:
-            return  # the conversation has changed, for example was cleared
+            return
         prompt = made.prompt
         if message is not None:
             answer = answer_message(message.text, message.tool_calls, message.thoughts)
         else:
-            before = self._replaced[0][-1]
-            thoughts = before.get("reasoning_content", "") + reply.thoughts
-            answer = answer_message(before["content"] + reply.text, (), thoughts)
-            answer = {**before, **answer}
-        is_kept = prompt.num_said or answer["content"] or reply.tool_calls
-        if not is_kept and reply.finish_reason == "cancelled":
+            answer = self._continued_answer(reply)
+        has_content = prompt.num_said or answer["content"] or reply.tool_calls
+        if not has_content and reply.finish_reason == "cancelled":
             return
-        # A new revision: a question asked meanwhile was asked without this answer, and would
-        # replace it.
-        turns = [*self._kept_turns(made), (*self._asked, answer)]
+        # The revision changes, so that a question asked during this answer, which does not
+        # follow it, cannot replace it.
+        turns = [*self._kept_turns(made), (*self._turn_start, answer)]
         revision = chat._revision + 1
         vars(chat).update(_turns=turns, _revision=revision)
-        if reply.finish_reason in ("length", "cancelled"):
-            longer = prompt._replace(
+        was_cut = reply.finish_reason in ("length", "cancelled")
+        if was_cut:
+            prompt_with_answer = prompt._replace(
                 tokens=[*prompt.tokens, *reply.token_ids],
                 num_said=prompt.num_said + len(reply.token_ids),
             )
-            chat._unfinished = Unfinished(longer, self.turn, revision)
+            chat._unfinished = Unfinished(prompt_with_answer, self.turn, revision)
+
+    def _continued_answer(self, reply: Reply) -> Message:
+        """The message of the chat's last answer with the reply's text and thoughts added."""
+        last_turn = self._replaced_turns[0]
+        earlier_part = last_turn[-1]
+        text = earlier_part["content"] + reply.text
+        thoughts = earlier_part.get("reasoning_content", "") + reply.thoughts
+        return {**earlier_part, **answer_message(text, (), thoughts)}
 
     def _kept_turns(self, made: MadePrompt) -> list[Turn]:
-        """The earlier turns that are not forgotten."""
-        return self._turns[made.num_dropped_turns :]
+        """The turns before the answer's turn that are in its prompt."""
+        return self._turns[made.num_leaving :]

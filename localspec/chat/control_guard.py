@@ -1,10 +1,12 @@
 """Keeps text inside a message from becoming a control token.
 
-A rendered prompt is tokenised with special tokens on, because the template has its own. So text
-of a message that spells a control token is replaced by a placeholder before rendering, and
-tokenised as plain text where the placeholder comes out. But a template that removes a part of a
-message could join the text before and after it to a control text: how much is hidden depends on
-what comes out (see `chat.prompt`).
+A control text is the text of a control token, such as <|im_end|>. The template writes some, so
+a rendered prompt is tokenised with control tokens on. Text of a message that spells a control
+token is therefore hidden: a placeholder, which is a number, replaces it before rendering. In
+the rendered prompt the placeholder is replaced by the text, tokenised as plain text.
+
+A template may remove a part of a message, and so join the texts before and after it to a
+control text. How much has to be hidden depends on the prompt that it writes: see `chat.prompt`.
 """
 
 from __future__ import annotations
@@ -23,20 +25,20 @@ from localspec.vocabulary import Vocabulary
 
 _MARK_DIGITS = 20
 _INDEX_DIGITS = 8
-_HANDLED = ("role", "content", "pictures")  # keys of a message that `_hidden` treats one by one
+_HANDLED = ("role", "content", "pictures")  # keys of a message with code of their own
 
-Span = tuple[int, int]  # first character, and the one after the last
+Span = tuple[int, int]  # indexes of the first character of a text, and after the last
 
 
 class Exposed(NamedTuple):
-    """Everything that a template may read."""
+    """Everything that a template may read, before any of it is hidden."""
 
     messages: Sequence[Message]
     tools: Sequence[Mapping[str, Any]] = ()
     """The tools as OpenAI declares them."""
 
     data: frozenset[int] = frozenset()
-    """The numbers of messages whose content is the result of a call."""
+    """The indexes of messages whose content is the result of a call."""
 
     variables: Mapping[str, Any] = NO_VARIABLES
     """The template's variables, as `ChatTemplate.render` has them."""
@@ -47,29 +49,36 @@ class Exposed(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Hidden:
-    """An `Exposed` with placeholders."""
+    """An `Exposed` with placeholders in place of hidden texts and of pictures.
+
+    A placeholder is `mark` and an index of _INDEX_DIGITS digits.
+    """
 
     mark: str
-    """The beginning of each placeholder."""
+    """The beginning of each placeholder: digits that occur in no message."""
 
     opens_answer: bool
     messages: list[dict[str, Any]] = field(default_factory=list)
     tools: list[Any] = field(default_factory=list)
     variables: dict[str, Any] = field(default_factory=dict)
     parts: dict[str, str | Sequence[int]] = field(default_factory=dict)
-    """The text that a placeholder stands for, or a picture's tokens, by the digits after the
-    mark."""
+    """The hidden texts, and the tokens of pictures, by the index in their placeholder."""
 
     shown: list[str] = field(default_factory=list)
     """All texts in messages and tools, as the template sees them."""
 
     @property
     def end(self) -> str:
-        """A placeholder that stands for nothing, to see where something ends."""
+        """A placeholder of nothing. It marks where the text before it ends in the prompt."""
         return self.mark + "9" * _INDEX_DIGITS
 
+    @property
+    def placeholder(self) -> re.Pattern[str]:
+        """Matches a placeholder. Its group is the index."""
+        return re.compile(f"{self.mark}([0-9]{{{_INDEX_DIGITS}}})")
+
     def shows_pictures(self, prompt: str) -> bool:
-        """Whether each picture stands in the prompt once."""
+        """Whether the rendered prompt has the placeholder of each picture exactly once."""
         for index, part in self.parts.items():
             is_picture = not isinstance(part, str)
             if is_picture and prompt.count(self.mark + index) != 1:
@@ -77,84 +86,95 @@ class Hidden:
         return True
 
     def uncovered(self, prompt: str) -> str:
-        """The prompt with the hidden texts. Pictures have none and are left out."""
+        """The rendered prompt with the hidden texts in it, and without pictures."""
 
-        def part_of(found: re.Match[str]) -> str:
-            part = self.parts.get(found[1], "")
+        def hidden_text(placeholder: re.Match[str]) -> str:
+            part = self.parts.get(placeholder[1], "")
             if isinstance(part, str):
                 return part
             return ""
 
-        return re.sub(f"{self.mark}([0-9]{{{_INDEX_DIGITS}}})", part_of, prompt)
+        return self.placeholder.sub(hidden_text, prompt)
 
     def hide(self, part: str | Sequence[int]) -> str:
-        """A placeholder for a text, or a picture's tokens."""
+        """Store a text, or the tokens of a picture. Returns its placeholder."""
         index = f"{len(self.parts):0{_INDEX_DIGITS}}"
         self.parts[index] = part
         return self.mark + index
 
 
 class ControlGuard:
-    """Hides the control texts in messages, and tokenises the prompt they were rendered to.
+    """Hides the control texts in messages, and tokenises the prompt rendered from them.
 
-    Messages without such text do not change, and are tokenised together with their
-    surroundings.
+    A message without such texts does not change, and is tokenised together with the template's
+    text around it.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
-        # The control texts, which are hidden.
+        # The control texts, sorted.
         self.texts = sorted(vocabulary.control_texts())
+        # The control texts backwards, sorted.
         self._reversed = sorted(text[::-1] for text in self.texts)
         self._longest = max(map(len, self.texts), default=0)
-        self._ends: set[str] = set()
+        # The first and last characters of control texts.
+        self._end_characters: set[str] = set()
         for text in self.texts:
-            self._ends |= {text[0], text[-1]}
+            self._end_characters |= {text[0], text[-1]}
 
     def hide(self, exposed: Exposed) -> Hidden:
-        """Hide what can be taken for a control token.
+        """Hide control texts, and parts of one at the edges of a text.
 
-        That is enough if the template changes only the edges of texts. Tools, calls and results
-        may be written as JSON, so characters that JSON escapes are not hidden there.
+        This is enough for a template that changes nothing but the edges of texts. Tools, calls
+        and results may be written as JSON, so characters that JSON escapes stay there.
         """
-        return _hidden(exposed, self._spans, self._spans)
+        return _hide(exposed, self._control_spans, self._control_spans)
 
     def hide_words(self, exposed: Exposed) -> Hidden:
-        """Hide also every word that could be the beginning or the end of a control text.
+        """As `hide`, and hide every word with the first or last character of a control text.
 
-        The remaining text cannot be joined to a control text, unless the template writes both
-        ends.
+        The remaining texts cannot be joined to a control text, unless the template writes both
+        its first and its last character.
         """
-        return _hidden(exposed, self._words, self._words)
+        return _hide(exposed, self._word_spans, self._word_spans)
 
     def hide_all(self, exposed: Exposed) -> Hidden:
-        """Hide the whole text of messages, but for the blank space around it.
+        """Hide the whole texts of messages, but for the blank space around them.
 
-        In tools, calls and results only words are hidden, as by `hide_words`: templates read
-        them.
+        In tools, calls and results only words are hidden, as by `hide_words`, because templates
+        read the rest.
         """
-        return _hidden(exposed, _whole, self._words)
+        return _hide(exposed, _stripped_span, self._word_spans)
 
     def shows_ends(self, hidden: Hidden) -> bool:
-        """Whether `hide_words` would hide more."""
-        return not all(map(self._ends.isdisjoint, hidden.shown))
+        """Whether a first or last character of a control text is left in the texts.
+
+        Then `hide_words` would hide more.
+        """
+        return not all(map(self._end_characters.isdisjoint, hidden.shown))
 
     def control_texts_in(self, prompt: str) -> list[str]:
-        """The control texts in a prompt whose messages are hidden, in order."""
+        """The control texts in a rendered prompt, from left to right."""
         matches = sorted(self._matches(prompt), key=re.Match.start)
         return [match.group() for match in matches]
 
     def tokenize(self, prompt: str, hidden: Hidden) -> list[int]:
-        """Ids of the prompt that the hidden messages were rendered to."""
+        """The token ids of a rendered prompt, with hidden texts in place of placeholders.
+
+        Args:
+            prompt: The prompt, with placeholders.
+            hidden: What the prompt was rendered from.
+        """
         tokens: list[int] = []
-        pieces = re.split(f"{hidden.mark}([0-9]{{{_INDEX_DIGITS}}})", prompt)
+        # Texts and the indexes of placeholders alternate, beginning with a text.
+        pieces = hidden.placeholder.split(prompt)
         for number, piece in enumerate(pieces):
             after = None
-            # After a picture's cells a text starts anew, as in llama.cpp.
+            # A text after a picture, whose tokens are negative, starts anew, as in llama.cpp.
             if tokens and tokens[-1] >= 0:
                 after = tokens[-1]
-            is_placeholder = number % 2 == 1
-            if not is_placeholder:
+            is_index = number % 2 == 1
+            if not is_index:
                 tokens += self._vocabulary.tokenize(piece, parse_special=True, after=after)
                 continue
             part = hidden.parts.get(piece, "")
@@ -165,13 +185,17 @@ class ControlGuard:
         return tokens
 
     def _spell(self, text: str, after: int | None) -> list[int]:
-        """Ids of the text without a control token among them.
+        """Token ids that spell a text, none of them a control token.
 
-        Where merging gives a control token, the halves of the text are tokenised one by one. A
-        single character that has no other entry is left out.
+        If the tokenizer gives a control token, the two halves of the text are tokenised
+        separately. A single character that only a control token spells is left out.
+
+        Args:
+            text: The text.
+            after: The token before the text; None if there is none.
         """
         tokens = self._vocabulary.tokenize(text, parse_special=False, after=after)
-        # As a set: an engine in another process is asked for each token.
+        # Each token once, since the vocabulary may have to ask another process.
         if not any(map(self._vocabulary.is_control, set(tokens))):
             return tokens
         if len(text) == 1:
@@ -183,102 +207,104 @@ class ControlGuard:
         right = self._spell(text[middle:], after)
         return left + right
 
-    def _spans(self, content: str) -> list[Span]:
-        """The runs that have to be hidden, which can overlap."""
-        spans = list(self._edges(content))
-        spans += [match.span() for match in self._matches(content)]
+    def _control_spans(self, text: str) -> list[Span]:
+        """The spans that `hide` hides, which can overlap."""
+        spans = list(self._edge_spans(text))
+        spans += [match.span() for match in self._matches(text)]
         return spans
 
-    def _matches(self, content: str) -> list[re.Match[str]]:
-        """The control texts in a content, in the order of `texts`.
+    def _matches(self, text: str) -> list[re.Match[str]]:
+        """Matches of the control texts in a text, in the order of `texts`.
 
-        Occurrences of one text do not overlap here: once the first is hidden, the second is not
-        spelled any more.
+        Of overlapping occurrences of one control text only the first counts: once it is hidden,
+        the others are incomplete.
         """
         matches: list[re.Match[str]] = []
-        for text in self.texts:
-            # Few texts occur, and Python caches only some hundred patterns.
-            if text in content:
-                matches += re.finditer(re.escape(text), content)
+        for control_text in self.texts:
+            # Few of them occur, and Python caches only some hundred patterns.
+            if control_text in text:
+                matches += re.finditer(re.escape(control_text), text)
         return matches
 
-    def _words(self, content: str) -> Iterator[Span]:
-        """The runs that `hide_words` hides, which can overlap."""
-        yield from self._spans(content)
-        for word in re.finditer(r"\S+", content):
-            if not self._ends.isdisjoint(word.group()):
+    def _word_spans(self, text: str) -> Iterator[Span]:
+        """The spans that `hide_words` hides, which can overlap."""
+        yield from self._control_spans(text)
+        for word in re.finditer(r"\S+", text):
+            if not self._end_characters.isdisjoint(word.group()):
                 yield word.span()
 
-    def _edges(self, content: str) -> Iterator[Span]:
-        """Edges that could complete a control text that the template begins, or begin one.
+    def _edge_spans(self, text: str) -> Iterator[Span]:
+        """The spans at the edges of a text that could be parts of a control text.
 
-        Templates trim messages, so that the edge may be further inside.
+        The text's beginning could complete a control text that the template's text begins, and
+        the text's end could begin one. Templates may strip the text, so the edges of the
+        stripped text count, too.
         """
-        first = len(content) - len(content.lstrip())
-        last = len(content.rstrip())
-        for begin, end in {(0, len(content)), (first, last)}:
-            if begin >= end:
-                continue
-            beginning = content[begin : min(end, begin + self._longest)]
+        whole_span = (0, len(text))
+        stripped_spans = _stripped_span(text)
+        for begin, end in {whole_span, *stripped_spans}:
+            beginning = text[begin:end][: self._longest]
             size = _overlap(beginning[::-1], self._reversed)
             if size:
                 yield begin, begin + size
-            ending = content[max(begin, end - self._longest) : end]
-            size = _overlap(ending, self.texts)
+            ending_begin = max(begin, end - self._longest)
+            size = _overlap(text[ending_begin:end], self.texts)
             if size:
                 yield end - size, end
 
 
-def _hidden(
+def _hide(
     exposed: Exposed,
-    spans: Callable[[str], Iterable[Span]],
+    message_spans: Callable[[str], Iterable[Span]],
     data_spans: Callable[[str], Iterable[Span]],
 ) -> Hidden:
-    """Hide runs of the texts that a template may read.
+    """Replace spans of the texts that a template may read by placeholders.
 
     Args:
         exposed: What the template may read.
-        spans: The runs to hide in a message's text.
-        data_spans: The runs to hide in texts of tools, calls and results.
+        message_spans: Gives the spans to hide in the text of a message.
+        data_spans: Gives the spans to hide in a text of a tool, a call or a result.
     """
     hidden = Hidden(_new_mark(repr(exposed)), exposed.opens_answer)
 
-    def with_placeholders(text: str, runs: Iterable[Span]) -> str:
+    def with_placeholders(text: str, spans: Iterable[Span]) -> str:
+        """The text with its spans, which are in order and do not overlap, hidden."""
         shown = ""
-        at = 0
-        for begin, end in runs:
-            shown += text[at:begin] + hidden.hide(text[begin:end])
-            at = end
-        shown += text[at:]
+        shown_until = 0
+        for begin, end in spans:
+            shown += text[shown_until:begin]
+            shown += hidden.hide(text[begin:end])
+            shown_until = end
+        shown += text[shown_until:]
         hidden.shown.append(shown)
         return shown
 
-    def speech(text: str) -> str:
-        return with_placeholders(text, _merged(spans(text)))
+    def hide_message_text(text: str) -> str:
+        return with_placeholders(text, _merged(message_spans(text)))
 
-    def data_text(text: str) -> str:
-        return with_placeholders(text, _unescaped(text, data_spans(text)))
+    def hide_data_text(text: str) -> str:
+        return with_placeholders(text, _without_escaped(text, data_spans(text)))
 
     for number, message in enumerate(exposed.messages):
-        other_keys = {name: value for name, value in message.items() if name not in _HANDLED}
+        hide_text = hide_message_text
+        if number in exposed.data:
+            hide_text = hide_data_text
         content = ""
         for piece, picture in zip_longest(pieces_of(message), shown_in(message)):
-            if number in exposed.data:
-                content += data_text(piece)
-            else:
-                content += speech(piece)
+            content += hide_text(piece)
             if picture is not None:
                 assert isinstance(picture, ShownTokens)
                 content += hidden.hide(picture.tokens)
-        shown = {"role": message["role"], "content": content}
-        hidden.messages.append({**shown, **_with_texts(other_keys, data_text)})
-    hidden.tools.extend(_with_texts(exposed.tools, data_text))
-    hidden.variables.update(_with_texts(exposed.variables, data_text))
+        other_keys = {name: value for name, value in message.items() if name not in _HANDLED}
+        hidden_keys = _with_texts(other_keys, hide_data_text)
+        hidden.messages.append({"role": message["role"], "content": content, **hidden_keys})
+    hidden.tools.extend(_with_texts(exposed.tools, hide_data_text))
+    hidden.variables.update(_with_texts(exposed.variables, hide_data_text))
     return hidden
 
 
 def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
-    """The value with all texts in it changed, the keys of dicts among them."""
+    """A copy of nested dicts and lists with `change` applied to all texts, keys included."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, Mapping):
@@ -292,53 +318,61 @@ def _with_texts(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
-def _unescaped(text: str, spans: Iterable[Span]) -> Iterator[Span]:
-    """The runs without characters that JSON escapes: it could not escape them when hidden."""
+def _without_escaped(text: str, spans: Iterable[Span]) -> Iterator[Span]:
+    """The spans, merged and split, without the characters that JSON escapes.
+
+    These stay in the text, because JSON could not escape them in a placeholder.
+    """
     for begin, end in _merged(spans):
-        for found in re.finditer(r'[^"\\\x00-\x1f]+', text[begin:end]):
-            yield begin + found.start(), begin + found.end()
+        for unescaped in re.finditer(r'[^"\\\x00-\x1f]+', text[begin:end]):
+            yield begin + unescaped.start(), begin + unescaped.end()
 
 
 def _merged(spans: Iterable[Span]) -> list[Span]:
-    """The runs in order; those that touch or overlap become one."""
+    """The spans in order; spans that touch or overlap become one."""
     merged: list[Span] = []
+    merged_end = -1  # no span touches it
     for begin, end in sorted(spans):
-        if merged and begin <= merged[-1][1]:
-            first, last = merged.pop()
-            merged.append((first, max(end, last)))
+        if begin <= merged_end:
+            merged_begin, _ = merged.pop()
+            merged_end = max(merged_end, end)
+            merged.append((merged_begin, merged_end))
         else:
             merged.append((begin, end))
+            merged_end = end
     return merged
 
 
-def _whole(content: str) -> list[Span]:
-    """One run: the content without the blank space around it."""
-    begin = len(content) - len(content.lstrip())
-    end = len(content.rstrip())
+def _stripped_span(text: str) -> list[Span]:
+    """The span of the text without the blank space around it, in a list; [] if it is blank."""
+    begin = len(text) - len(text.lstrip())
+    end = len(text.rstrip())
     if begin < end:
         return [(begin, end)]
     return []
 
 
-def _new_mark(taken: str) -> str:
-    """Random digits that `taken` lacks. Digits survive changes of case, trimming and JSON."""
+def _new_mark(known_text: str) -> str:
+    """Random digits that are not in `known_text`.
+
+    Digits survive changes of case, stripping and JSON in a template.
+    """
     while True:
         digits = [secrets.choice("0123456789") for _ in range(_MARK_DIGITS)]
         mark = "".join(digits)
-        if mark not in taken:
+        if mark not in known_text:
             return mark
 
 
-def _overlap(content: str, texts: Sequence[str]) -> int:
-    """The length of the longest end of the content with which one of the texts begins.
+def _overlap(text: str, sorted_texts: Sequence[str]) -> int:
+    """The length of the longest suffix of `text` that is a proper prefix of a sorted text.
 
-    Args:
-        content: The content.
-        texts: The texts, sorted.
+    0 if there is none. "Proper" means that the sorted text is longer than the suffix.
     """
-    for size in range(len(content), 0, -1):
-        end = content[-size:]
-        following = bisect_right(texts, end)  # texts that begin with `end` sort right after it
-        if following < len(texts) and texts[following].startswith(end):
+    for size in range(len(text), 0, -1):
+        suffix = text[-size:]
+        # Texts that begin with the suffix sort directly after it.
+        following = bisect_right(sorted_texts, suffix)
+        if following < len(sorted_texts) and sorted_texts[following].startswith(suffix):
             return size
     return 0

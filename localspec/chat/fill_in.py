@@ -1,4 +1,4 @@
-"""Texts that are to be filled in, as an editor asks for them."""
+"""Prompts for filling a gap in a text, as editors ask for it (fill in the middle)."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from localspec.streaming.answer_text import Prompt
 from localspec.streaming.cancellation import CancelCheck
 from localspec.streaming.record import MadePrompt
 
-_ANSWER = 256  # tokens that are left free for an answer, or more if it may be longer
-_MARKS = 8  # tokens that the model's own marks take
-_PART = 4  # the text after may take 1/4 of the context; texts are cut in steps of 1/4, too
+_ANSWER_TOKENS = 256  # left free for an answer, or more if it may be longer
+_MARK_TOKENS = 8  # room for the model's fill-in tokens
+_NUM_PARTS = 4  # the text after the gap takes at most 1/4; texts are cut in steps of 1/4
 
 
 @dataclass(frozen=True, slots=True)
 class FillInSource:
-    """A gap in a text that is to be filled. Text that does not fit the context is cut.
+    """The source of the prompt for a gap in a text. What does not fit the context is left out.
 
-    Other files are left out first, then the beginning of the text before and the end of the
-    text after. No text can name a control token.
+    Other files are left out first, then the beginning of the text before the gap and the end of
+    the text after it. No text can name a control token.
     """
 
     before: str
@@ -38,67 +38,84 @@ class FillInSource:
     """Names and texts of other files, the least useful first."""
 
     max_tokens: int | None = None
-    """Tokens that the answer may have."""
+    """The limit for the answer, in tokens; None for no limit of its own."""
 
     def make(self, workshop: PromptWorkshop, is_cancelled: CancelCheck) -> MadePrompt:
-        """See `PromptSource`."""
+        """The prompt: other files, the text before the gap, and the text after it.
+
+        See `PromptSource`.
+        """
         fim = self.fim
-        tokenize = workshop.vocabulary.tokenize
-        context = workshop.context_length
-        # Also for a shorter answer: an editor that only prefills asks for one token.
-        answer = max(self.max_tokens or 0, _ANSWER)
-        answer = min(answer, context // _PART)
-        room = max(context - answer - _MARKS, 0)
-        after = tokenize(self.after, parse_special=False, after=fim.suffix)
-        after = after[: room // _PART]
-        before = tokenize(self.before, parse_special=False, after=fim.prefix)
-        before = _end_of(before, room - len(after))
-        # Rounded up to whole parts, so that the same files fit while the text grows.
-        part = max(room // _PART, 1)
-        num_parts = math.ceil(max(len(before) + len(after), 1) / part)
-        front = self._files(workshop, room - num_parts * part)
-        stable = [*front, fim.prefix, *before]
         vocabulary = workshop.vocabulary
+        room = self._room(workshop.context_length)
+        after = vocabulary.tokenize(self.after, parse_special=False, after=fim.suffix)
+        after = after[: room // _NUM_PARTS]
+        before = vocabulary.tokenize(self.before, parse_special=False, after=fim.prefix)
+        before = _last_tokens(before, room - len(after))
+        # The room of both texts is rounded up, so that the same files fit while they grow.
+        num_text_tokens = max(len(before) + len(after), 1)
+        room_for_files = room - _rounded_up(num_text_tokens, room)
+        files = self._files(workshop, room_for_files)
+        stable = [*files, fim.prefix, *before]
         if vocabulary.add_bos and vocabulary.bos >= 0:
             stable.insert(0, vocabulary.bos)
         tokens = [*stable, fim.suffix, *after, fim.middle]
         return MadePrompt(Prompt(tokens), num_stable=len(stable))
 
+    def _room(self, context_length: int) -> int:
+        """The tokens left for all texts beside the answer and the fill-in tokens."""
+        # At least _ANSWER_TOKENS: an editor that only prefills asks for an answer of one token.
+        answer = max(self.max_tokens or 0, _ANSWER_TOKENS)
+        answer = min(answer, context_length // _NUM_PARTS)
+        return max(context_length - answer - _MARK_TOKENS, 0)
+
     def _files(self, workshop: PromptWorkshop, room: int) -> list[int]:
-        """The other files that fit, each with its name, in the model's notation of projects."""
+        """The tokens of the other files that fit, in the model's notation of projects.
+
+        The most useful files are kept, in the order of `files`, each after its name. Returns []
+        if none fits.
+
+        Args:
+            workshop: Has the vocabulary.
+            room: The limit for all files together, in tokens.
+        """
         fim = self.fim
         tokenize = workshop.vocabulary.tokenize
-        begin: list[int] = []
-        end: list[int] = []
+        project_head: list[int] = []
+        edited_file_head: list[int] = []
         if fim.repo is not None:
-            begin = [fim.repo, *tokenize("project\n", parse_special=False)]
+            project_head = [fim.repo, *tokenize("project\n", parse_special=False)]
         if fim.file is not None:
-            end = [fim.file, *tokenize("file\n", parse_special=False)]
-        room -= len(begin) + len(end)
+            edited_file_head = [fim.file, *tokenize("file\n", parse_special=False)]
+        room -= len(project_head) + len(edited_file_head)
         kept: list[int] = []
         for name, text in reversed(self.files):
             if fim.file is None:
-                chunk = tokenize(f"{name}\n{text}\n\n", parse_special=False)
+                file_tokens = tokenize(f"{name}\n{text}\n\n", parse_special=False)
             else:
-                chunk = [fim.file, *tokenize(f"{name}\n{text}", parse_special=False)]
-            if len(chunk) > room:
+                file_tokens = [fim.file, *tokenize(f"{name}\n{text}", parse_special=False)]
+            if len(file_tokens) > room:
                 break
-            kept = [*chunk, *kept]
-            room -= len(chunk)
+            kept = [*file_tokens, *kept]
+            room -= len(file_tokens)
         if kept:
-            return [*begin, *kept, *end]
+            return [*project_head, *kept, *edited_file_head]
         return []
 
 
-def _end_of(tokens: list[int], room: int) -> list[int]:
-    """The last of the tokens, up to `room`.
+def _last_tokens(tokens: list[int], room: int) -> list[int]:
+    """The last tokens, at most `room` of them.
 
-    The cut stays at its position while the text grows a little, so that the tokens after it
-    stay cached.
+    The number of tokens cut off is a multiple of 1/4 of the room. So while the text grows, the
+    cut mostly stays where it is, and the tokens after it stay cached.
     """
-    surplus = len(tokens) - room
-    if surplus <= 0:
+    num_surplus = len(tokens) - room
+    if num_surplus <= 0:
         return tokens
-    part = max(room // _PART, 1)
-    num_parts = math.ceil(surplus / part)
-    return tokens[num_parts * part :]
+    return tokens[_rounded_up(num_surplus, room) :]
+
+
+def _rounded_up(count: int, room: int) -> int:
+    """A number of tokens, rounded up to a multiple of 1/4 of the room."""
+    step = max(room // _NUM_PARTS, 1)
+    return math.ceil(count / step) * step

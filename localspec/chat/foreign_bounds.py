@@ -1,4 +1,4 @@
-"""How much of a context the tools of other programs may take, and what they return."""
+"""Limits on the part of a context that tools of MCP servers, and their results, may take."""
 
 from __future__ import annotations
 
@@ -11,51 +11,56 @@ from localspec.errors import ContextError
 from localspec.tools.foreign import ForeignFunction
 from localspec.tools.tool import Tool, ToolUse
 
-_PART_OF_TOOLS = 4  # tools may take a quarter of the context
-_PART_OF_RESULT = 8  # a result may take an eighth
+_PART_OF_TOOLS = 4  # all tools together may take a quarter of the context
+_PART_OF_RESULT = 8  # a result may take an eighth of the context
 _CHARACTERS_PER_TOKEN = 16  # more than in any text
-_NUM_NAMED = 5  # of the largest tools
+_NUM_NAMED = 5  # how many of the largest tools an error names
 
 
 def num_tokens_of(engine: ChatBackend, tools: Sequence[Tool]) -> int:
-    """How many tokens of a prompt the tools take, as the model's template writes them."""
+    """The tokens that the tools add to a prompt, as the model's template writes them."""
     return _num_prompt_tokens(engine, tools) - _num_prompt_tokens(engine, ())
 
 
 def check_room(engine: ChatBackend, tools: Sequence[Tool]) -> None:
-    """Raise ContextError where the tools take more than a quarter of the context."""
-    most = engine.context_length // _PART_OF_TOOLS
+    """Raise ContextError if the tools take more than a quarter of the context."""
+    most_tokens = engine.context_length // _PART_OF_TOOLS
     try:
-        number = num_tokens_of(engine, tools)
-        taken = f"{number:,} tokens"
-    except ContextError:
-        number = engine.context_length
-        taken = f"more than {number:,} tokens"
-    if number <= most:
+        num_tokens = num_tokens_of(engine, tools)
+        shown_size = f"{num_tokens:,} tokens"
+    except ContextError:  # the prompt with the tools does not even fit the context
+        num_tokens = engine.context_length
+        shown_size = f"more than {num_tokens:,} tokens"
+    if num_tokens <= most_tokens:
         return
-    largest = sorted(tools, key=_length, reverse=True)[:_NUM_NAMED]
-    named = ", ".join(tool.name for tool in largest)
+    largest = sorted(tools, key=_declared_length, reverse=True)[:_NUM_NAMED]
+    names = ", ".join(tool.name for tool in largest)
     raise ContextError(
-        f"the {len(tools)} tools of {_servers_of(tools)} take {taken}, more than a quarter of "
-        f"the context ({most:,})",
+        f"the {len(tools)} tools of {_servers_of(tools)} take {shown_size}, more than a "
+        f"quarter of the context ({most_tokens:,})",
         "Name those that are needed: allowed_tools=[…], or choose a longer context: "
-        f"context_length=…. The largest are {named}.",
+        f"context_length=…. The largest are {names}.",
     )
 
 
 def fitting_text(engine: ChatBackend, text: str) -> tuple[str, str]:
-    """A result, cut to an eighth of the context, and a note that says so; "" if it is whole."""
-    most = engine.context_length // _PART_OF_RESULT
-    head = text[: most * _CHARACTERS_PER_TOKEN]
+    """Cut the result of a call to an eighth of the context.
+
+    Returns the text, which ends with a note if it was cut, and the note; "" if it was not cut.
+    """
+    most_tokens = engine.context_length // _PART_OF_RESULT
+    # No longer text fits. It is cut first, because tokenizing a huge text takes long.
+    head = text[: most_tokens * _CHARACTERS_PER_TOKEN]
     tokens = engine.tokenize(head)
-    if len(tokens) <= most and len(head) == len(text):
+    if len(tokens) <= most_tokens and len(head) == len(text):
         return text, ""
-    num_kept = len(engine.detokenize(tokens[:most]))
+    num_kept = len(engine.detokenize(tokens[:most_tokens]))
     kept = head[:num_kept]
     note = (
-        f"cut to its first {len(kept):,} of {len(text):,} characters, an eighth of the context"
+        f"The result was cut to its first {len(kept):,} of {len(text):,} characters, an eighth "
+        "of the context."
     )
-    return f"{kept}\n[The result was {note}.]", f"The result was {note}."
+    return f"{kept}\n[{note}]", note
 
 
 def _num_prompt_tokens(engine: ChatBackend, tools: Sequence[Tool]) -> int:
@@ -65,12 +70,12 @@ def _num_prompt_tokens(engine: ChatBackend, tools: Sequence[Tool]) -> int:
     return len(engine._make_prompt(source).prompt.tokens)
 
 
-def _length(tool: Tool) -> int:
+def _declared_length(tool: Tool) -> int:
     return len(str(tool.declared()))
 
 
 def _servers_of(tools: Sequence[Tool]) -> str:
-    """The names of the servers that have the tools."""
+    """The names of the MCP servers that have the tools, for an error."""
     servers = set()
     for tool in tools:
         if isinstance(tool.function, ForeignFunction):

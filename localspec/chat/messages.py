@@ -1,4 +1,8 @@
-"""Messages as the field writes them → as a chat template takes them, calls and results, too."""
+"""Converts messages as clients write them to messages as a chat template takes them.
+
+A call is a tool call in an answer, in OpenAI's form: a dict with an id and a function, which
+has a name and arguments. A result is a message of the role "tool".
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,8 @@ import json
 import re
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import chain, groupby, takewhile
-from typing import Any
+from itertools import groupby, takewhile
+from typing import Any, TypeGuard
 
 from localspec.chat.shown import (
     PICTURE_NOTE,
@@ -27,32 +31,32 @@ from localspec.tools.forms import IN_WORDS
 from localspec.tools.tool import ToolCall, json_text
 
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")  # it goes into the prompt unchanged
-# The key of the text in parts of each kind. A reference names a tool that was found.
+# The key of the text in a part of a content, by the part's type. A tool_reference names a tool.
 _TEXT_PARTS = dict.fromkeys(("text", "input_text", "output_text"), "text")
 _TEXT_PARTS |= {"refusal": "refusal", "tool_reference": "tool_name"}
-# Kinds of parts, each a word in their type.
+# Parts that no model here reads have one of these words in their type.
 _OTHER_PARTS = ("audio", "video", "file", "document")
-# The keys of an answer's thoughts: of llama.cpp, of vLLM and OpenRouter, of Ollama.
+# The keys of an answer's thoughts in llama.cpp, in vLLM and OpenRouter, and in Ollama.
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
 _NINE = re.compile(r"[A-Za-z0-9]{9}")
 _NO_RESULT = {"role": "tool", "content": "[There is no result of this call.]"}
 
 
 def checked_messages(messages: object) -> list[Message]:
-    """Check messages as clients give them, and bring them into one form.
+    """Check messages as clients give them, and convert them to the form of a `Message`.
 
-    Each has a role and a text, and perhaps pictures, thoughts and calls of tools. The results
-    of calls follow them: see `with_results`.
+    Each then has a role and a text, and perhaps pictures, thoughts and calls of tools. The
+    results of calls directly follow their calls: see `with_results`.
 
     Args:
         messages: A sequence of mappings, each with a role and a content. A content is a str,
             None for no text, or a list of parts such as {"type": "text", "text": …}. Parts with
             text become lines of one text. Pictures (see `shown.given_in`) go to "pictures",
             with their positions in the text. An assistant's message may have tool_calls, and
-            thoughts by one of THOUGHT_KEYS. A tool's (or function's) message may have
+            thoughts under one of THOUGHT_KEYS. The message of a tool (or function) may have
             tool_call_id and name. Other keys are ignored. Parts that no model here can read
-            become notes: images without data, audio, video and files. If they are in the last
-            message, and that is not a tool's, they are refused.
+            become notes: images without data, audio, video and files. They are refused in the
+            last message, unless it is a tool's.
 
     Raises:
         OptionError: For anything else. The error names the message by its number, from 0.
@@ -71,39 +75,42 @@ def checked_messages(messages: object) -> list[Message]:
 
 
 def merged_messages(messages: Sequence[Message]) -> list[Message]:
-    """The messages in turns that every template takes.
+    """The messages with alternating roles, which every template accepts.
 
-    The system's messages at the beginning become one, and its later messages the user's.
-    Neighbouring messages of one role become one. Calls of tools and their results do not
-    change. Some templates do not count these as turns. So where only calls and results stand
-    between two messages of the user, an empty answer follows them; between two answers, the
-    text of the first one is added to the calls.
+    System messages at the beginning become one message; later ones become the user's.
+    Neighbouring messages of one role become one message. Calls of tools and their results do
+    not change.
+
+    Some templates do not count calls and results as turns. For them, two messages of the user
+    must not have only calls and results between them: an empty answer is added after these. The
+    same holds for two answers: the text of the first one is moved into the first call's
+    message.
     """
     opening = list(takewhile(_is_system, messages))
     merged: list[Message] = []
     if opening:
         merged.append(_merged("system", opening))
-    speaker = ""  # the role of the last plain message
-    at = 0  # its place in `merged`
+    plain_role = ""  # of the last message without calls and results
+    plain_index = 0  # the index of that message in `merged`
     for (role, is_plain), group in groupby(messages[len(opening) :], _role_in_turns):
         neighbours = list(group)
         if not is_plain:
             merged += neighbours
             continue
-        if role == speaker == "user":
+        if role == plain_role == "user":
             merged.append({"role": "assistant", "content": ""})
-        elif role == speaker == "assistant":
-            answer = merged.pop(at)
-            calls = merged[at]
-            merged[at] = _with_text_before(calls, answer)
-        speaker = role
-        at = len(merged)
+        elif role == plain_role == "assistant":
+            answer = merged.pop(plain_index)
+            calls = merged[plain_index]
+            merged[plain_index] = _with_text_before(calls, answer)
+        plain_role = role
+        plain_index = len(merged)
         merged.append(_merged(role, neighbours))
     return merged
 
 
 def _with_text_before(calls: Message, answer: Message) -> Message:
-    """A message with calls, with the text and the thoughts of the answer before it."""
+    """The message `calls`, with the text and the thoughts of `answer` before its own."""
     both = [answer, calls]
     with_content = [message for message in both if message["content"]]
     return {
@@ -114,7 +121,7 @@ def _with_text_before(calls: Message, answer: Message) -> Message:
 
 
 def _merged(role: str, messages: Sequence[Message]) -> Message:
-    """Several messages as one of this role."""
+    """One message of this role with the contents and thoughts of several messages."""
     return {
         "role": role,
         **joined(messages, "\n\n"),
@@ -123,16 +130,19 @@ def _merged(role: str, messages: Sequence[Message]) -> Message:
 
 
 def _joined_thoughts(messages: Sequence[Message]) -> dict[str, str]:
-    """The thoughts of several answers as those of one, if there are any."""
-    given = [message.get("reasoning_content", "") for message in messages]
-    thoughts = "\n\n".join(filter(None, given))
+    """The thoughts of all messages, joined, as reasoning_content; {} if there are none."""
+    parts = [message.get("reasoning_content", "") for message in messages]
+    thoughts = "\n\n".join(filter(None, parts))
     if thoughts:
         return {"reasoning_content": thoughts}
     return {}
 
 
 def _role_in_turns(message: Message) -> tuple[str, bool]:
-    """The speaker, and whether the message has neither calls of tools nor a result."""
+    """The role that `merged_messages` gives a message, and whether the message is plain.
+
+    A plain message has no calls of tools and is no result.
+    """
     is_plain = message["role"] != "tool" and "tool_calls" not in message
     if _is_system(message):
         return "user", is_plain
@@ -144,12 +154,12 @@ def _is_system(message: Message) -> bool:
 
 
 def checked_message(number: int, message: object, count: int) -> Message:
-    """A single message, checked as by `checked_messages`.
+    """Check and convert one message, as `checked_messages` does.
 
     Args:
-        number: Its number, from 0.
+        number: The message's number, from 0, for errors.
         message: The message.
-        count: The number of messages.
+        count: The number of all messages.
     """
     if not isinstance(message, Mapping):
         raise OptionError(
@@ -162,15 +172,15 @@ def checked_message(number: int, message: object, count: int) -> Message:
             f"the role of message {number} is {role!r:.80}",
             "Give system, user, assistant, or another name that the chat template knows.",
         )
-    is_tool = role in ("tool", "function")
-    is_asked = number == count - 1 and not is_tool
-    checked = {"role": role, **_content(number, message.get("content"), is_asked=is_asked)}
-    if is_tool:
+    is_result = role in ("tool", "function")
+    is_question = number == count - 1 and not is_result
+    content = _content(number, message.get("content"), is_question=is_question)
+    checked = {"role": role, **content}
+    if is_result:
         shown = [picture._replace(is_result=True) for picture in shown_in(checked)]
         checked = with_shown(checked, shown)
     pictures = message.get("pictures")
-    # A tuple is from an earlier check: JSON has no tuples.
-    if isinstance(pictures, tuple) and all(isinstance(one, Shown) for one in pictures):
+    if _is_checked_pictures(pictures):
         checked = with_shown(checked, pictures)
     elif pictures is not None:
         raise OptionError(
@@ -178,7 +188,7 @@ def checked_message(number: int, message: object, count: int) -> Message:
             'Put each into the content, as {"type": "image_url", …}. JSON cannot hold the '
             "pictures of a transcript: save it with pickle.",
         )
-    if is_tool:
+    if is_result:
         return {
             **checked,
             "role": "tool",
@@ -191,20 +201,33 @@ def checked_message(number: int, message: object, count: int) -> Message:
     return checked
 
 
+def _is_checked_pictures(pictures: object) -> TypeGuard[tuple[Shown, ...]]:
+    """Whether these are the pictures of a message that was checked before.
+
+    They are in a tuple, which no message from JSON has.
+    """
+    if not isinstance(pictures, tuple):
+        return False
+    return all(isinstance(picture, Shown) for picture in pictures)
+
+
 def _call_of_result(message: Mapping[Any, Any]) -> dict[str, str]:
-    """The name and the id of the call that a result is of, as far as it states them."""
-    found = {}
+    """The tool's name and the call's id in the message of a result, if it has them."""
+    keys = {}
     name = message.get("name")
     if isinstance(name, str):
-        found["name"] = name
+        keys["name"] = name
     call_id = message.get("tool_call_id")
     if call_id is not None:
-        found["tool_call_id"] = str(call_id)
-    return found
+        keys["tool_call_id"] = str(call_id)
+    return keys
 
 
 def _thoughts_in(message: Mapping[str, Any]) -> dict[str, str]:
-    """The thoughts of an answer, if there are any, by the first of THOUGHT_KEYS."""
+    """The thoughts of an answer, as reasoning_content; {} if there are none.
+
+    They are the value of the first of THOUGHT_KEYS that has a text.
+    """
     for key in THOUGHT_KEYS:
         thoughts = message.get(key)
         if isinstance(thoughts, str) and thoughts:
@@ -212,13 +235,13 @@ def _thoughts_in(message: Mapping[str, Any]) -> dict[str, str]:
     return {}
 
 
-def _content(number: int, content: object, *, is_asked: bool) -> dict[str, Any]:
-    """The text of a content, and the pictures in it.
+def _content(number: int, content: object, *, is_question: bool) -> dict[str, Any]:
+    """The keys "content", with the text of a content, and "pictures" if there are any.
 
     Args:
-        number: The message's number.
-        content: The content.
-        is_asked: Whether it is the message to be answered, whose parts must all be readable.
+        number: The message's number, for errors.
+        content: The content as a client gives it: see `checked_messages`.
+        is_question: Whether it is the message to be answered, whose parts must all be readable.
     """
     if content is None:
         return {"content": ""}
@@ -233,20 +256,23 @@ def _content(number: int, content: object, *, is_asked: bool) -> dict[str, Any]:
     shown = []
     follows_text = False
     for part in content:
-        found = _found_in(number, part, is_asked=is_asked)
-        if not isinstance(found, str):
-            shown.append(Shown(len(text), found))
+        text_or_picture = _read_part(number, part, is_question=is_question)
+        if not isinstance(text_or_picture, str):
+            shown.append(Shown(len(text), text_or_picture))
             follows_text = False  # no new line next to a picture, as in llama.cpp
-        elif found:  # a server's answer may begin with an empty part
+        elif text_or_picture:  # a server's answer may begin with an empty part
             if follows_text:
                 text += "\n"
-            text += found
+            text += text_or_picture
             follows_text = True
     return with_shown({"content": text}, shown)
 
 
-def _found_in(number: int, part: object, *, is_asked: bool) -> str | Given:
-    """The text or the picture of a part; arguments as for `_content`."""
+def _read_part(number: int, part: object, *, is_question: bool) -> str | Given:
+    """The text, the picture, or a note in place of one part of a content.
+
+    Raises OptionError for a part that cannot be read. Arguments as for `_content`.
+    """
     kind = None
     if isinstance(part, Mapping):
         kind = part.get("type")
@@ -258,18 +284,18 @@ def _found_in(number: int, part: object, *, is_asked: bool) -> str | Given:
             try:
                 return given_in(part)
             except OptionError as error:
-                if not is_asked:
+                if not is_question:
                     return PICTURE_NOTE
                 raise OptionError(
                     f"message {number} has an image in it: {error}",
                     error.hint,
                 ) from error
-        what = _other_kind(kind)
-        if what and not is_asked:
-            return f"[{what.capitalize()} was here, which this model cannot read.]"
-        if what:
+        unreadable = _unreadable_kind(kind)
+        if unreadable and not is_question:
+            return f"[{unreadable.capitalize()} was here, which this model cannot read.]"
+        if unreadable:
             raise OptionError(
-                f"message {number} has {what} in it (a part of type {kind!r})",
+                f"message {number} has {unreadable} in it (a part of type {kind!r})",
                 "Leave it out, or put its text there.",
             )
     raise OptionError(
@@ -278,22 +304,27 @@ def _found_in(number: int, part: object, *, is_asked: bool) -> str | Given:
     )
 
 
-def _other_kind(kind: str) -> str:
-    """A kind of part that no model here reads, in words; "" for another kind."""
+def _unreadable_kind(kind: str) -> str:
+    """In words, as "a video", the type of a part that no model here reads; "" for others."""
     for word in _OTHER_PARTS:
-        if word in kind:
-            return word if word == "audio" else f"a {word}"
+        if word not in kind:
+            continue
+        if word == "audio":
+            return word
+        return f"a {word}"
     return ""
 
 
 def checked_calls(number: int, calls: object) -> list[dict[str, Any]]:
-    """The calls of an answer, with arguments by name if they are an object, else as a text.
+    """Check the calls of an answer, and convert them to OpenAI's form.
 
+    Arguments become a dict if they are one or are its JSON; otherwise they become a text.
     Raises OptionError.
 
     Args:
-        number: The message's number.
-        calls: `ToolCall`s, or OpenAI's objects, their functions perhaps flat.
+        number: The message's number, for errors and for ids of calls without one.
+        calls: `ToolCall`s, or dicts in OpenAI's form. Name and arguments may also stand in the
+            call itself.
     """
     if not isinstance(calls, Sequence) or isinstance(calls, str | bytes):
         raise OptionError(f"tool_calls of message {number} is {calls!r:.80}", "Give a list.")
@@ -301,107 +332,115 @@ def checked_calls(number: int, calls: object) -> list[dict[str, Any]]:
 
 
 def with_results(messages: Sequence[Message]) -> list[Message]:
-    """The messages with the results of each answer's calls right after it, in the calls' order.
+    """The messages, with the results of each answer's calls right after it.
 
-    Templates without ids pair them by their order alone. A result without the id of a call
-    belongs to the first call of its tool that has no result yet, or else to the first call
-    without a result. A note replaces a missing result, for example of a call that was denied.
-    A call whose arguments are no object, for example because it was cut, becomes text, and so
-    does its result, and a result of no call. Calls at the end do not change.
+    The results are in the order of the calls, because templates without ids pair calls and
+    results by their order. A result without the id of a call belongs to the first call of its
+    tool that has no result yet, or else to the first call without a result. A note replaces a
+    missing result, for example of a call that was denied. A call whose arguments are no object,
+    for example because it was cut, becomes text, and so does its result. A result of no call
+    becomes text, too. If the last message has calls, these do not change.
     """
-    stretches: list[list[Message]] = [[]]
+    # Each answer with the messages up to the next one; first the messages before any answer.
+    sections: list[list[Message]] = [[]]
     for message in messages:
         if message["role"] == "assistant":
-            stretches.append([])
-        stretches[-1].append(message)
-    last: list[Message] = []
+            sections.append([])
+        sections[-1].append(message)
+    last_calls: list[Message] = []
     if "tool_calls" in messages[-1]:
-        last = stretches.pop()
-    answered = list(chain.from_iterable(map(_answered, stretches)))
-    return answered + last
+        last_calls = sections.pop()
+    ordered: list[Message] = []
+    for section in sections:
+        ordered += _with_ordered_results(section)
+    return ordered + last_calls
 
 
-def _answered(stretch: Sequence[Message]) -> Iterator[Message]:
-    """An answer and the messages up to the next one, with each result after its call."""
-    following = list(stretch)
+def _with_ordered_results(section: Sequence[Message]) -> Iterator[Message]:
+    """An answer and the messages up to the next one, with its results as in `with_results`."""
+    following = list(section)
     answer: Message = {}
     if following and "tool_calls" in following[0]:
         answer = following.pop(0)
-    whole = []
-    cut = []
+    complete_calls = []
+    cut_calls = []
     results: list[Message] = []
-    placed = set()  # results, by identity
+    placed_ids = set()  # Python's ids of the messages that are in `results`
     for call, result in _paired(answer.get("tool_calls", ()), following):
         function = call["function"]
         if not isinstance(function["arguments"], Mapping):
-            cut.append(call)
+            cut_calls.append(call)
             continue
-        whole.append(call)
-        placed.add(id(result))
-        named = {"name": function["name"], **(result or _NO_RESULT)}
-        results.append({**named, "tool_call_id": call["id"]})
-    if cut:
-        yield as_text({**answer, "tool_calls": cut})
+        complete_calls.append(call)
+        placed_ids.add(id(result))
+        named_result = {"name": function["name"], **(result or _NO_RESULT)}
+        results.append({**named_result, "tool_call_id": call["id"]})
+    if cut_calls:
+        yield as_text({**answer, "tool_calls": cut_calls})
         answer = {
             "role": "assistant",
             "content": "",
-            "tool_calls": whole,
+            "tool_calls": complete_calls,
         }
-    if whole:
+    if complete_calls:
         yield answer
     yield from results
     for message in following:
-        if id(message) not in placed:
+        if id(message) not in placed_ids:
             yield as_text(message)
 
 
 def _paired(
     calls: Sequence[Mapping[str, Any]],
-    said: Sequence[Message],
+    following: Sequence[Message],
 ) -> Iterator[tuple[Mapping[str, Any], Message | None]]:
-    """Each call with its result; None for a call without one.
+    """Each call with its result; None in place of a missing result.
 
-    First the results that state the id of a call are paired. Each of the others goes to the
-    first call without a result: of the tool that it names, or else of any tool.
+    First the results that have the id of a call are paired. Then each other result goes to the
+    first call without a result: a call of the tool that it names, or else any call.
 
     Args:
         calls: The calls of an answer.
-        said: The messages after it, up to the next answer.
+        following: The messages after the answer, up to the next answer.
     """
-    # The calls' numbers in `calls`; several may have one id.
-    of_id: dict[str, deque[int]] = defaultdict(deque)
-    of_name: dict[str, deque[int]] = defaultdict(deque)
-    for number, call in enumerate(calls):
-        of_id[call["id"]].append(number)
-        of_name[call["function"]["name"]].append(number)
-    of_any = deque(range(len(calls)))
-    paired: dict[int, Message] = {}  # results by the numbers of their calls
+    # Indexes of calls. Several calls may have one id.
+    calls_by_id: dict[str, deque[int]] = defaultdict(deque)
+    calls_by_name: dict[str, deque[int]] = defaultdict(deque)
+    for index, call in enumerate(calls):
+        calls_by_id[call["id"]].append(index)
+        calls_by_name[call["function"]["name"]].append(index)
+    all_calls = deque(range(len(calls)))
+    result_of: dict[int, Message] = {}  # by the index of the call
 
-    def pair(result: Message, numbers: deque[int] | None) -> bool:
-        """Pair it with the first of these calls that has none. Returns whether it is paired."""
-        while numbers and numbers[0] in paired:
-            numbers.popleft()
-        if numbers:
-            paired[numbers[0]] = result
-        return bool(numbers)
+    def pair(result: Message, candidates: deque[int] | None) -> bool:
+        """Give a result to the first candidate without one. Returns False if there is none."""
+        while candidates and candidates[0] in result_of:
+            candidates.popleft()
+        if candidates:
+            result_of[candidates[0]] = result
+        return bool(candidates)
 
-    results = [message for message in said if message["role"] == "tool"]
+    results = [message for message in following if message["role"] == "tool"]
     without_id = []
     for result in results:
-        if result.get("tool_call_id") in of_id:
-            pair(result, of_id[result["tool_call_id"]])
-        else:
+        candidates = calls_by_id.get(result.get("tool_call_id", ""))
+        if candidates is None:
             without_id.append(result)
+        else:
+            pair(result, candidates)
     for result in without_id:
-        of_its_tool = of_name.get(result.get("name", ""))
-        if not pair(result, of_its_tool):
-            pair(result, of_any)
-    for number, call in enumerate(calls):
-        yield call, paired.get(number)
+        calls_of_tool = calls_by_name.get(result.get("name", ""))
+        if not pair(result, calls_of_tool):
+            pair(result, all_calls)
+    for index, call in enumerate(calls):
+        yield call, result_of.get(index)
 
 
 def as_text(message: Message) -> Message:
-    """The message, with calls and results as text. Thoughts stay."""
+    """The message with its calls written as text, or a result as text of the user.
+
+    Thoughts stay.
+    """
     if message["role"] == "tool":
         before = {"content": "<tool_response>\n"}
         after = {"content": "\n</tool_response>"}
@@ -423,10 +462,10 @@ def as_text(message: Message) -> Message:
 
 
 def answer_message(text: str, calls: Sequence[ToolCall], thoughts: str) -> Message:
-    """An answer with the calls that it asks for, and the model's thoughts before it.
+    """The message of an answer, with its text, its calls of tools and its thoughts.
 
-    Some templates show a model its thoughts until it has answered the question, some always,
-    and some never.
+    The template decides whether the model sees its thoughts again: some show them until the
+    question is answered, some always, and some never.
     """
     message: dict[str, Any] = {"role": "assistant", "content": text}
     if calls:
@@ -437,19 +476,19 @@ def answer_message(text: str, calls: Sequence[ToolCall], thoughts: str) -> Messa
 
 
 def fit_to_form(messages: Sequence[Message], form: CallForm) -> list[Message]:
-    """The messages with calls as templates of the form take them.
+    """The messages, with calls as templates with this form of calls accept them.
 
-    Results without a call are left to the template.
+    Messages with results stay as they are if no message has calls.
     """
     has_calls = any("tool_calls" in message for message in messages)
     fitted: Iterable[Message] = messages
     if form.is_single:
-        fitted = _one_call_each(messages)
+        fitted = _with_one_call_each(messages)
     if has_calls and not form.is_shown:
         fitted = with_calls_in_words(fitted, form)
     if has_calls and form is IN_WORDS:
         fitted = merged_messages(list(fitted))
-    if form.recipient:
+    if form.recipient:  # gpt-oss
         fitted = map(_with_thinking, fitted)
     if form.has_ids:
         return [_with_short_ids(message) for message in fitted]
@@ -457,13 +496,13 @@ def fit_to_form(messages: Sequence[Message], form: CallForm) -> list[Message]:
 
 
 def _checked_call(number: int, index: int, call: object) -> dict[str, Any]:
-    """A call in OpenAI's form.
+    """Check one call, and convert it to OpenAI's form.
 
     Raises OptionError.
 
     Args:
         number: The message's number.
-        index: The call's number in it.
+        index: The call's index in the message.
         call: The call, as in `checked_calls`.
     """
     if isinstance(call, ToolCall):
@@ -473,15 +512,15 @@ def _checked_call(number: int, index: int, call: object) -> dict[str, Any]:
             "arguments": call.json,
         }
     if isinstance(call, Mapping):
-        given = call.get("function", call)
-        if isinstance(given, Mapping) and given.get("name"):
-            arguments = _arguments(given.get("arguments"))
-            function = {"name": str(given["name"]), "arguments": arguments}
+        function = call.get("function", call)
+        if isinstance(function, Mapping) and function.get("name"):
+            name = str(function["name"])
+            arguments = _checked_arguments(function.get("arguments"))
             call_id = call.get("id") or f"{number:04}{index:05}"
             return {
                 "id": str(call_id),
                 "type": "function",
-                "function": function,
+                "function": {"name": name, "arguments": arguments},
             }
     raise OptionError(
         f"call {index} of message {number} is {call!r:.80}",
@@ -489,25 +528,28 @@ def _checked_call(number: int, index: int, call: object) -> dict[str, Any]:
     )
 
 
-def _arguments(given: object) -> object:
-    """Arguments by name if `given` is an object or its JSON, else a text."""
-    if given is None or given == "":
+def _checked_arguments(arguments: object) -> object:
+    """The arguments of a call: a dict if they are one or its JSON, otherwise a text."""
+    if arguments is None or arguments == "":
         return {}
-    if isinstance(given, str):
+    if isinstance(arguments, str):
         try:
-            found = json.loads(given)
+            value = json.loads(arguments)
         except (ValueError, RecursionError):
-            return given
-        if isinstance(found, dict):
-            return found
-        return given
-    if isinstance(given, Mapping):
-        return given
-    return json_text(given)
+            return arguments
+        if isinstance(value, dict):
+            return value
+        return arguments
+    if isinstance(arguments, Mapping):
+        return arguments
+    return json_text(arguments)
 
 
-def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
-    """Each call in a message of its own, followed by its result."""
+def _with_one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
+    """The messages, with each call in a message of its own, followed by its result.
+
+    The text and the thoughts of an answer with several calls stay with the first call.
+    """
     following = deque(messages)
     while following:
         message = following.popleft()
@@ -517,35 +559,38 @@ def _one_call_each(messages: Sequence[Message]) -> Iterator[Message]:
             continue
         for call in calls:
             yield {**message, "tool_calls": [call]}
-            yield following.popleft()
+            yield following.popleft()  # the result of the call
             message = {"role": "assistant", "content": ""}
 
 
 def _with_thinking(message: Message) -> Message:
-    """The calls with their thoughts by gpt-oss's key, which get their text, too."""
+    """The message with its thoughts and text under "thinking", if it has calls and thoughts.
+
+    gpt-oss's template reads that key.
+    """
     if "reasoning_content" not in message or "tool_calls" not in message:
         return message
-    fitted = {**message, "thinking": message["reasoning_content"]}
+    thinking = message["reasoning_content"]
     if message["content"]:
-        fitted["thinking"] += f"\n\n{message['content']}"
-    return {**fitted, "content": ""}
+        thinking += f"\n\n{message['content']}"
+    return {**message, "thinking": thinking, "content": ""}
 
 
 def _with_short_ids(message: Message) -> Message:
     """The message with ids of nine letters and digits, which some templates require."""
     fitted = dict(message)
     if "tool_call_id" in fitted:
-        fitted["tool_call_id"] = _short(fitted["tool_call_id"])
+        fitted["tool_call_id"] = _short_id(fitted["tool_call_id"])
     if "tool_calls" in fitted:
         calls = []
         for call in fitted["tool_calls"]:
-            calls.append({**call, "id": _short(call["id"])})
+            calls.append({**call, "id": _short_id(call["id"])})
         fitted["tool_calls"] = calls
     return fitted
 
 
-def _short(call_id: str) -> str:
-    """The id in nine letters and digits, always the same for the same id."""
+def _short_id(call_id: str) -> str:
+    """An id of nine letters and digits, always the same for the same call id."""
     if _NINE.fullmatch(call_id):
         return call_id
     return hashlib.sha256(call_id.encode(errors="replace")).hexdigest()[:9]

@@ -1,9 +1,11 @@
-"""Messages → the tokens that a model reads.
+"""Makes the prompt, in tokens, from messages: renders a template and tokenises its text.
 
-Templates look for switches in messages, and remove them: the remaining text could join to a
-control text. If it could, the messages are rendered once more, with all of their text hidden.
-That shows which control texts are the template's own. If the first prompt had others, more of
-the text is hidden, and in the end all of it: then only the template's changes to it are lost.
+No text of a message may become a control token, so control texts in messages are hidden by
+placeholders (`control_guard`). But some templates look for switches, such as /no_think, in
+messages and remove them. What remains could join to a control text. In such cases the messages
+are rendered once more with all of their text hidden: the control texts in that prompt are the
+template's own. If the first prompt has others, more of the text is hidden, and at last all of
+it. Then the template's changes of the text are lost.
 """
 
 from __future__ import annotations
@@ -36,10 +38,10 @@ from localspec.vocabulary import Vocabulary, with_bos
 
 logger = logging.getLogger(__name__)
 
-_USUAL_ROLES = ("system", "user", "assistant")  # every template knows or refuses them
+_USUAL_ROLES = ("system", "user", "assistant")  # no template leaves them out silently
 _ANY_OBJECT = {"type": "object"}
-# Keywords of a schema that may allow arguments other than its properties.
-_SAYS_MORE = frozenset(
+# Keywords by which a schema says whether other names than its properties are allowed.
+_EXTRA_NAME_KEYWORDS = frozenset(
     ("additionalProperties", "patternProperties", "allOf", "anyOf", "oneOf", "$ref")
 )
 
@@ -60,19 +62,19 @@ class _Rendered(NamedTuple):
     """What the placeholders stand for."""
 
     pictures: tuple[Picture, ...]
-    """The pictures in it."""
+    """The pictures in the prompt, in order."""
 
 
 class PromptMaker:
-    """A chat template, and a guard against control texts in messages. For any thread.
+    """Makes prompts by one chat template, for one model. Any thread may use it.
 
     Args:
         vocabulary: The model's vocabulary.
         source: The template's source.
-        think: False asks for no thoughts.
-        tool_source: The source of another template for messages with tools or calls of tools.
-            It is used if the form of its models' calls is known.
-        vision: Makes tokens of pictures, if the model sees.
+        think: False asks for answers without thoughts.
+        tool_source: The source of another template, for messages with tools or calls of tools.
+            It is used if it shows tools in a form that is known.
+        vision: Makes tokens of pictures; None for a model that does not see.
 
     Raises:
         TemplateError: For a source that is broken, or that has no switch for thoughts.
@@ -96,25 +98,25 @@ class PromptMaker:
             think=think,
         )
         self._system_role = SystemRole(self._template)
-        # Control texts that the template writes without their being in its source.
-        self._named: list[str] = []
+        # Control texts that the template writes by a variable, not by a text in its source.
+        self._control_variables: list[str] = []
         if "bos_token" in source:
-            self._named.append(bos)
+            self._control_variables.append(bos)
         if "eos_token" in source:
-            self._named.append(eos)
+            self._control_variables.append(eos)
         self._source = source
-        # The keys of a message in which the template looks for an answer's thoughts.
+        # The keys of a message from which the template reads an answer's thoughts.
         self._thought_keys = self._template.keys.intersection(THOUGHT_KEYS)
         self._vocabulary = vocabulary
         self._vision: KnownCells | None = None
         if vision is not None:
             self._vision = KnownCells(vision)
         self._guard = ControlGuard(vocabulary)
-        # Makes the prompts with tools or calls of tools, if another template does.
-        self._for_tools: PromptMaker | None = None
+        # Makes prompts with tools or calls of tools; None if this maker does.
+        self._tool_prompt_maker: PromptMaker | None = None
         if takes_tools(tool_source):
             assert tool_source is not None
-            self._for_tools = PromptMaker(
+            self._tool_prompt_maker = PromptMaker(
                 vocabulary,
                 tool_source,
                 think=think,
@@ -131,29 +133,28 @@ class PromptMaker:
         may_merge: bool = False,
         variables: Mapping[str, Any] = NO_VARIABLES,
     ) -> Prompt:
-        """The prompt for the next answer, or for the continuation of one in the last message.
+        """The prompt for the next answer. If the last message is an answer, it is continued.
 
-        A developer's message is the system's if the template does not know the word. If the
-        template shows no message of the system, their text stands before a question. Thoughts
-        within an answer's text are left out: a template that does so itself could not see the
-        marks, which are hidden as in any message.
-
-        A picture before the last message becomes a note if the model does not see.
-
-        If the template shows no tools, or its form of calls is not known, tools are described
-        in words: see `tool_words`.
-
-        Raises TemplateError if the template refuses the messages, leaves some out, or fails;
-        OptionError for a picture that cannot be read, or seen; Interrupted soon after
-        `is_cancelled` becomes true.
+        - The role developer becomes system if the template does not know it.
+        - System messages that the template does not show are put before a question.
+        - Thoughts within the text of an answer are left out. The template cannot do that: it
+          does not see the marks of thoughts, which are hidden as control texts.
+        - If the model does not see, pictures before the last message become notes.
+        - If the template shows no tools, or its form of calls is not known, the system message
+          describes the tools: see `tool_words`.
 
         Args:
             messages: The messages, as `checked_messages` returns them.
             use: The tools.
-            is_cancelled: Whether to stop.
+            is_cancelled: Whether to stop. Interrupted is raised soon after it becomes true.
             may_merge: Whether messages that the template refuses are tried once more as
                 `merged_messages`.
             variables: The template's variables, as for `ChatTemplate.render`.
+
+        Raises:
+            TemplateError: The template refuses the messages, leaves some out, or fails.
+            OptionError: A picture in the last message cannot be read, or the model cannot see.
+            Interrupted: It was cancelled.
         """
         maker = self._maker_for(messages, use)
         rendered = maker._rendered_for(
@@ -173,10 +174,10 @@ class PromptMaker:
         variables: Mapping[str, Any] = NO_VARIABLES,
         opens_answer: bool = True,
     ) -> str:
-        """The prompt as the template writes it, without pictures, to be sent as a raw prompt.
+        """The prompt as text, without pictures, to be sent as a raw prompt later.
 
-        So it lacks the bos at the beginning if every text gets one. Otherwise it is the text of
-        `prompt`. Raises what that raises.
+        It is the text of `prompt` with `may_merge`. But it has no bos token at its beginning if
+        the vocabulary adds one to every raw prompt. Raises what `prompt` raises.
 
         Args:
             messages: The messages, as `checked_messages` returns them.
@@ -202,21 +203,21 @@ class PromptMaker:
 
     @functools.cached_property
     def _tools(self) -> TemplateTools:
-        """How the template shows tools. Read off it for the first prompt with tools."""
+        """How the template shows tools. Found out for the first prompt with tools."""
         return tools_of(self._source)
 
     @functools.cached_property
     def _has_tools_in_words(self) -> bool:
-        """Whether tools have to be described in words. The log says so once."""
+        """Whether the system message has to describe tools. If so, the log says it once."""
         if not self._tools.are_shown:
             logger.warning("%s", TOOLS_IN_WORDS)
         return not self._tools.are_shown
 
     def _maker_for(self, messages: Sequence[Message], use: ToolUse) -> PromptMaker:
-        """The maker whose template is for such messages."""
-        has_tools = bool(use.tools) or any(map(_has_call, messages))
-        if self._for_tools is not None and has_tools:
-            return self._for_tools
+        """The maker of prompts with or without tools, as these messages and tools need it."""
+        has_tools = bool(use.tools) or any(map(_is_call_or_result, messages))
+        if self._tool_prompt_maker is not None and has_tools:
+            return self._tool_prompt_maker
         return self
 
     def _rendered_for(
@@ -229,40 +230,47 @@ class PromptMaker:
         variables: Mapping[str, Any],
         opens_answer: bool = True,
     ) -> _Rendered:
-        """The template's text of the messages, with pictures as notes or tokens in it."""
+        """The messages as the template writes them. Arguments as for `prompt` and `text`.
+
+        Pictures become notes if the model does not see.
+        """
         pictures: Sequence[Picture] = ()
         if self._vision is None:
             messages = for_the_blind(messages)
         else:
             messages, pictures = for_the_seeing(messages, self._vision)
 
-        def rendered(given: Sequence[Message]) -> _Rendered:
-            exposed = self._exposed(given, use, variables, is_cancelled)
+        def render(messages: Sequence[Message]) -> _Rendered:
+            exposed = self._exposed(messages, use, variables, is_cancelled)
             exposed = exposed._replace(opens_answer=opens_answer)
             text, hidden = self._render_with_pictures(exposed, is_cancelled)
             return _Rendered(text, hidden, tuple(pictures))
 
         try:
-            return rendered(messages)
+            return render(messages)
         except TemplateError:
             if not may_merge:
                 raise
             merged = merged_messages(messages)
             if merged == messages:
                 raise
-            return rendered(merged)
+            return render(merged)
 
     def _render_with_pictures(
         self,
         exposed: Exposed,
         is_cancelled: CancelCheck,
     ) -> tuple[str, Hidden]:
-        """The template's text, with each picture in it, and what is hidden."""
+        """The template's text with each picture in it once, and what its placeholders hide.
+
+        Raises TemplateError if the template leaves out a message or a picture.
+        """
         self._check_roles(exposed, is_cancelled)
-        text, hidden = self._guarded(exposed, is_cancelled)
-        if not hidden.shows_pictures(text):  # once more, with pictures before their texts
+        text, hidden = self._render_guarded(exposed, is_cancelled)
+        if not hidden.shows_pictures(text):
+            # Some templates show a picture only before the text of its message.
             exposed = exposed._replace(messages=in_front(exposed.messages))
-            text, hidden = self._guarded(exposed, is_cancelled)
+            text, hidden = self._render_guarded(exposed, is_cancelled)
         if not hidden.shows_pictures(text):
             raise TemplateError(
                 "the chat template leaves out a picture, or shows it twice",
@@ -271,7 +279,7 @@ class PromptMaker:
         return text, hidden
 
     def _tokenized(self, rendered: _Rendered, use: ToolUse) -> Prompt:
-        """The prompt in tokens, and how to read the answer to it."""
+        """The prompt in tokens, and how to find thoughts and calls of tools in its answer."""
         tokens = self._guard.tokenize(rendered.text, rendered.hidden)
         calls = self._calls(use)
         thoughts = self._thoughts.after(rendered.text)
@@ -286,15 +294,15 @@ class PromptMaker:
         )
 
     def _with_known_roles(self, messages: Sequence[Message]) -> list[Message]:
-        """The messages, a developer's as the system's if the template knows only that role."""
+        """The messages, with the role developer as system if the template does not know it."""
         if "developer" in self._source:
             return list(messages)
-        known = []
+        with_known_roles = []
         for message in messages:
             if message["role"] == "developer":
                 message = {**message, "role": "system"}
-            known.append(message)
-        return known
+            with_known_roles.append(message)
+        return with_known_roles
 
     def _exposed(
         self,
@@ -303,7 +311,10 @@ class PromptMaker:
         variables: Mapping[str, Any],
         is_cancelled: CancelCheck,
     ) -> Exposed:
-        """The messages as the template takes them, with everything else that it may read."""
+        """Everything that the template may read, in the form that it accepts.
+
+        Raises TemplateError if the last message calls tools.
+        """
         if messages and "tool_calls" in messages[-1]:
             raise TemplateError(
                 "the last message calls tools, and their results are missing",
@@ -314,30 +325,33 @@ class PromptMaker:
         if use.tools and self._has_tools_in_words:
             messages = with_tools_in_words(messages, use.tools, self._tools.form)
             tools = []
-        if any(map(_has_call, messages)):
+        if any(map(_is_call_or_result, messages)):
             messages = fit_to_form(messages, self._tools.form)
         messages = self._system_role.fitted(messages, is_cancelled)
-        read = []
-        data = set()
-        for number, message in enumerate(messages):
+        template_messages = []
+        result_indexes = set()
+        for index, message in enumerate(messages):
             role = str(message["role"])
             content = str(message["content"])
             if role == "tool":
-                data.add(number)
+                result_indexes.add(index)
             if role == "assistant":
                 message = self._with_thoughts(message)
                 content = without_thoughts(content, self._thoughts.families)
-            read.append(
+            template_messages.append(
                 {
                     **message,
                     "role": role,
                     "content": content,
                 }
             )
-        return Exposed(read, tools, frozenset(data), variables)
+        return Exposed(template_messages, tools, frozenset(result_indexes), variables)
 
     def _with_thoughts(self, answer: Message) -> Message:
-        """The answer with its thoughts by the keys that the template reads."""
+        """The answer with its thoughts under the keys that the template reads.
+
+        An answer with calls has them under reasoning_content, too.
+        """
         if "reasoning_content" not in answer:
             return answer
         thoughts = dict.fromkeys(self._thought_keys, answer["reasoning_content"])
@@ -354,71 +368,87 @@ class PromptMaker:
         form = self._tools.form
         marks = list(form.marks)
         marks += [text for text in self._guard.texts if text in form.literals]
-        tokens = {}
+        token_of_mark = {}  # of marks that are one token
         for mark in marks:
             ids = self._vocabulary.tokenize(mark, parse_special=True)
             if len(ids) == 1:
-                tokens[mark] = ids[0]
-        shown = frozenset(filter(self._vocabulary.is_control, tokens.values()))
-        return Calls(form, use, shown, kept_calls(form, use, tokens))
+                token_of_mark[mark] = ids[0]
+        control_ids = frozenset(filter(self._vocabulary.is_control, token_of_mark.values()))
+        grammar = kept_calls(form, use, token_of_mark)
+        return Calls(form, use, control_ids, grammar)
 
     def _check_roles(self, exposed: Exposed, is_cancelled: CancelCheck) -> None:
         """Raise TemplateError for a message of an unusual role that the template leaves out."""
         unusual = []
-        for number, message in enumerate(exposed.messages):
-            if number not in exposed.data and message["role"] not in _USUAL_ROLES:
-                unusual.append(number)
+        for index, message in enumerate(exposed.messages):
+            if index not in exposed.data and message["role"] not in _USUAL_ROLES:
+                unusual.append(index)
         if not unusual:
             return
         hidden = self._guard.hide_all(exposed)
         text = self._rendered(hidden, is_cancelled)
-        for number in unusual:
-            message = hidden.messages[number]
+        for index in unusual:
+            message = hidden.messages[index]
             if message["content"].strip() not in text:
                 raise TemplateError(
                     f"the chat template leaves out messages of the role {message['role']!r}",
                     "Give their text the role user or system.",
                 )
 
-    def _guarded(self, exposed: Exposed, is_cancelled: CancelCheck) -> tuple[str, Hidden]:
-        """The template's text, whose control texts are its own, and what is hidden in it."""
+    def _render_guarded(
+        self, exposed: Exposed, is_cancelled: CancelCheck
+    ) -> tuple[str, Hidden]:
+        """The template's text, in which no control text is from a message.
+
+        Returns what its placeholders hide, too. No more is hidden than necessary: see the
+        module's docstring.
+        """
         guard = self._guard
         hidden = guard.hide(exposed)
         text = self._rendered(hidden, is_cancelled)
         control_texts = guard.control_texts_in(text)
-        if not guard.shows_ends(hidden) and self._are_written(control_texts):
+        if not guard.shows_ends(hidden) and self._source_has(control_texts):
             return text, hidden
-        safest = guard.hide_all(exposed)
-        safe_text = self._rendered(safest, is_cancelled)
-        own = guard.control_texts_in(safe_text)
-        if control_texts == own:
+        all_hidden = guard.hide_all(exposed)
+        safe_text = self._rendered(all_hidden, is_cancelled)
+        templates_texts = guard.control_texts_in(safe_text)
+        if control_texts == templates_texts:
             return text, hidden
-        hidden = guard.hide_words(exposed)
-        text = self._rendered(hidden, is_cancelled)
-        # A switch in a message can bring other control texts of the template.
-        found = guard.control_texts_in(text)
-        others = [control_text for control_text in found if control_text not in own]
-        if self._are_written(others):
-            return text, hidden
-        return safe_text, safest
+        words_hidden = guard.hide_words(exposed)
+        text = self._rendered(words_hidden, is_cancelled)
+        # A switch in a message may make the template write other control texts of its own.
+        control_texts = guard.control_texts_in(text)
+        other_texts = [found for found in control_texts if found not in templates_texts]
+        if self._source_has(other_texts):
+            return text, words_hidden
+        return safe_text, all_hidden
 
-    def _are_written(self, texts: Sequence[str]) -> bool:
-        """Whether the template's source has each text, so that no message was needed for it."""
-        return all(text in self._named or text in self._source for text in texts)
+    def _source_has(self, control_texts: Sequence[str]) -> bool:
+        """Whether the template's source, or a variable that it reads, has each of these texts."""
+        for text in control_texts:
+            if text not in self._control_variables and text not in self._source:
+                return False
+        return True
 
     def _rendered(self, hidden: Hidden, is_cancelled: CancelCheck) -> str:
-        """The template's text; up to the end of the last message if that is an answer."""
+        """The template's text, with placeholders.
+
+        If the last message is an answer, and `hidden.opens_answer` is set, the text ends with
+        that answer's content, so that the answer can be continued.
+
+        Raises TemplateError.
+        """
         messages = list(hidden.messages)
         last = messages[-1]
-        is_answer = hidden.opens_answer and last["role"] == "assistant"
-        if is_answer:
+        is_continued = hidden.opens_answer and last["role"] == "assistant"
+        if is_continued:
             messages[-1] = {**last, "content": last["content"] + hidden.end}
         render = functools.partial(
             self._template.render,
             is_cancelled=is_cancelled,
             tools=hidden.tools,
             variables=hidden.variables,
-            opens_answer=hidden.opens_answer and not is_answer,
+            opens_answer=hidden.opens_answer and not is_continued,
         )
         try:
             text = render(messages)
@@ -426,64 +456,64 @@ class PromptMaker:
             if all(message["content"] for message in hidden.messages):
                 raise
             # Some templates refuse an answer without text.
-            for number, message in enumerate(messages):
-                messages[number] = {**message, "content": message["content"] or " "}
+            for index, message in enumerate(messages):
+                messages[index] = {**message, "content": message["content"] or " "}
             text = render(messages)
-        if not is_answer:
+        if not is_continued:
             return text
-        opened, found, _ = text.rpartition(hidden.end)
-        if not found:
+        text_with_answer, end_mark, _ = text.rpartition(hidden.end)
+        if not end_mark:
             raise TemplateError(
                 "the chat template leaves out the answer to continue",
                 "Leave out the last message, whose role is assistant.",
             )
-        return opened
+        return text_with_answer
 
 
-def _has_call(message: Message) -> bool:
-    """Whether the message calls a tool, or is a result."""
+def _is_call_or_result(message: Message) -> bool:
+    """Whether the message calls tools, or is the result of a call."""
     return "tool_calls" in message or message["role"] == "tool"
 
 
-def _thoughts(vocabulary: Vocabulary, source: str, texts: Sequence[str]) -> Thoughts:
-    """The families of thoughts of a template, and the control tokens in their marks.
+def _thoughts(vocabulary: Vocabulary, source: str, control_texts: Sequence[str]) -> Thoughts:
+    """How the template's models mark their thoughts, and the control tokens in these marks.
 
     Args:
         vocabulary: The model's vocabulary.
         source: The template's source.
-        texts: The control texts.
+        control_texts: The texts of the vocabulary's control tokens.
     """
-    families = families_of(source, texts)
+    families = families_of(source, control_texts)
     marks: list[str] = []
     for family in families:
         marks += family.marks
     # A mark may consist of several control texts, with plain text between them.
     mark_tokens: set[int] = set()
-    for text in texts:
+    for text in control_texts:
         is_in_mark = any(text in mark for mark in marks)
         if is_in_mark:
             mark_tokens.update(vocabulary.tokenize(text, parse_special=True))
-    # An answer's text shows these, so that the marks are found in it.
-    return Thoughts(families, mark_tokens=frozenset(mark_tokens))
+    # Control tokens have no text in an answer, except for these: marks are found by their text.
+    return Thoughts(families, shown=frozenset(mark_tokens))
 
 
 def kept_calls(form: CallForm, use: ToolUse, tokens: Mapping[str, int]) -> CallGrammar | None:
-    """The grammar of calls; None if calls cannot be constrained, and need not be.
+    """The grammar that constrains calls; None if calls cannot and need not be constrained.
 
-    A schema that does not mention further arguments allows none here. A tool whose schema
-    cannot be enforced may be called with any object, and the log says so, unless the tool is
-    strict or has to be called.
+    The arguments of a tool have to fit its schema. Further arguments are not allowed, unless
+    the schema says something about them. If a schema cannot be enforced, any object is allowed,
+    and the log says so; for a strict tool, or if a tool has to be called, it is an error.
 
     Args:
         form: The form of calls.
         use: The tools.
-        tokens: The tokens of marks, as for `call_grammar`.
+        tokens: The token of each mark, as for `call_grammar`.
 
     Raises:
         ConstraintError: If something cannot be enforced that has to be: the schema of a strict
-            tool, a required call, the form of an answer without calls.
+            tool, a required call, or the schema of an answer without calls.
     """
-    has_to = use.must or use.answer_schema is not None
+    must_be_constrained = use.must or use.answer_schema is not None
     if not is_installed():
         if use.must:
             raise ConstraintError(
@@ -498,7 +528,8 @@ def kept_calls(form: CallForm, use: ToolUse, tokens: Mapping[str, int]) -> CallG
         if problem is not None:
             raise problem
     except ConstraintError as error:
-        if has_to or any(tool.is_strict for tool in use.callable):
+        has_strict_tool = any(tool.is_strict for tool in use.callable)
+        if must_be_constrained or has_strict_tool:
             raise ConstraintError(f"the tools: {error}", error.hint) from error
         logger.debug("tool calls are not constrained to the tools' schemas: %s", error)
         return None
@@ -506,12 +537,13 @@ def kept_calls(form: CallForm, use: ToolUse, tokens: Mapping[str, int]) -> CallG
 
 
 def _schema(use: ToolUse, tool: Tool) -> Mapping[str, Any]:
-    """The schema to which a tool's arguments are constrained: its own, or any object.
+    """The schema to which a tool's arguments are constrained.
 
-    Raises ConstraintError if its own cannot be enforced and has to be.
+    It is the tool's own schema without further arguments, or that of any object if the tool's
+    schema cannot be enforced. Raises ConstraintError if it has to be enforced.
     """
     schema = tool.parameters
-    if _SAYS_MORE.isdisjoint(schema):
+    if _EXTRA_NAME_KEYWORDS.isdisjoint(schema):
         schema = {**schema, "additionalProperties": False}
     spec = ConstraintSpec("json_schema", json.dumps(schema), is_strict=True)
     problem = problem_with(spec)

@@ -1,4 +1,7 @@
-"""Sources of prompts. Each kind can be sent to the process in which the model is."""
+"""Sources of prompts: what a prompt is made from, and how.
+
+A source can be pickled and sent to the process that has the model, which makes the prompt.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,23 @@ from localspec.streaming.record import MadePrompt
 from localspec.tools.tool import ToolUse
 from localspec.vocabulary import with_bos
 
-# Questions that have nothing in common, and may merge with what a template puts before them.
+# Two questions without a common beginning. Either may form one token with the text before it.
 _PROBES = ("a", "\n1")
 
 
 @dataclass(frozen=True, slots=True)
 class RawSource:
-    """A prompt without a chat template."""
+    """The source of a prompt without a chat template."""
 
     prompt: str | Sequence[int | str]
-    """A text, in which special tokens count, token ids, or a list of both."""
+    """A text, in which control tokens may be written, or a list of token ids and such texts."""
 
     def make(self, workshop: PromptWorkshop, is_cancelled: CancelCheck) -> MadePrompt:
-        """See `PromptSource`. Raises OptionError for an id outside the vocabulary."""
+        """The prompt: the texts in tokens, and the token ids, in order.
+
+        A text at the beginning gets the bos token that the vocabulary asks for. Raises
+        OptionError for an id outside the vocabulary. See `PromptSource`.
+        """
         vocabulary = workshop.vocabulary
         parts: Sequence[int | str] = self.prompt
         if isinstance(self.prompt, str):
@@ -50,18 +57,18 @@ class RawSource:
 
 @dataclass(frozen=True, slots=True)
 class ReadySource:
-    """A prompt that is ready, for example that of an answer which is continued."""
+    """The source of a prompt that was made before, such as that of an answer to continue."""
 
     prompt: Prompt
 
     def make(self, workshop: PromptWorkshop, is_cancelled: CancelCheck) -> MadePrompt:
-        """See `PromptSource`."""
+        """The prompt as it is. See `PromptSource`."""
         return MadePrompt(self.prompt)
 
 
 @dataclass(frozen=True, slots=True)
 class MessagesSource:
-    """Messages. None of them is left out."""
+    """The source of a prompt of messages, none of which is left out."""
 
     messages: Sequence[Message]
     """As `checked_messages` returns them."""
@@ -82,7 +89,7 @@ class MessagesSource:
     """The constraint of an answer that calls no tool."""
 
     def make(self, workshop: PromptWorkshop, is_cancelled: CancelCheck) -> MadePrompt:
-        """See `PromptSource`."""
+        """The prompt of all messages, by the chat template. See `PromptSource`."""
         maker = workshop.maker(self.template, think=self.think)
         prompt = maker.prompt(
             self.messages,
@@ -107,7 +114,7 @@ class MessagesSource:
 
 @dataclass(frozen=True, slots=True)
 class ChatSource:
-    """A conversation, whose oldest turns may be left out."""
+    """The source of a conversation's prompt. The oldest turns are left out if it is too long."""
 
     system: Sequence[Message]
     """The system message, if there is one."""
@@ -115,7 +122,7 @@ class ChatSource:
     turns: Sequence[Turn]
     """The turns before the question."""
 
-    asked: Turn
+    turn_start: Turn
     """The question, or all messages from the question to the results of tools."""
 
     use: ToolUse
@@ -131,13 +138,16 @@ class ChatSource:
     """The constraint of an answer that calls no tool."""
 
     def make(self, workshop: PromptWorkshop, is_cancelled: CancelCheck) -> MadePrompt:
-        """See `PromptSource`. Raises ContextError if the question alone does not fit."""
+        """The prompt, with as many turns as fit. See `PromptSource`.
+
+        Raises ContextError if the prompt without all turns does not fit the context.
+        """
 
         def prompt_after(turns: Sequence[Turn]) -> Prompt:
             return self.prompt_after(turns, workshop, is_cancelled)
 
-        kept = [*self.system, *self.asked]
-        prompt, num_leaving = fitting_prompt(workshop, kept, self.turns, prompt_after)
+        always_kept = [*self.system, *self.turn_start]
+        prompt, num_leaving = fitting_prompt(workshop, always_kept, self.turns, prompt_after)
         return MadePrompt(prompt, num_leaving)
 
     def prompt_after(
@@ -146,41 +156,52 @@ class ChatSource:
         workshop: PromptWorkshop,
         is_cancelled: CancelCheck,
     ) -> Prompt:
-        """The prompt after other turns, whether it fits or not. Raises TemplateError."""
-        messages = [*self.system, *messages_of(turns), *self.asked]
+        """The prompt with these turns before the question, whether it fits the context or not.
+
+        Raises TemplateError.
+        """
+        messages = [*self.system, *messages_of(turns), *self.turn_start]
         maker = workshop.maker(self.template, think=self.think)
         return maker.prompt(messages, with_form(self.use, self.form), is_cancelled)
 
 
 @dataclass(frozen=True, slots=True)
 class BeginningSource:
-    """The beginning of a conversation's next prompt, whatever the question will be."""
+    """The source of the part of a conversation's next prompt that precedes any question."""
 
     chat: ChatSource
-    """The conversation with any question."""
+    """The conversation. Its question does not matter."""
 
     def make(self, workshop: PromptWorkshop, is_cancelled: CancelCheck) -> MadePrompt:
-        """See `PromptSource`."""
-        first = self._with(_PROBES[0]).make(workshop, is_cancelled)
-        kept = self.chat.turns[first.num_dropped_turns :]
-        second = self._with(_PROBES[1]).prompt_after(kept, workshop, is_cancelled)
+        """The tokens that the prompts of two different questions have in common.
+
+        See `PromptSource`.
+        """
+        first_question, second_question = _PROBES
+        first = self._with_question(first_question).make(workshop, is_cancelled)
+        kept_turns = self.chat.turns[first.num_leaving :]
+        second_source = self._with_question(second_question)
+        second_prompt = second_source.prompt_after(kept_turns, workshop, is_cancelled)
         common = []
-        for token, other in zip(first.prompt.tokens, second.tokens, strict=False):
-            if token != other:
+        pairs = zip(first.prompt.tokens, second_prompt.tokens, strict=False)
+        for token, other_token in pairs:
+            if token != other_token:
                 break
             common.append(token)
         return MadePrompt(Prompt(common))
 
-    def _with(self, question: str) -> ChatSource:
-        """The conversation with a question."""
-        asked: Turn = ({"role": "user", "content": question},)
-        return replace(self.chat, asked=asked)
+    def _with_question(self, question: str) -> ChatSource:
+        """The conversation with this question."""
+        turn_start: Turn = ({"role": "user", "content": question},)
+        return replace(self.chat, turn_start=turn_start)
 
 
 def with_form(use: ToolUse, form: ConstraintSpec | None) -> ToolUse:
-    """The tools, with the schema of an answer that calls none of them. Raises ConstraintError.
+    """The tools, with the JSON schema of an answer that calls none of them.
 
-    llguidance judges the schema, so this is done where the model is.
+    Returns `use` as it is if no tool may be called, or `form` is not a JSON schema. llguidance
+    judges the schema, so this is done in the process that has the model. Raises
+    ConstraintError.
     """
     if form is None or form.kind != "json_schema" or not use.callable:
         return use
