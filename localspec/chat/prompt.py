@@ -424,7 +424,7 @@ class PromptMaker:
         return safe_text, all_hidden
 
     def _source_has(self, control_texts: Sequence[str]) -> bool:
-        """Whether the template's source, or a variable that it reads, has each of these texts."""
+        """Whether each text is in the template's source, or in a variable that it reads."""
         for text in control_texts:
             if text not in self._control_variables and text not in self._source:
                 return False

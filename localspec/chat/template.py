@@ -1,8 +1,8 @@
-"""Chat templates: messages → prompt.
+"""Chat templates: messages → the text of a prompt.
 
-A template comes with a model file, so it is foreign code. Jinja's sandbox keeps it from the
-interpreter. The length of a prompt and each operation (`sandbox`) are bounded; the number of
-operations is not.
+A template comes with a model file, so it is foreign code. Jinja's sandbox keeps it away from
+the interpreter. The length of a prompt and the size of each operation's result are limited (see
+`sandbox`); the number of operations is not.
 """
 
 from __future__ import annotations
@@ -25,14 +25,17 @@ from localspec.streaming.cancellation import CancelCheck, never
 
 MAX_SOURCE = 200_000  # characters
 MAX_PROMPT = MAX_TEXT  # characters
-_MAX_REASON = 300  # characters of a template's own words in an error
-_PARTS = re.compile(r"""['"]type['"]|\.type\b""")  # in templates that may look at parts
-_PROBE = "localspec"  # a text that has to come out
-_OURS = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
+_MAX_REASON = 300  # characters of the reason in an error, which may be the template's own text
+# Matches in templates that may read contents as lists of parts.
+_PARTS = re.compile(r"""['"]type['"]|\.type\b""")
+_PROBE = "localspec"  # the text of a made-up message, which has to be in its prompt
+# Variables that callers of `render` cannot set.
+_RESERVED = ("messages", "tools", "add_generation_prompt", "bos_token", "eos_token")
 NO_VARIABLES: Mapping[str, Any] = MappingProxyType({})
 
-# Keys: role and content. An answer may have its thoughts as reasoning_content, and tool_calls;
-# the result of a call has its tool_call_id and name. All may have pictures, see `chat.shown`.
+# A dict with role and content, a text. An answer may also have its thoughts, under
+# reasoning_content, and tool_calls. The result of a call has its tool_call_id and name. Any
+# message may have pictures: see `chat.shown`.
 Message = Mapping[str, Any]
 
 BUILT_IN = {
@@ -49,7 +52,7 @@ BUILT_IN = {
         "{% if add_generation_prompt %}"
         "{{ '<|start_header_id|>assistant<|end_header_id|>\n\n' }}{% endif %}"
     ),
-    "gemma": (  # its models know no system messages: `system_role` puts them into questions
+    "gemma": (  # shows no system messages: `system_role` puts them into questions
         "{{ bos_token }}{% for message in messages if message.role != 'system' %}"
         "{{ '<start_of_turn>' + ('model' if message.role == 'assistant' else 'user') + '\n' }}"
         "{{ message.content | trim + '<end_of_turn>\n' }}{% endfor %}"
@@ -59,9 +62,14 @@ BUILT_IN = {
 
 
 def template_source(chosen: str | None, own: str | None) -> str:
-    """The chosen source, which may be a built-in template's name, or else the model's own.
+    """The Jinja source of the template to use.
 
-    Raises TemplateError if there is neither.
+    Args:
+        chosen: A source, or the name of a built-in template; None for the model's own.
+        own: The source in the model's file, if there is one.
+
+    Raises:
+        TemplateError: `chosen` is not a str, or both are None.
     """
     if not isinstance(chosen, str | None):
         raise TemplateError(
@@ -80,12 +88,12 @@ def template_source(chosen: str | None, own: str | None) -> str:
 
 
 class ChatTemplate:
-    """A compiled template.
+    """A compiled chat template.
 
     Args:
         source: The Jinja source.
-        bos: The text of the token that begins a text.
-        eos: The text of the token that ends one.
+        bos: The text of the token that begins a prompt.
+        eos: The text of the token that ends an answer.
         think: False asks the template for an answer without thoughts.
 
     Raises:
@@ -102,21 +110,22 @@ class ChatTemplate:
     ) -> None:
         self._variables: dict[str, str | bool] = {"bos_token": bos, "eos_token": eos}
         environment = TemplateSandbox()
-        # Whether contents are lists of parts; None until the first prompt shows it.
-        self._takes_parts: bool | None = None
+        # Whether contents have to be lists of parts; None until the first prompt is made.
+        self._needs_parts: bool | None = None
         if not _PARTS.search(source):
-            self._takes_parts = False
+            self._needs_parts = False
         try:
             if len(source) > MAX_SOURCE:
                 raise TemplateRefused(
                     f"it has {len(source)} characters, more than {MAX_SOURCE}"
                 )
-            read = environment.reads(source)
+            names = environment.reads(source)
             # Whether thoughts can be switched off.
-            self.has_think_switch = "enable_thinking" in read.variables
-            # Attributes and keys that the template reads of any value.
-            self.keys = read.keys
-            self._open = read.variables.difference(_OURS, environment.globals)
+            self.has_think_switch = "enable_thinking" in names.variables
+            # The attributes and keys that the template may read from any value.
+            self.keys = names.keys
+            # The variables that the template reads and that callers may set.
+            self._free_variables = names.variables.difference(_RESERVED, environment.globals)
             self._template = environment.from_string(source)
         # Jinja's errors, and those of Python's compiler.
         except Exception as error:
@@ -138,54 +147,63 @@ class ChatTemplate:
         variables: Mapping[str, Any] = NO_VARIABLES,
         opens_answer: bool = True,
     ) -> str:
-        """The prompt for the next answer, or the text up to the end of the last message.
-
-        Raises TemplateError if the template refuses the messages or fails, TemplateLimitError
-        for more than MAX_PROMPT characters, Interrupted once it is cancelled.
+        """The text that the template writes for the messages.
 
         Args:
             messages: The messages.
             is_cancelled: Whether to stop.
             tools: The tools as OpenAI declares them.
-            variables: Other variables, such as reasoning_effort. The template gets those that
-                it reads.
-            opens_answer: True for the prompt, whose end opens the answer; False for the text up
-                to the end of the last message.
+            variables: Other variables, such as reasoning_effort. Those that the template does
+                not read are ignored.
+            opens_answer: True for a prompt, which ends with the head of the next answer; False
+                for the text up to the end of the last message.
+
+        Raises:
+            TemplateError: The template refuses the messages, or fails.
+            TemplateLimitError: The text has more than MAX_PROMPT characters.
+            Interrupted: It was cancelled.
         """
-        # The template's own variables take precedence.
-        known = {name: value for name, value in variables.items() if name in self._open}
-        known |= self._variables
-        if tools:  # many templates ask whether they are defined
-            known["tools"] = list(tools)
-        known["add_generation_prompt"] = opens_answer
-        if self._takes_parts is None:  # a trial with a made-up message tells it
-            self._takes_parts = self._leaves_out_texts(is_cancelled)
-        return self._filled(
+        all_variables: dict[str, Any] = {}
+        for name, value in variables.items():
+            if name in self._free_variables:
+                all_variables[name] = value
+        all_variables |= self._variables  # these take precedence
+        if tools:  # many templates ask whether `tools` is defined
+            all_variables["tools"] = list(tools)
+        all_variables["add_generation_prompt"] = opens_answer
+        if self._needs_parts is None:
+            self._needs_parts = self._shows_only_parts(is_cancelled)
+        return self._render_bounded(
             messages,
-            known,
+            all_variables,
             is_cancelled,
-            in_parts=self._takes_parts,
+            in_parts=self._needs_parts,
         )
 
-    def _leaves_out_texts(self, is_cancelled: CancelCheck) -> bool:
-        """Whether texts come out only if they are in parts, as for some models that see."""
+    def _shows_only_parts(self, is_cancelled: CancelCheck) -> bool:
+        """Whether the template shows contents only as lists of parts.
 
-        def comes_out(*, in_parts: bool) -> bool:
-            probe = [{"role": "user", "content": _PROBE}]
-            known = {**self._variables, "add_generation_prompt": True}
+        So do templates of some models that see. It is tried with a made-up message.
+        """
+
+        def shows_probe(*, in_parts: bool) -> bool:
+            """Whether the prompt of the made-up message has its text."""
+            messages = [{"role": "user", "content": _PROBE}]
+            variables = {**self._variables, "add_generation_prompt": True}
             try:
-                return _PROBE in self._filled(
-                    probe,
-                    known,
+                prompt = self._render_bounded(
+                    messages,
+                    variables,
                     is_cancelled,
                     in_parts=in_parts,
                 )
             except TemplateError:
                 return False
+            return _PROBE in prompt
 
-        return not comes_out(in_parts=False) and comes_out(in_parts=True)
+        return not shows_probe(in_parts=False) and shows_probe(in_parts=True)
 
-    def _filled(
+    def _render_bounded(
         self,
         messages: Sequence[Message],
         variables: Mapping[str, Any],
@@ -193,25 +211,26 @@ class ChatTemplate:
         *,
         in_parts: bool,
     ) -> str:
-        """The template's text.
+        """The text that the template writes. Raises as `render` does.
 
         Args:
             messages: The messages.
-            variables: All variables of the template.
+            variables: All variables of the template but `messages`.
             is_cancelled: Whether to stop.
-            in_parts: Whether each content is given as a list with one text.
+            in_parts: Whether each content becomes a list with one part.
         """
-        variables = copy.deepcopy(dict(variables))  # a template may change its lists
-        given = copy.deepcopy([dict(message) for message in messages])
+        # Copies, because a template may change lists.
+        variables = copy.deepcopy(dict(variables))
+        own_messages = copy.deepcopy([dict(message) for message in messages])
         if in_parts:
-            for message in given:
+            for message in own_messages:
                 message["content"] = [{"type": "text", "text": message["content"]}]
         pieces = []
         length = 0
-        before = cancel_check.set(is_cancelled)
+        previous_check = cancel_check.set(is_cancelled)
         try:
-            for piece in self._template.generate(messages=given, **variables):
-                TemplateSandbox.look()
+            for piece in self._template.generate(messages=own_messages, **variables):
+                TemplateSandbox.check_cancelled()
                 length += len(piece)
                 if length > MAX_PROMPT:
                     raise TextTooLong
@@ -224,19 +243,26 @@ class ChatTemplate:
         except Exception as error:
             raise _unusable(error) from error
         finally:
-            cancel_check.reset(before)
+            cancel_check.reset(previous_check)
         return "".join(pieces)
 
 
 def _unusable(error: Exception, kind: type[TemplateError] = TemplateError) -> TemplateError:
-    """The error for a template that failed with another error."""
-    why = str(error)
+    """The TemplateError to raise for a template that failed with another error.
+
+    Args:
+        error: The error by which the template failed.
+        kind: The class of the result.
+    """
+    reason = str(error)
     if not isinstance(error, TemplateRefused):
-        why = f"{type(error).__name__}: {why}"
-    shown = ""
-    for character in why[:_MAX_REASON]:
-        shown += character if character.isprintable() else " "
+        reason = f"{type(error).__name__}: {reason}"
+    printable_reason = ""
+    for character in reason[:_MAX_REASON]:
+        if not character.isprintable():
+            character = " "
+        printable_reason += character
     return kind(
-        f"the chat template cannot be used: {shown}",
+        f"the chat template cannot be used: {printable_reason}",
         f"Give another, as template=chatml: {', '.join(BUILT_IN)}, or Jinja source.",
     )

@@ -37,7 +37,7 @@ def with_pictures(source: PromptSource, change: Change) -> PromptSource:
         return replace(source, chat=chat)
     if isinstance(source, ChatSource):
         turns = [_changed(turn, change) for turn in source.turns]
-        return replace(source, turns=turns, asked=_changed(source.asked, change))
+        return replace(source, turns=turns, turn_start=_changed(source.turn_start, change))
     if isinstance(source, MessagesSource):
         return replace(source, messages=_changed(source.messages, change))
     if isinstance(source, ReadySource):
