@@ -114,7 +114,7 @@ class MessagesSource:
 
 @dataclass(frozen=True, slots=True)
 class ChatSource:
-    """The source of a conversation's prompt. Its oldest turns are left out if they do not fit."""
+    """The source of a conversation's prompt. Oldest turns that do not fit are left out."""
 
     system: Sequence[Message]
     """The system message, if there is one."""

@@ -1,7 +1,8 @@
-"""A conversation on disk: written whole or not at all, read back or refused.
+"""Sessions: conversations on disk, each by a name.
 
-One JSON file holds the messages and nothing of the models. Their pictures are PNG files in a
-folder next to it, named by their content, so that each is written once.
+A JSON file holds the messages, and nothing of the models. It is written as a whole or not at
+all. Pictures are PNG files in a folder next to it, named by the SHA-256 of their content, so
+that each picture is written once.
 """
 
 from __future__ import annotations
@@ -37,20 +38,21 @@ _FORMAT = "localspec-session"
 _VERSION = 1
 _DIGEST = re.compile("[0-9a-f]{64}")
 _MOST_PICTURE_BYTES = 4 * MAX_PICTURE_PIXELS  # more than any picture takes as a PNG
-# No character with a special meaning for a file system or a shell, and no blank at the ends.
+# The name of a session: 1 to 100 characters without a special meaning for a file system or a
+# shell, and no blank at the ends.
 _NAME = re.compile(r"\w([^/\\:*?\"<>|]{0,98}[^/\\:*?\"<>| ])?")
-_MAX_NAME_BYTES = 236  # file systems take 255, our endings and marks included
-_JOINERS = "\u200c\u200d"  # belong to words of Persian and of Indian languages
+_MAX_NAME_BYTES = 236  # file systems take 255, with the endings of our files
+_JOINERS = "\u200c\u200d"  # invisible characters in words of Persian and of Indian languages
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A conversation by name, as `Chat.replace` takes it."""
+    """A conversation as its file holds it."""
 
     name: str
     messages: list[dict[str, Any]]
-    """The messages as JSON holds them, their pictures by SHA-256, with the names of their
-    files."""
+    """All messages, forgotten ones included. A message's pictures are under "pictures", as
+    dicts with sha256, at (their position in the text), and name (of the user's file)."""
 
     num_asked: int
     """As `Chat.num_asked`."""
@@ -64,7 +66,7 @@ class Session:
         return sum(message["role"] == "user" for message in self.messages)
 
     def as_json(self) -> bytes:
-        """The session as it is kept in its file."""
+        """The content of the session's file."""
         content = {
             "format": _FORMAT,
             "version": _VERSION,
@@ -77,9 +79,9 @@ class Session:
         return text.encode(errors="backslashreplace")
 
     def resume(self, chat: Chat) -> None:
-        """Continue the session in a chat.
+        """Replace a chat's conversation by the session's.
 
-        Raises SessionError if the messages are not turns, or a picture is missing.
+        Raises SessionError if the messages are not whole turns, or a picture cannot be read.
         """
         path = session_file(self.name)
         messages = [_with_pictures(path, message) for message in self.messages]
@@ -90,30 +92,33 @@ class Session:
 
 
 def known_name(name: str) -> str:
-    """The session's name as it is, or would be, kept. Raises OptionError for a bad name.
+    """The name of the session that this name means, existing or new.
 
-    Names that differ only in case or in the composition of letters are the same name, as on
-    some file systems.
+    It is the name of an existing session if the two differ only in case or in the composition
+    of letters, which some file systems ignore. Raises OptionError for a bad name.
     """
-    name = _checked(name)
-    compared = _as_compared(name)
-    same = [kept for kept in session_names() if _as_compared(kept) == compared]
-    if name in same or not same:
+    name = _checked_name(name)
+    comparison_key = _comparison_key(name)
+    same_names = []
+    for existing in session_names():
+        if _comparison_key(existing) == comparison_key:
+            same_names.append(existing)
+    if name in same_names or not same_names:
         return name
-    return same[0]
+    return same_names[0]
 
 
 def session_file(name: str) -> Path:
-    """The file that the session is kept in. Raises OptionError for a bad name."""
-    path = _folder() / f"{_checked(name)}.json"
+    """The path of a session's file, which need not exist. Raises OptionError for a bad name."""
+    path = _sessions_folder() / f"{_checked_name(name)}.json"
     if path.exists():
         return path
-    return _kept_files().get(known_name(name), path)
+    return _existing_files().get(known_name(name), path)
 
 
 def session_names() -> list[str]:
-    """Names of the sessions that are there, sorted."""
-    return sorted(_kept_files())
+    """The names of the existing sessions, sorted."""
+    return sorted(_existing_files())
 
 
 def check_exists(name: str) -> None:
@@ -127,9 +132,10 @@ def check_exists(name: str) -> None:
 
 
 def check_opens(name: str) -> None:
-    """Raise what opening the session, or beginning one of that name, would raise.
+    """Raise the error that opening the session, or a new one of that name, would raise.
 
-    Raises OptionError for a bad name, SessionError if it is open elsewhere or cannot be read.
+    Raises OptionError for a bad name, SessionError for a session that is open in another
+    process or cannot be read.
     """
     name = known_name(name)
     lock_session(name).release()
@@ -144,7 +150,7 @@ def session_bytes(name: str) -> int:
 
 
 def is_open(name: str) -> bool:
-    """Whether a process has the session's lock."""
+    """Whether a process has locked the session; also True if its lock cannot be taken."""
     try:
         lock_session(name).release()
     except SessionError:
@@ -153,10 +159,12 @@ def is_open(name: str) -> bool:
 
 
 def remove_sessions(names: Sequence[str]) -> None:
-    """Delete the sessions and their pictures.
+    """Delete sessions and their pictures. Names without a session are ignored.
 
-    Raises SessionError if one of them is open, and then none is deleted; OSError, and
-    OptionError for a bad name.
+    Raises:
+        SessionError: One of them is open. Then none is deleted.
+        OptionError: A name is bad. Then none is deleted.
+        OSError: A file cannot be deleted.
     """
     with contextlib.ExitStack() as locks:
         for name in names:
@@ -170,9 +178,10 @@ def remove_sessions(names: Sequence[str]) -> None:
 
 
 def save_session(name: str, chat: Chat) -> Path:
-    """Write the conversation, in place of an older one of that name; returns the path.
+    """Write a chat's conversation to the session of that name. Returns the path of its file.
 
-    At any moment the file holds either the old or the new conversation. Raises SessionError.
+    An older conversation is replaced; at any moment the file holds the old or the new one as a
+    whole. Raises SessionError if it cannot be written.
     """
     path = session_file(name)
     try:
@@ -182,14 +191,15 @@ def save_session(name: str, chat: Chat) -> Path:
         write_whole(path, session.as_json(), durable=True)
     except OSError as error:
         raise _unwritable(path, error) from error
-    _drop_other_pictures(path, messages)
+    _delete_other_pictures(path, messages)
     return path
 
 
 def read_session(name: str) -> Session | None:
     """The session of that name; None if it does not exist.
 
-    Raises SessionError for a file that is not a session, or of another version of the format.
+    Raises SessionError if its file cannot be read, is not a session, or has another version of
+    the format.
     """
     path = session_file(name)
     try:
@@ -198,16 +208,16 @@ def read_session(name: str) -> Session | None:
         return None
     except OSError as error:
         raise _unreadable(path, str(error.strerror)) from error
-    # Too deep nesting is a RecursionError.
-    except (ValueError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # the second for nesting that is too deep
         raise _unreadable(path, f"it is not JSON ({error})") from error
     return _session(name, path, content)
 
 
 def lock_session(name: str) -> FileLock:
-    """Lock the session against other processes, until the lock is released.
+    """Lock the session against other processes. Returns the lock, to be released.
 
-    The end of the process releases it, too. Raises SessionError if another process has it.
+    The end of this process releases it, too. Raises SessionError if another process has the
+    lock, or the lock's file cannot be written.
     """
     path = session_file(name)
     lock = FileLock(path.with_name(f".{path.stem}.lock"))
@@ -225,7 +235,13 @@ def lock_session(name: str) -> FileLock:
 
 
 def _session(name: str, path: Path, content: Any) -> Session:
-    """The session in a file's content. Raises SessionError if it is not one."""
+    """Check the content of a session's file. Raises SessionError if it is not a session.
+
+    Args:
+        name: The session's name.
+        path: Its file, for errors.
+        content: The value of the file's JSON.
+    """
     from localspec.chat.turns import is_count  # late: names of sessions are listed without it
 
     if not isinstance(content, dict) or content.get("format") != _FORMAT:
@@ -240,108 +256,123 @@ def _session(name: str, path: Path, content: Any) -> Session:
         messages = content["messages"]
         num_asked = content["num_asked"]
         num_forgotten = content["num_forgotten"]
-        is_right = (
-            isinstance(messages, list)
-            and all(map(_is_message, messages))
-            and is_count(num_asked)
-            and is_count(num_forgotten)
-        )
+        has_messages = isinstance(messages, list) and all(map(_is_message, messages))
+        is_valid = has_messages and is_count(num_asked) and is_count(num_forgotten)
     except DAMAGES:
-        is_right = False
-    if not is_right:
+        is_valid = False
+    if not is_valid:
         raise _unreadable(path, "its messages or counts are invalid")
     return Session(name, messages, num_asked, num_forgotten)
 
 
 def _is_message(message: Any) -> bool:
-    """Whether it is a message with valid pictures. Raises one of DAMAGES, or returns False."""
+    """Whether a value from JSON is a message with valid pictures.
+
+    May raise one of DAMAGES instead of returning False.
+    """
     content = message["content"]
     if not isinstance(message["role"], str) or not isinstance(content, str):
         return False
-    for position in message.get("pictures", ()):
-        is_valid = (
-            _DIGEST.fullmatch(position["sha256"])  # becomes the name of a file
-            and isinstance(position.get("name", ""), str)
-            and type(position["at"]) is int
-            and 0 <= position["at"] <= len(content)
-        )
-        if not is_valid:
+    for saved_picture in message.get("pictures", ()):
+        if not _is_saved_picture(saved_picture, len(content)):
             return False
     return True
 
 
-def _pictures_folder(session: Path) -> Path:
-    return session.with_suffix(".pictures")
+def _is_saved_picture(saved_picture: Any, content_length: int) -> bool:
+    """As `_is_message`, for a picture of a message, as in `Session.messages`."""
+    if not _DIGEST.fullmatch(saved_picture["sha256"]):  # becomes the name of a file
+        return False
+    if not isinstance(saved_picture.get("name", ""), str):
+        return False
+    position = saved_picture["at"]
+    return type(position) is int and 0 <= position <= content_length
 
 
-def _as_json(session: Path, message: Message) -> dict[str, Any]:
-    """Write a message's pictures; returns the message as JSON can hold it. Raises OSError."""
-    positions = []
+def _pictures_folder(session_path: Path) -> Path:
+    return session_path.with_suffix(".pictures")
+
+
+def _as_json(session_path: Path, message: Message) -> dict[str, Any]:
+    """Write the pictures of a message to disk. Returns the message as `Session` has it.
+
+    Raises OSError.
+    """
+    saved_pictures = []
     for shown in shown_in(message):
         picture = Picture.read(shown.given)
-        path = _pictures_folder(session) / f"{picture.digest.hex()}.png"
+        digest = picture.digest.hex()
+        path = _pictures_folder(session_path) / f"{digest}.png"
         if not path.exists():
             make_private_folder(path.parent)
             write_whole(path, picture.png(), durable=True)
-        position = {"at": shown.at, "sha256": path.stem}
+        saved_picture = {"at": shown.at, "sha256": digest}
         if picture.name:
-            position["name"] = picture.name
-        positions.append(position)
-    bare = with_shown(dict(message), ())
-    if positions:
-        return {**bare, "pictures": positions}
-    return bare
+            saved_picture["name"] = picture.name
+        saved_pictures.append(saved_picture)
+    without_pictures = with_shown(dict(message), ())
+    if saved_pictures:
+        return {**without_pictures, "pictures": saved_pictures}
+    return without_pictures
 
 
-def _with_pictures(session: Path, message: Message) -> Message:
-    """The message with its pictures, read from disk. Raises SessionError."""
+def _with_pictures(session_path: Path, message: Message) -> Message:
+    """A message of a `Session`, with its pictures read from disk. Raises SessionError."""
     shown = []
-    for position in message.get("pictures", ()):
-        picture = _read_picture(session, position)
-        shown.append(Shown(position["at"], picture))
+    for saved_picture in message.get("pictures", ()):
+        picture = _read_picture(session_path, saved_picture)
+        shown.append(Shown(saved_picture["at"], picture))
     return with_shown(dict(message), shown)
 
 
-def picture_name(position: Mapping[str, Any]) -> str:
-    """The name of a picture's file, or else the beginning of its SHA-256."""
-    return str(position.get("name") or position["sha256"][:8])
+def picture_name(saved_picture: Mapping[str, Any]) -> str:
+    """The name of the user's file of a saved picture, or else 8 digits of its SHA-256."""
+    return str(saved_picture.get("name") or saved_picture["sha256"][:8])
 
 
-def _read_picture(session: Path, position: Mapping[str, Any]) -> Picture:
-    digest = position["sha256"]
-    path = _pictures_folder(session) / f"{digest}.png"
+def _read_picture(session_path: Path, saved_picture: Mapping[str, Any]) -> Picture:
+    """Read a picture of a `Session` from disk.
+
+    Raises SessionError if it cannot be read, or is not the picture that was saved.
+    """
+    digest = saved_picture["sha256"]
+    path = _pictures_folder(session_path) / f"{digest}.png"
     try:
         picture = Picture.read(path, most_bytes=_MOST_PICTURE_BYTES)
     except OptionError as error:
         raise SessionError(
-            f"the picture {picture_name(position)} of the session cannot be read: {error}",
+            f"the picture {picture_name(saved_picture)} of the session cannot be read: {error}",
             "Put it back, or start another session.",
         ) from error
     if picture.digest.hex() != digest:
         raise SessionError(
-            f"{path} is not the picture that was saved as {picture_name(position)}",
+            f"{path} is not the picture that was saved as {picture_name(saved_picture)}",
             "Put the saved file back, or start another session.",
         )
-    return replace(picture, name=position.get("name", ""))  # not the digest
+    # The name of the user's file, not that of the file on disk.
+    return replace(picture, name=saved_picture.get("name", ""))
 
 
-def _drop_other_pictures(session: Path, messages: Sequence[Mapping[str, Any]]) -> None:
-    """Delete pictures that are in no message, as far as that is possible."""
-    kept = set()
+def _delete_other_pictures(session_path: Path, messages: Sequence[Mapping[str, Any]]) -> None:
+    """Delete the session's pictures that are in none of the messages.
+
+    Stops without an error where a file cannot be deleted.
+    """
+    used_digests = set()
     for message in messages:
-        for position in message.get("pictures", ()):
-            kept.add(position["sha256"])
+        for saved_picture in message.get("pictures", ()):
+            used_digests.add(saved_picture["sha256"])
     with contextlib.suppress(OSError):
-        for path in _pictures_folder(session).glob("*.png"):
-            if path.stem not in kept:
+        for path in _pictures_folder(session_path).glob("*.png"):
+            if path.stem not in used_digests:
                 path.unlink()
 
 
-def _checked(name: str) -> str:
-    """The name with composed letters. Raises OptionError for a bad name."""
-    blanks = [character for character in name if unicodedata.category(character) == "Zs"]
-    for blank in blanks:
-        name = name.replace(blank, " ")
+def _checked_name(name: str) -> str:
+    """The name with composed letters and plain spaces. Raises OptionError for a bad name."""
+    spaces = [character for character in name if unicodedata.category(character) == "Zs"]
+    for space in spaces:
+        name = name.replace(space, " ")
     name = unicodedata.normalize("NFC", name.strip(" "))
     if not _is_name(name):
         raise OptionError(
@@ -353,36 +384,38 @@ def _checked(name: str) -> str:
 
 
 def _is_name(name: str) -> bool:
-    bare = name.translate(dict.fromkeys(map(ord, _JOINERS)))
-    return (
-        _NAME.fullmatch(name) is not None
-        and bare.isprintable()
-        and len(name.encode()) <= _MAX_NAME_BYTES
-        and not names_device(name)
-    )
+    """Whether a session can have this name, on every file system."""
+    without_joiners = name
+    for joiner in _JOINERS:
+        without_joiners = without_joiners.replace(joiner, "")
+    if _NAME.fullmatch(name) is None or not without_joiners.isprintable():
+        return False
+    return len(name.encode()) <= _MAX_NAME_BYTES and not names_device(name)
 
 
-def _as_compared(name: str) -> str:
-    """The name without case, with composed letters."""
+def _comparison_key(name: str) -> str:
+    """A key that is the same for names that differ only in case or composition of letters."""
     decomposed = unicodedata.normalize("NFD", name)
     return unicodedata.normalize("NFC", decomposed.casefold())
 
 
-def _kept_files() -> dict[str, Path]:
-    """Files of sessions by name. Some file systems decompose the letters of names."""
+def _existing_files() -> dict[str, Path]:
+    """The files of the existing sessions by name."""
     paths = {}
-    for path in _folder().glob("*.json"):
+    for path in _sessions_folder().glob("*.json"):
+        # Some file systems decompose the letters of names.
         name = unicodedata.normalize("NFC", path.stem)
         if _is_name(name):
             paths[name] = path
     return paths
 
 
-def _folder() -> Path:
+def _sessions_folder() -> Path:
     return platformdirs.user_data_path("localspec", appauthor=False) / "sessions"
 
 
 def _unwritable(path: Path, error: OSError) -> SessionError:
+    """The error for a session's file that cannot be written."""
     return SessionError(
         f"the session cannot be written to {path}: {error.strerror}",
         "Free some disk space, or check the folder's permissions.",
@@ -390,6 +423,7 @@ def _unwritable(path: Path, error: OSError) -> SessionError:
 
 
 def _unreadable(path: Path, reason: str) -> SessionError:
+    """The error for a session's file that cannot be read."""
     return SessionError(
         f"{path} cannot be read: {reason}",
         "Move it away, or use another name.",

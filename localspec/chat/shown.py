@@ -1,4 +1,8 @@
-"""Pictures in messages: as the field writes them, and where they stand in the text."""
+"""Pictures in messages: reading them from what clients send, and their places in the text.
+
+A message has its pictures under "pictures", as `Shown`, each with its position in the content.
+For a model that sees, they become `ShownTokens`; for one that does not see, notes in the text.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +21,20 @@ if TYPE_CHECKING:  # sessions are listed without the library of templates
     from localspec.chat.template import Message
     from localspec.pictures.picture import PictureSource, Vision
 
-# Replaces a picture that a model cannot see, so that a conversation can continue with it.
+# Replaces a picture in a prompt for a model that does not see.
 PICTURE_NOTE = "[An image was here, which this model cannot see.]"
 _LOST_NOTE = "[An image was here, which cannot be read.]"
 HOW_TO_SEE = (
     "Load it with one (mmproj=…), choose a model that sees images, or leave the image out."
 )
 MOST_PROMPT_PICTURES = 256
-MOST_PROMPT_PIXELS = 4 * MAX_PICTURE_PIXELS  # of all together: 600 MB
+MOST_PROMPT_PIXELS = 4 * MAX_PICTURE_PIXELS  # of all pictures together: 600 MB
 _DATA_URL = re.compile(r"data:(?P<kind>[\w.+/-]*)(?:;[\w.=+-]+)*?;base64,", re.IGNORECASE)
 _WEB_URL = re.compile(r"https?://", re.IGNORECASE)
 _FORMS = 'Give {"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}.'
 
 
-# A picture as the caller gives it: the bytes of a file are decoded when the prompt is made.
+# A picture as a client sends it: decoded, or the bytes of a file, decoded with the prompt.
 Given = Picture | bytes
 
 
@@ -38,30 +42,32 @@ class Shown(NamedTuple):
     """A picture in a message."""
 
     at: int
-    """Characters of the content before it."""
+    """Its position: the number of characters of the content before it."""
 
     given: Given
     is_result: bool = False
-    """Whether it is in the result of a tool. Then it is never an error, but a note, if the
-    model cannot see it."""
+    """Whether it is in the result of a tool. If the model cannot see such a picture, a note
+    replaces it; there is no error."""
 
 
 class ShownTokens(NamedTuple):
-    """A picture as a model that sees it reads it."""
+    """A picture in a message for a model that sees."""
 
     at: int
+    """As `Shown.at`."""
+
     tokens: Sequence[int]
-    """Its tokens, see `Vision.cells`."""
+    """Its tokens, negative numbers: see `Vision.cells`."""
 
 
 def shown_in(message: Message) -> Sequence[Any]:
-    """The pictures of a message, in order: `Shown`, or `ShownTokens`."""
+    """The pictures of a message, in order: each a `Shown`, or each a `ShownTokens`."""
     shown: Sequence[Any] = message.get("pictures", ())
     return shown
 
 
 def with_shown(message: dict[str, Any], shown: Iterable[NamedTuple]) -> dict[str, Any]:
-    """The message with these pictures and no others."""
+    """A copy of the message with these pictures instead of its own."""
     changed = dict(message)
     changed.pop("pictures", None)
     pictures = tuple(shown)
@@ -71,7 +77,7 @@ def with_shown(message: dict[str, Any], shown: Iterable[NamedTuple]) -> dict[str
 
 
 def attached_pictures(images: Iterable[PictureSource]) -> list[Shown]:
-    """Pictures that stand before a text. Raises OptionError for anything else."""
+    """Read pictures that stand before a text. Raises OptionError for anything else."""
     if isinstance(images, str | bytes | os.PathLike) or not isinstance(images, Iterable):
         raise OptionError(f"images is {images!r:.80}", "Give a list of pictures.")
     sources = at_most(MOST_PROMPT_PICTURES, images, "pictures")
@@ -79,29 +85,30 @@ def attached_pictures(images: Iterable[PictureSource]) -> list[Shown]:
 
 
 def given_in(part: Mapping[str, Any]) -> Given:
-    """The picture in a part of a message. Raises OptionError if there is none.
+    """The picture in a part of a message's content. Raises OptionError if there is none.
 
-    The part: OpenAI's image_url or input_image, Anthropic's image with a source, or an image
-    with a `Picture`, a path of pathlib, the bytes of a file or an image of Pillow.
+    Args:
+        part: OpenAI's image_url or input_image, Anthropic's image with a source, or a dict with
+            an image: a `Picture`, a path of pathlib, the bytes of a file or a Pillow image.
     """
     source = part.get("source")
     if isinstance(source, Mapping):  # Anthropic's
         if source.get("type") == "url":
-            return _of_url(source.get("url"))
+            return _from_url(source.get("url"))
         return of_base64(source.get("data"))
     image = part.get("image")
+    if isinstance(image, bytes | bytearray):
+        return bytes(image)
     if image is not None and not isinstance(image, str):
-        if isinstance(image, bytes | bytearray):
-            return bytes(image)
         return Picture.read(image)
     url = part.get("image_url", image)
     if isinstance(url, Mapping):
         url = url.get("url")
-    return _of_url(url)
+    return _from_url(url)
 
 
 def of_base64(text: object) -> bytes:
-    """The bytes of a file in base64. Raises OptionError."""
+    """Decode a file in base64. Raises OptionError if it is too long, empty or not base64."""
     if not isinstance(text, str) or not text:
         raise OptionError("it has no data", _FORMS)
     if len(text) > MAX_PICTURE_BYTES * 3 // 2:
@@ -118,8 +125,8 @@ def of_base64(text: object) -> bytes:
     return data
 
 
-def _of_url(url: object) -> Given:
-    """The bytes of a file in a data URL. Raises OptionError."""
+def _from_url(url: object) -> Given:
+    """Decode the file in a data URL. Raises OptionError for anything else."""
     if not isinstance(url, str) or not url:
         raise OptionError("it has no data", _FORMS)
     if _WEB_URL.match(url):
@@ -127,10 +134,10 @@ def _of_url(url: object) -> Given:
             f"it is at {url!r:.80}, and images are not downloaded",
             "Send the image's data instead.",
         )
-    begin = _DATA_URL.match(url)
-    if begin is None:
+    head = _DATA_URL.match(url)
+    if head is None:
         raise OptionError(f"its address is {url!r:.60}, which is not supported", _FORMS)
-    return of_base64(url[begin.end() :])
+    return of_base64(url[head.end() :])
 
 
 def noted(
@@ -138,49 +145,49 @@ def noted(
     note: str = PICTURE_NOTE,
     kept: Container[int] = (),
 ) -> dict[str, Any]:
-    """The message with a note, in a line of its own, in place of pictures that are not kept.
+    """The message with a note in place of each picture that is not kept.
 
     Args:
         message: The message.
-        note: The note.
-        kept: The numbers of the pictures that are kept.
+        note: The note, which gets a line of its own.
+        kept: The indexes of the pictures that are kept.
     """
-    first, *pieces = pieces_of(message)
-    text = first
+    first_piece, *other_pieces = pieces_of(message)
+    text = first_piece
     shown = []
-    pairs = zip(shown_in(message), pieces, strict=True)
-    for number, (picture, following) in enumerate(pairs):
-        if number in kept:
+    pairs = zip(shown_in(message), other_pieces, strict=True)
+    for index, (picture, piece_after) in enumerate(pairs):
+        if index in kept:
             shown.append(picture._replace(at=len(text)))
         else:
             if text:
                 text += "\n"
             text += note
-            if following:
+            if piece_after:
                 text += "\n"
-        text += following
+        text += piece_after
     return with_shown({**message, "content": text}, shown)
 
 
 def pieces_of(message: Message) -> list[str]:
-    """The texts around the pictures of a message: one more than there are pictures."""
+    """The content of a message, cut at its pictures: one piece more than there are pictures."""
     content = message["content"]
     positions = [picture.at for picture in shown_in(message)]
     cuts = [0, *positions, len(content)]
     return [content[begin:end] for begin, end in pairwise(cuts)]
 
 
-def _which(number: int, given: Given) -> str:
-    """The beginning of an error: names the image by its file, or else the message with it."""
+def _image_named(number: int, given: Given) -> str:
+    """The beginning of an error about an image: its file's name, or its message's number."""
     if isinstance(given, Picture) and given.name:
         return f"{given.name} is an image"
     return f"message {number} has an image in it"
 
 
 def for_the_blind(messages: Sequence[Message]) -> list[Message]:
-    """The messages with notes in place of pictures.
+    """The messages for a model that does not see: with notes in place of pictures.
 
-    Raises OptionError if the last message has a picture, unless a tool gave it.
+    Raises OptionError if the last message has a picture that is not in the result of a tool.
     """
     noted_messages: list[Message] = []
     last = len(messages) - 1
@@ -189,7 +196,8 @@ def for_the_blind(messages: Sequence[Message]) -> list[Message]:
         for picture in pictures:
             if number == last and not picture.is_result:
                 raise OptionError(
-                    f"{_which(last, picture.given)}, and the model has no projector to see it",
+                    f"{_image_named(last, picture.given)}, and the model has no projector to "
+                    "see it",
                     HOW_TO_SEE,
                 )
         if pictures:
@@ -202,20 +210,30 @@ def for_the_seeing(
     messages: Sequence[Message],
     vision: Vision,
 ) -> tuple[list[Message], list[Picture]]:
-    """The messages with the tokens of their pictures, and these pictures in order.
+    """The messages for a model that sees: with the tokens of their pictures.
 
-    A note replaces each picture that cannot be read, and the oldest ones where there are more
-    than MOST_PROMPT_PICTURES, or MOST_PROMPT_PIXELS. Raises OptionError where such a picture is
-    in the last message, unless a tool gave it.
+    Returns these pictures, too, in order. A note replaces a picture that cannot be read. If
+    there are more than MOST_PROMPT_PICTURES pictures or MOST_PROMPT_PIXELS pixels, notes
+    replace the oldest pictures. Raises OptionError if the last message has a picture that had
+    to be replaced and is not in the result of a tool.
+
+    Args:
+        messages: The messages, with pictures as `Shown`.
+        vision: Makes the tokens.
     """
     last = len(messages) - 1
-    pictures: list[Picture] = []  # the last one first
+    pictures: list[Picture] = []  # of the messages read so far, the last picture first
     num_pixels = 0
 
-    def decoded(given: Given, num_before: int) -> Picture:
-        """A picture, up to a limit: small files may hold many pixels."""
+    def decoded(given: Given, num_in_message: int) -> Picture:
+        """The decoded picture. Raises OptionError beyond a limit, or if it cannot be read.
+
+        Args:
+            given: The picture.
+            num_in_message: The pictures of its message that were decoded before it.
+        """
         nonlocal num_pixels
-        if len(pictures) + num_before >= MOST_PROMPT_PICTURES:
+        if len(pictures) + num_in_message >= MOST_PROMPT_PICTURES:
             raise OptionError(
                 f"with it there are more than {MOST_PROMPT_PICTURES} images",
                 "Send fewer.",
@@ -228,49 +246,55 @@ def for_the_seeing(
                 f"with it the images have more than {MOST_PROMPT_PIXELS} pixels together",
                 "Send fewer, or smaller ones.",
             )
-        vision.cells(picture)  # raises OptionError for a picture that is refused
+        vision.cells(picture)  # raises OptionError for a picture that the model cannot take
         return picture
 
-    def read(number: int, message: Message) -> Message:
-        """The message with the tokens of the pictures that the model can take."""
-        found: dict[int, Picture] = {}  # by number
+    def with_tokens(number: int, message: Message) -> Message:
+        """The message with the tokens of its pictures, and notes in place of the others."""
+        if not shown_in(message):
+            return message
+        decoded_pictures: dict[int, Picture] = {}  # by their index in the message
         for index, shown in enumerate(shown_in(message)):
             try:
-                found[index] = decoded(shown.given, len(found))
+                decoded_pictures[index] = decoded(shown.given, len(decoded_pictures))
             except OptionError as error:
                 if number == last and not shown.is_result:
                     raise OptionError(
-                        f"{_which(number, shown.given)}: {error}",
+                        f"{_image_named(number, shown.given)}: {error}",
                         error.hint,
                     ) from error
-        if not shown_in(message):
-            return message
-        pictures.extend(reversed(found.values()))
-        kept = noted(message, _LOST_NOTE, found)
-        positions = [shown.at for shown in shown_in(kept)]
-        tokens = map(vision.cells, found.values())
-        return with_shown(kept, map(ShownTokens, positions, tokens))
+        pictures.extend(reversed(decoded_pictures.values()))
+        noted_message = noted(message, _LOST_NOTE, decoded_pictures)
+        positions = [shown.at for shown in shown_in(noted_message)]
+        tokens = map(vision.cells, decoded_pictures.values())
+        return with_shown(noted_message, map(ShownTokens, positions, tokens))
 
-    # The last messages first: the oldest pictures are left out.
-    seen = [read(number, messages[number]) for number in range(last, -1, -1)]
+    # The last messages first, so that the oldest pictures are left out.
+    seen = [with_tokens(number, messages[number]) for number in range(last, -1, -1)]
     return seen[::-1], pictures[::-1]
 
 
-def joined(messages: Sequence[Message], between: str) -> dict[str, Any]:
-    """The content of several messages as one, with the pictures at their places in it."""
+def joined(messages: Sequence[Message], separator: str) -> dict[str, Any]:
+    """The keys "content" and "pictures" of one message with the contents of several.
+
+    Args:
+        messages: The messages, of which only content and pictures count.
+        separator: The text between two contents.
+    """
     shown: list[Shown] = []
     text = ""
-    for number, message in enumerate(messages):
-        if number > 0:
-            text += between
+    for index, message in enumerate(messages):
+        if index > 0:
+            text += separator
         for picture in shown_in(message):
-            shown.append(picture._replace(at=picture.at + len(text)))
+            position = len(text) + picture.at
+            shown.append(picture._replace(at=position))
         text += message["content"]
     return with_shown({"content": text}, shown)
 
 
 def in_front(messages: Sequence[Message]) -> list[Message]:
-    """The messages with all pictures before their texts."""
+    """The messages with all pictures moved before the texts of their messages."""
     changed: list[Message] = []
     for message in messages:
         pictures = [picture._replace(at=0) for picture in shown_in(message)]

@@ -1,7 +1,8 @@
-"""Messages of the system, for templates that refuse or silently ignore them.
+"""System messages for templates that refuse or silently ignore them.
 
-Their text then stands before the next question, with a blank line between, as the makers of
-such models advise. A template is tried once: later prompts begin as earlier ones did.
+The text of such a message is put before the next question, with a blank line between them, as
+the makers of such models advise. Each template is tried once, with made-up conversations, so
+that all prompts of a conversation are made in the same way.
 """
 
 from __future__ import annotations
@@ -14,14 +15,12 @@ from localspec.chat.template import ChatTemplate, Message
 from localspec.errors import TemplateError
 from localspec.streaming.cancellation import CancelCheck
 
-# Texts that have to come out of a template that shows messages of the system.
-_FIRST = "localspec"
-_SECOND = "guidance"
 _QUESTION: Message = {"role": "user", "content": "question"}
 _ANSWER: Message = {"role": "assistant", "content": "answer"}
-_FIRST_MESSAGE: Message = {"role": "system", "content": _FIRST}
-_SECOND_MESSAGE: Message = {"role": "system", "content": _SECOND}
-# The conversations with which a template is tried, by where the system speaks in them.
+_FIRST_MESSAGE: Message = {"role": "system", "content": "localspec"}
+_SECOND_MESSAGE: Message = {"role": "system", "content": "guidance"}
+# The made-up conversations with which a template is tried, by their system messages: one at the
+# beginning, two at the beginning, or one after an answer.
 _TRIALS: dict[str, Sequence[Message]] = {
     "once": (_FIRST_MESSAGE, _QUESTION),
     "twice": (_FIRST_MESSAGE, _SECOND_MESSAGE, _QUESTION),
@@ -30,20 +29,26 @@ _TRIALS: dict[str, Sequence[Message]] = {
 
 
 class SystemRole:
-    """Knows where a template shows messages of the system. For any thread."""
+    """Finds out which system messages a template shows, and moves the others to questions.
+
+    Any thread may use it.
+    """
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
-        self._shown: dict[str, bool] = {}  # by the trial: most conversations need none
+        # Whether the template shows the system messages of each trial made so far.
+        self._trial_results: dict[str, bool] = {}
 
     def fitted(
         self,
         messages: Sequence[Message],
         is_cancelled: CancelCheck,
     ) -> Sequence[Message]:
-        """The messages, with the system's in a form that the template shows.
+        """The messages, with system messages only where the template shows them.
 
-        Raises Interrupted.
+        Several system messages at the beginning become one if the template does not show two.
+        Other ones that it does not show are put into questions. Raises Interrupted once
+        `is_cancelled` is true.
         """
         opening = list(takewhile(_is_system, messages))
         later = list(messages[len(opening) :])
@@ -56,54 +61,57 @@ class SystemRole:
         return opening + later
 
     def _shows(self, trial: str, is_cancelled: CancelCheck) -> bool:
-        """Whether all texts of the system come out of a trial's conversation."""
-        if trial in self._shown:
-            return self._shown[trial]
+        """Whether the template shows all system messages of a trial, a key of _TRIALS."""
+        if trial in self._trial_results:
+            return self._trial_results[trial]
         messages = _TRIALS[trial]
         try:
-            text = self._template.render(messages, is_cancelled)
+            prompt = self._template.render(messages, is_cancelled)
         except TemplateError:
-            text = ""
-        of_system = filter(_is_system, messages)
-        is_shown = all(message["content"] in text for message in of_system)
-        self._shown[trial] = is_shown
+            prompt = ""
+        system_messages = filter(_is_system, messages)
+        is_shown = all(message["content"] in prompt for message in system_messages)
+        self._trial_results[trial] = is_shown
         return is_shown
 
 
 def _in_questions(messages: Sequence[Message]) -> list[Message]:
-    """The messages, with the system's texts before the next question.
+    """The messages, with the texts of system messages before the question that follows.
 
-    If no question follows directly, such a text is added to the question before, or becomes a
-    question.
+    If another message or none follows, the text is added to the question before it, or becomes
+    a question.
     """
     fitted: list[Message] = []
-    waiting: list[Message] = []
+    waiting: list[Message] = []  # system messages since the last other message
     for message in messages:
         if _is_system(message):
             waiting.append(message)
             continue
-        said = list(filter(_says_something, waiting))
+        system_messages = list(filter(_has_content, waiting))
         waiting = []
         if message["role"] == "user":
-            fitted.append({**message, **joined([*said, message], "\n\n")})
+            fitted.append({**message, **joined([*system_messages, message], "\n\n")})
             continue
-        if said:
-            _add_to_question(fitted, said)
+        if system_messages:
+            _add_to_question(fitted, system_messages)
         fitted.append(message)
     if waiting:
         _add_to_question(fitted, waiting)
     return fitted
 
 
-def _add_to_question(fitted: list[Message], said: Sequence[Message]) -> None:
-    """Add the system's messages to the last one, if that is a question, or as a question."""
-    parts = list(said)
+def _add_to_question(fitted: list[Message], system_messages: Sequence[Message]) -> None:
+    """Add the texts of system messages to the end of `fitted`.
+
+    They are added to its last message if that is a question; otherwise they become a question.
+    """
+    parts = list(system_messages)
     if fitted and fitted[-1]["role"] == "user":
         parts.insert(0, fitted.pop())
     fitted.append({"role": "user", **joined(parts, "\n\n")})
 
 
-def _says_something(message: Message) -> bool:
+def _has_content(message: Message) -> bool:
     """Whether a message has text or pictures."""
     return bool(message["content"].strip() or shown_in(message))
 

@@ -1,6 +1,7 @@
-"""Tools in words, for templates that show none, or whose form of calls is not known.
+"""Describes tools and calls as text, for templates that do not show them.
 
-llama.cpp and Ollama do the same, so that no tool is dropped silently.
+It is done for templates whose form of calls is not known, too. llama.cpp and Ollama do the
+same, so that no tool is dropped silently.
 """
 
 from __future__ import annotations
@@ -21,26 +22,36 @@ def with_tools_in_words(
     tools: Sequence[Tool],
     form: CallForm,
 ) -> list[Message]:
-    """The messages with a description of the tools in the system's first message."""
-    declared = "\n".join(json_text(tool.declared()) for tool in tools)
+    """The messages with a description of the tools in the first system message.
+
+    That message is added at the beginning if there is none.
+
+    Args:
+        messages: The messages.
+        tools: The tools.
+        form: The form in which the model has to write calls.
+    """
+    declarations = "\n".join(json_text(tool.declared()) for tool in tools)
     text = (
         f"You may call these tools, each given with the JSON schema of its arguments:\n"
-        f"{declared}\n\n"
+        f"{declarations}\n\n"
         f"To call a tool, write exactly this, with the tool's name and its arguments:\n"
         f"{form.render([_EXAMPLE])}\n"
         "The result is in the next message. Call a tool only if the answer needs it."
     )
-    described: Message = {"role": "system", "content": text}
-    if messages and messages[0]["role"] == "system":
-        first = messages[0]
-        return [{**first, **joined([first, described], "\n\n")}, *messages[1:]]
-    return [described, *messages]
+    description: Message = {"role": "system", "content": text}
+    if not messages or messages[0]["role"] != "system":
+        return [description, *messages]
+    first, *others = messages
+    described_first = {**first, **joined([first, description], "\n\n")}
+    return [described_first, *others]
 
 
 def with_calls_in_words(messages: Iterable[Message], form: CallForm) -> Iterator[Message]:
-    """The messages, with calls as text of the answers that make them.
+    """The messages, with the calls of an answer written into its text.
 
-    Results become the user's text, unless the template knows the role of a tool.
+    Results become texts of the user if the form is IN_WORDS: other forms belong to templates
+    that know the role of a tool.
     """
     for message in messages:
         if "tool_calls" in message:

@@ -12,21 +12,21 @@ from localspec.errors import OptionError, at_most
 from localspec.pictures.picture import Vision
 from localspec.vocabulary import Vocabulary
 
-_MOST_IDS = 1 << 24  # in a list; more than any context holds
-_MOST_MAKERS = 8  # kept, so that a template and its tokens are read once
+_MOST_IDS = 1 << 24  # token ids in a list; more than any context holds
+_MOST_MAKERS = 8  # makers of prompts that are cached, so that each template is compiled once
 
 
 class PromptWorkshop:
-    """The tools for making prompts: the model's vocabulary, templates, projector and context.
+    """What prompts for one model are made with: its vocabulary, templates and projector.
 
     One thread makes all prompts, one after another.
 
     Args:
         vocabulary: The model's vocabulary.
-        chat_template: The Jinja source in its file, if there is one.
-        tool_template: The second source in the file, for questions with tools, if there is one.
-        vision: The projector, if the model sees.
-        context_length: Tokens of a prompt and its answer together.
+        chat_template: The Jinja source in the model's file; None if it has none.
+        tool_template: The file's second source, for questions with tools; None if it has none.
+        vision: The projector, which makes tokens of pictures; None if the model does not see.
+        context_length: The limit for a prompt and its answer together, in tokens.
         trained_context_length: The longest context that the model was trained for, in tokens.
     """
 
@@ -48,12 +48,12 @@ class PromptWorkshop:
         self._makers: OrderedDict[tuple[str, str | None, bool], PromptMaker] = OrderedDict()
 
     def maker(self, template: str | None, *, think: bool) -> PromptMaker:
-        """The maker of prompts by a chat template; the last makers are kept.
+        """The maker of prompts by a chat template. The makers used last are cached.
 
         Args:
             template: The name of a built-in template, or a Jinja source; None for the model's
                 own.
-            think: False asks for no thoughts.
+            think: False asks for answers without thoughts.
 
         Raises:
             TemplateError: The template is missing, broken, or has no switch for thoughts.
@@ -79,7 +79,7 @@ class PromptWorkshop:
 
 
 def known_ids(tokens: Sequence[int], vocabulary: Vocabulary) -> list[int]:
-    """The ids as plain ints. Raises OptionError for an id outside the vocabulary."""
+    """Token ids as a list of ints. Raises OptionError for an id outside the vocabulary."""
     ids = token_ids(tokens)
     if ids:
         vocabulary.detokenize([min(ids), max(ids)])  # raises for ids outside the vocabulary
@@ -87,7 +87,10 @@ def known_ids(tokens: Sequence[int], vocabulary: Vocabulary) -> list[int]:
 
 
 def token_ids(tokens: Sequence[int]) -> list[int]:
-    """The ids as plain ints. Raises OptionError for anything else."""
+    """Token ids, such as NumPy's numbers, as a list of ints.
+
+    Raises OptionError for anything but whole numbers, and for more than _MOST_IDS.
+    """
     try:
         if isinstance(tokens, bytes):
             raise TypeError("bytes")
