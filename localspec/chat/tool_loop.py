@@ -1,4 +1,4 @@
-"""The loop around tools: a question, the calls that the model makes, and its answer to them."""
+"""Runs the tools that a model calls: a question, the calls, their results, and the answer."""
 
 from __future__ import annotations
 
@@ -36,16 +36,17 @@ TOO_MANY_CALLS = (
 
 
 class RequestedCall:
-    """A call that a model has made. Run it or refuse it; a call without either is run.
+    """A call that a model has made, to be run or refused.
 
         step.run()          await step          step.refuse()
 
-    Exceptions of the function are not raised here: the model gets them as the result.
+    If an application does neither, `tool_steps` runs the call. An exception of the function is
+    not raised here: the model gets it as the result.
 
     Args:
         call: The call.
-        function: Takes the call's arguments by name.
-        chat: The conversation. The result has to fit its context.
+        function: The tool's function, which is called with the arguments by name.
+        chat: The conversation. The result of an MCP server's tool is cut to fit its context.
     """
 
     def __init__(self, call: ToolCall, function: Callable[..., Any], chat: Chat) -> None:
@@ -57,7 +58,7 @@ class RequestedCall:
         """The exception of the function, if it failed."""
 
         self.note = ""
-        """How the result was changed, in words: that it was cut, and where."""
+        """A sentence that says where the result was cut; "" if it was not."""
 
         self.pictures: tuple[str, ...] = ()
         """Images in the result of an MCP server's tool, as data URLs."""
@@ -70,61 +71,68 @@ class RequestedCall:
 
     @property
     def foreign(self) -> ForeignFunction | None:
-        """The function if it is a tool of an MCP server, else None."""
+        """The function if the tool is of an MCP server, else None."""
         if isinstance(self._function, ForeignFunction):
             return self._function
         return None
 
     def run(self) -> str:
-        """Run the call, unless it was run or refused. Returns the result as the model reads it.
+        """Run the call, unless it was run or refused before.
 
-        Raises OptionError for an async function.
+        Returns the result as the model gets it: what the function returned, its error, or that
+        the call was refused. Raises OptionError for an async function.
         """
         if self.result is None:
             _require_not_async(self.call.name, self._function)
             with self._errors_as_result():
-                self._take(self._function(**self.call.arguments))
+                self._set_result(self._function(**self.call.arguments))
         assert self.result is not None
         return self.result
 
     def refuse(self) -> None:
-        """Do not run the call. Its result says that the user has refused it."""
+        """Make the result say that the user has refused the call, unless it was run before."""
         if self.result is None:
             self.result = REFUSED_CALL
 
     def __await__(self) -> Generator[Any, None, str]:
-        return self._run_soon().__await__()
+        return self._run_async().__await__()
 
-    async def _run_soon(self) -> str:
-        """`run` on an event loop: a function that is not async runs in a thread."""
+    async def _run_async(self) -> str:
+        """As `run`, on an event loop: a function that is not async runs in a thread."""
         if self.result is None:
             with self._errors_as_result():
                 if inspect.iscoroutinefunction(self._function):
-                    found = await self._function(**self.call.arguments)
+                    returned = await self._function(**self.call.arguments)
                 else:
-                    found = await asyncio.to_thread(self._function, **self.call.arguments)
-                self._take(found)
+                    returned = await asyncio.to_thread(
+                        self._function,
+                        **self.call.arguments,
+                    )
+                self._set_result(returned)
         assert self.result is not None
         return self.result
 
     @property
-    def _sent(self) -> object:
-        """The result as the conversation gets it."""
+    def _result_with_pictures(self) -> object:
+        """The result as `Chat.send_tool_results` takes it."""
         if self.pictures:
             return ForeignResult(self.result or "", self.pictures)
         return self.result
 
-    def _take(self, found: object) -> None:
-        """Keep what the function returned as the result."""
-        if isinstance(found, ForeignResult):
-            self.result, self.note = fitting_text(self._chat._engine, found.text)
-            self.pictures = found.pictures
+    def _set_result(self, returned: object) -> None:
+        """Set the result to what the function returned, in the form that the model gets.
+
+        Raises OptionError for a value that JSON cannot hold.
+        """
+        if isinstance(returned, ForeignResult):
+            self.result, self.note = fitting_text(self._chat._engine, returned.text)
+            self.pictures = returned.pictures
         else:
-            self.result = result_text(found)
+            self.result = result_text(returned)
 
     @contextlib.contextmanager
     def _errors_as_result(self) -> Iterator[None]:
-        """Make an exception in the block the result."""
+        """Catch an exception in the block, and set the result to its message."""
         try:
             yield
         except Exception as error:
@@ -142,13 +150,15 @@ def tool_steps(
     images: Sequence[PictureSource] = (),
     **keywords: Unpack[AnswerKeywords],
 ) -> Generator[Answer | RequestedCall, None, None]:
-    """Send a question, run the calls that the model makes, and give it the results until it
-    answers: the steps of `run_tools`, for an application that shows them as they come.
+    """The steps of `run_tools` one by one, for an application that shows them as they come.
 
-    It yields each `Answer`, to be read, and then each call in it as a `RequestedCall`. The last
-    step is the answer without calls. If you may leave it early, close it, for example with
-    `contextlib.closing`: then the conversation has the results so far, with a note for each
-    call without a result, and can continue.
+    Sends a question, runs the calls that the model makes, and sends it the results, until it
+    answers without calls. Yields each `Answer`, which you read, and then each of its calls as a
+    `RequestedCall`. The last step is the answer without calls.
+
+    If you may stop before the last step, close the generator, for example with
+    `contextlib.closing`. Then the conversation has the results so far, and a note for each call
+    without a result, and can continue.
 
     The arguments are those of `run_tools` without `ask`. Raises OptionError if a tool has no
     function.
@@ -168,7 +178,7 @@ def steps_from(
     functions: Mapping[str, Callable[..., Any]],
     most_calls: int = MOST_CALLS,
 ) -> Generator[Answer | RequestedCall, None, None]:
-    """The steps of `tool_steps`, starting from an answer that the caller has requested.
+    """The steps of `tool_steps`, from an answer on that was requested before.
 
     Args:
         chat: The conversation.
@@ -177,8 +187,9 @@ def steps_from(
         functions: The functions of its tools by name, from `functions_of`.
         most_calls: As for `run_tools`.
     """
-    following = AnswerOptions.of(chosen, tool_choice=choice_once_called(chosen.tool_choice))
-    requested: dict[str, RequestedCall] = {}  # by the ids of all calls so far
+    later_choice = choice_once_called(chosen.tool_choice)
+    later_options = AnswerOptions.of(chosen, tool_choice=later_choice)
+    requested: dict[str, RequestedCall] = {}  # all calls so far, by their ids
     num_run = 0
     try:
         while True:
@@ -194,22 +205,23 @@ def steps_from(
             for step in steps:
                 if num_run == most_calls:
                     step.result = TOO_MANY_CALLS
-                    following = AnswerOptions.of(following, tool_choice="none")
+                    later_options = AnswerOptions.of(later_options, tool_choice="none")
                 else:
                     num_run += 1
                     yield step
                     step.run()
-            results = {step.call.id: step._sent for step in steps}
-            answer = chat.send_tool_results(results, following)
+            results = {step.call.id: step._result_with_pictures for step in steps}
+            answer = chat.send_tool_results(results, later_options)
     finally:
+        # If the steps were left early, the turn gets a result for each of its calls.
         answer.close()
-        ended: dict[str, str] = {}
+        final_results: dict[str, str] = {}
         with contextlib.suppress(Exception):  # it failed, and its reader got the error
             for call in answer.reply().tool_calls:
-                ended[call.id] = _INTERRUPTED
+                final_results[call.id] = _INTERRUPTED
         for call_id, step in requested.items():
-            ended[call_id] = step.result or _INTERRUPTED
-        chat._end_calls(ended)
+            final_results[call_id] = step.result or _INTERRUPTED
+        chat._end_calls(final_results)
 
 
 def run_tools(
@@ -222,21 +234,21 @@ def run_tools(
     images: Sequence[PictureSource] = (),
     **keywords: Unpack[AnswerKeywords],
 ) -> Reply:
-    """Send a question, run the calls that the model makes, and give it the results until it
-    answers. Returns the last reply; the conversation has all messages.
+    """Send a question, run the tools that the model calls, and send it their results.
 
-    The result of a call, as the model gets it, is what the function returns, the error that it
-    raises, a note that the arguments do not fit, or a refusal.
+    It repeats this until the model answers without calls, and returns that reply. The
+    conversation has all messages. As the result of a call the model gets what the function
+    returns, the error that it raises, a note that the arguments do not fit, or a refusal.
 
     Args:
         chat: The conversation.
         question: The text.
         options: The options of each answer. `tool_choice` counts for the first one; later the
             model chooses. The tools are functions, or `Tool`s with a function.
-        ask: Decides before each call whether it may be run. Without it every call is run,
-            except for tools that an MCP server marks as destructive.
-        most_calls: The number of calls that are run or refused, since small models may repeat a
-            call without end. The next call is not run, and the model has to answer without
+        ask: Called before each call, to decide whether it may be run. Without `ask` every call
+            is run, except for tools that an MCP server marks as destructive.
+        most_calls: The limit of calls that are run or refused, since small models may repeat a
+            call without end. Further calls are not run, and the model has to answer without
             calls.
         images: As for `Chat.send`.
         keywords: As for `Chat.send`, for example tools=[…].
@@ -248,9 +260,9 @@ def run_tools(
     for name, function in functions_of(chat, chosen).items():
         _require_not_async(name, function)
 
-    def may_run(step: RequestedCall) -> bool:
+    def is_allowed(step: RequestedCall) -> bool:
         if ask is None:
-            return _may_run_unasked(step)
+            return not _is_destructive(step)
         return ask(step.call)
 
     steps = tool_steps(
@@ -264,7 +276,7 @@ def run_tools(
         for step in steps:
             if isinstance(step, Answer):
                 reply = step.reply()
-            elif may_run(step):
+            elif is_allowed(step):
                 step.run()
             else:
                 step.refuse()
@@ -298,47 +310,48 @@ async def run_tools_async(
         for step in steps:
             if isinstance(step, Answer):
                 reply = await step
-            elif await _may_run(ask, step):
+            elif await _is_allowed(ask, step):
                 await step
             else:
                 step.refuse()
     return reply
 
 
-async def _may_run(
+async def _is_allowed(
     ask: Callable[[ToolCall], bool | Awaitable[bool]] | None,
     step: RequestedCall,
 ) -> bool:
-    """Whether a call may be run, by `ask` if it is given."""
+    """Whether a call may be run: what `ask` answers; without it, if it is not destructive."""
     if ask is None:
-        return _may_run_unasked(step)
-    found = ask(step.call)
-    if inspect.isawaitable(found):
-        return await found
-    return found
+        return not _is_destructive(step)
+    decision = ask(step.call)
+    if inspect.isawaitable(decision):
+        return await decision
+    return decision
 
 
-def _may_run_unasked(step: RequestedCall) -> bool:
-    """Whether a call is run without asking: unless it may destroy something."""
-    return step.foreign is None or not step.foreign.is_destructive
+def _is_destructive(step: RequestedCall) -> bool:
+    """Whether an MCP server marks the called tool as destructive."""
+    return step.foreign is not None and step.foreign.is_destructive
 
 
 def functions_of(chat: Chat, chosen: AnswerOptions) -> dict[str, Callable[..., Any]]:
-    """The functions of the tools, by name.
+    """The functions of the tools that an answer with these options may call, by name.
 
     Raises OptionError if a tool has no function, ContextError if the tools of MCP servers take
-    too much of the context.
+    more than their part of the context.
     """
     if not isinstance(chat, Chat):
         raise OptionError(f"the chat is {chat!r:.80}", "Give one of an engine: engine.chat().")
     tools = chosen.tool_use(chat._tools).tools
-    foreign = [tool for tool in tools if isinstance(tool.function, ForeignFunction)]
-    if foreign:
-        check_room(chat._engine, foreign)
+    mcp_tools = [tool for tool in tools if isinstance(tool.function, ForeignFunction)]
+    if mcp_tools:
+        check_room(chat._engine, mcp_tools)
     return {tool.name: _function_of(tool) for tool in tools}
 
 
 def _function_of(tool: Tool) -> Callable[..., Any]:
+    """The function of a tool. Raises OptionError if it has none."""
     if tool.function is None:
         raise OptionError(
             f"the tool {tool.name} has no function to run",
@@ -349,6 +362,7 @@ def _function_of(tool: Tool) -> Callable[..., Any]:
 
 
 def _require_not_async(name: str, function: Callable[..., Any]) -> None:
+    """Raise OptionError if the function of the tool of that name is async."""
     if inspect.iscoroutinefunction(function):
         raise OptionError(
             f"the function of the tool {name} is async",

@@ -1,6 +1,6 @@
-"""Turns of a conversation: a question and all messages up to its last answer.
+"""Turns of a conversation, and how many of them fit the context.
 
-Which turns fit the context is decided here, too.
+A turn is a question and all messages up to the last answer to it.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from localspec.tools.foreign import ForeignResult
 if TYPE_CHECKING:
     from localspec.pictures.picture import PictureSource
 
-MAX_COUNT = 2**31 - 1  # of turns
-_PICTURE_SIZE = 1000  # characters of text that take about as many tokens
-# The roles of messages that may follow one; "calls" is an answer that calls tools.
-_FOLLOWING: dict[str, tuple[str, ...]] = {
+MAX_COUNT = 2**31 - 1  # the largest number of turns
+_PICTURE_SIZE = 1000  # characters of text that take about as many tokens as a picture
+# The roles that may follow a message's role; "calls" stands for an answer that calls tools.
+_NEXT_ROLES: dict[str, tuple[str, ...]] = {
     "": ("user",),  # at the beginning
     "user": ("assistant",),
     "assistant": ("user",),
     "calls": ("tool",),
     "tool": ("tool", "assistant"),
 }
-# A question and its answer. If that calls tools, their results and the next answer follow.
+# A question and its answer. If an answer calls tools, their results and another answer follow.
 Turn = tuple[Message, ...]
 
 
@@ -48,7 +48,8 @@ def question_message(
     Args:
         text: The text.
         images: The pictures.
-        old: A question that it replaces. Its pictures are kept.
+        old: The question that this one replaces, whose pictures are added after `images`; None
+            for a new question. They keep their positions if the text is the same.
 
     Raises:
         OptionError: The text is not a str, or a picture is not one.
@@ -65,7 +66,10 @@ def question_message(
 
 
 def system_messages(text: str | None) -> list[Message]:
-    """The system message, if there is one. Raises OptionError for anything but a str."""
+    """A list with the system message of this text; [] for None or "".
+
+    Raises OptionError for anything but a str or None.
+    """
     if not isinstance(text, str | None):
         raise OptionError(f"the system message is {text!r}", "Give a str, or None.")
     if text:
@@ -74,12 +78,12 @@ def system_messages(text: str | None) -> list[Message]:
 
 
 def result_messages(turns: Sequence[Turn], results: Mapping[str, object]) -> Turn:
-    """The results of the last answer's calls of tools, in the order of the calls.
+    """The messages with the results of the last answer's calls, in the order of the calls.
 
     Args:
-        turns: The conversation.
-        results: The results by the ids of the calls; a value other than a str is written as
-            JSON.
+        turns: The turns of the conversation.
+        results: The results by the ids of the calls: texts, values that are written as JSON, or
+            `ForeignResult`s.
 
     Raises:
         OptionError: The answer calls no tool, a result is missing, or belongs to no call.
@@ -94,9 +98,10 @@ def result_messages(turns: Sequence[Turn], results: Mapping[str, object]) -> Tur
         )
     by_id = {str(call["id"]): call for call in calls}
     if results.keys() != by_id.keys():
-        given = ", ".join(map(str, results)) or "none"
+        result_ids = ", ".join(map(str, results)) or "none"
         raise OptionError(
-            f"the last answer's calls are {', '.join(by_id)}; results are given for {given}",
+            f"the last answer's calls are {', '.join(by_id)}; results are given for "
+            f"{result_ids}",
             "Give one result for each call, by its id.",
         )
     messages = []
@@ -107,7 +112,7 @@ def result_messages(turns: Sequence[Turn], results: Mapping[str, object]) -> Tur
 
 
 def _result_message(call: Message, result: object) -> Message:
-    """The message with the result of a call."""
+    """The message with the result of a call, and with its pictures if it has any."""
     message = {
         "role": "tool",
         "tool_call_id": call["id"],
@@ -123,7 +128,7 @@ def _result_message(call: Message, result: object) -> Message:
 
 
 def pending_calls(turns: Sequence[Turn]) -> Sequence[Message]:
-    """The calls of the last answer, whose results are missing."""
+    """The calls of the last answer, which wait for their results; () if it has none."""
     if not turns:
         return ()
     calls: Sequence[Message] = turns[-1][-1].get("tool_calls", ())
@@ -145,52 +150,59 @@ def messages_of(turns: Sequence[Turn]) -> list[Message]:
 
 
 def turn_size(turn: Turn) -> int:
-    """Characters that the turn takes in a prompt, roughly."""
+    """The characters of text that take about as many tokens in a prompt as the turn."""
     size = 0
     for message in turn:
         size += len(message["content"])
         size += len(message.get("reasoning_content", ""))
-        size += len(json.dumps(message.get("tool_calls", ""), ensure_ascii=False))
+        calls_text = json.dumps(message.get("tool_calls", ""), ensure_ascii=False)
+        size += len(calls_text)
         size += _PICTURE_SIZE * len(shown_in(message))
     return size
 
 
 def with_system(system: str | None, messages: object) -> list[Message]:
-    """Checked messages, after the system message if there is one.
+    """Check messages, and put a system message before them.
 
     Raises OptionError for bad messages, and for two system messages.
+
+    Args:
+        system: The text of the system message; None or "" for none.
+        messages: The messages, as for `checked_messages`.
     """
     checked = checked_messages(messages)
-    first = system_messages(system)
-    if first and checked[0]["role"] == "system":
+    system_message = system_messages(system)
+    if system_message and checked[0]["role"] == "system":
         raise OptionError(
             "system is given, and the messages begin with a system message, too",
             "Give one of them.",
         )
-    return [*first, *checked]
+    return [*system_message, *checked]
 
 
 def turns_of(messages: object, system: str | None) -> tuple[list[Message], list[Turn]]:
-    """The system message, if there is one, and whole turns.
+    """Split a conversation into its system message and its turns.
+
+    Returns a list with the system message ([] if there is none), and the turns.
 
     Args:
         messages: A conversation in OpenAI's format; it may be empty.
-        system: The text of a system message before them.
+        system: The text of a system message before them; None or "" for none.
 
     Raises:
-        OptionError: For other messages.
+        OptionError: If the messages are bad, or are not whole turns.
     """
     if messages == [] or messages == ():
         return system_messages(system), []
     checked = with_system(system, messages)
-    opening: list[Message] = []
+    system_message: list[Message] = []
     if checked[0]["role"] == "system":
-        opening = system_messages(checked.pop(0)["content"])
+        system_message = system_messages(checked.pop(0)["content"])
     turns: list[Turn] = []
-    before = ""
+    previous_role = ""
     for message in checked:
         role = message["role"]
-        allowed = _FOLLOWING[before]
+        allowed = _NEXT_ROLES[previous_role]
         if role not in allowed:
             raise OptionError(
                 f"the message {message['content']!r:.60} has the role {role!r}; it has to be "
@@ -201,20 +213,23 @@ def turns_of(messages: object, system: str | None) -> tuple[list[Message], list[
         if role == "user":
             turns.append(())
         turns[-1] = (*turns[-1], message)
-        before = role
+        previous_role = role
         if "tool_calls" in message:
-            before = "calls"
+            previous_role = "calls"
     if turns and turns[-1][-1]["role"] != "assistant":
         raise OptionError(
-            f"the last message has the role {before!r} and no answer",
+            f"the last message has the role {previous_role!r} and no answer",
             "Leave that question out and ask it with chat.send(…), or ask with all messages: "
             "engine.generate(messages).",
         )
-    return opening, turns
+    return system_message, turns
 
 
 def result_text(result: object) -> str:
-    """The result of a call as text: JSON, unless it is one. Raises OptionError."""
+    """The result of a call as text: a str as it is, another value as JSON.
+
+    Raises OptionError for a value that JSON cannot hold.
+    """
     if isinstance(result, str):
         return result
     try:
@@ -227,31 +242,33 @@ def result_text(result: object) -> str:
 
 
 def is_count(value: object) -> TypeGuard[int]:
-    """Whether it can be a number of turns: 0 to MAX_COUNT."""
+    """Whether a value can be a number of turns: an int from 0 to MAX_COUNT."""
     return is_whole(value, 0, MAX_COUNT)
 
 
 class Unfinished(NamedTuple):
-    """An answer that was cut: a prompt with all its tokens."""
+    """An answer that was cut, and can be continued."""
 
     prompt: Prompt
+    """The prompt of the answer, with the answer's tokens at its end."""
+
     turn: int
-    """The number in the addresses of its random numbers."""
+    """The number of its turn, which is part of the addresses of its random numbers."""
 
     revision: int
-    """The conversation's revision after the answer."""
+    """The chat's count of changes (`Chat._revision`) directly after the answer."""
 
 
-MIN_ANSWER_TOKENS = 64  # older turns are left out, so that the answer has as many
+MIN_ANSWER_TOKENS = 64  # room that turns have to leave for the answer, in tokens
 _CHARACTERS_PER_TOKEN = 6  # a first guess at the length of a text that fits
 
 
 class ContextLength(Protocol):
-    """How many tokens a model takes."""
+    """The context lengths of a model."""
 
     @property
     def context_length(self) -> int:
-        """Tokens that a prompt and its answer may have together."""
+        """The limit for a prompt and its answer together, in tokens."""
 
     @property
     def trained_context_length(self) -> int:
@@ -259,9 +276,9 @@ class ContextLength(Protocol):
 
 
 class ChatBackend(Protocol):
-    """The part of the engine that a conversation uses.
+    """The part of the engine's interface that a conversation uses.
 
-    A name that begins with an underscore is for this package, not for applications.
+    Names that begin with an underscore are for localspec only.
     """
 
     @property
@@ -286,41 +303,49 @@ class ChatBackend(Protocol):
 
 def fitting_prompt(
     model: ContextLength,
-    asked: Sequence[Message],
+    always_kept: Sequence[Message],
     turns: Sequence[Turn],
     make: Callable[[Sequence[Turn]], Prompt],
 ) -> tuple[Prompt, int]:
-    """The prompt of the next answer, and the number of oldest turns that it leaves out.
+    """Make a prompt that fits the context, with as many of the latest turns as possible.
+
+    Returns the prompt, and the number of oldest turns that it leaves out.
 
     Args:
-        model: The lengths of its context.
-        asked: The system message, if any, and all messages after the turns.
-        turns: The turns before the question.
-        make: Makes the prompt with given turns.
+        model: The model, for the length of its context.
+        always_kept: The messages that no prompt leaves out: the system message, if there is
+            one, and all messages after the turns.
+        turns: The turns before the question, oldest first.
+        make: Makes the prompt of these messages with some of the turns.
 
     Raises:
-        ContextError: If `asked` alone does not fit, and what `make` raises.
+        ContextError: If the prompt without all turns does not fit. Also what `make` raises.
     """
     capacity = model.context_length
-    prompts: dict[int, Prompt] = {}  # by the number of turns that leave
+    prompts: dict[int, Prompt] = {}  # by the number of turns that are left out
 
-    def length(num_leaving: int) -> int:
+    def num_tokens_without(num_leaving: int) -> int:
         if num_leaving not in prompts:
             prompts[num_leaving] = make(turns[num_leaving:])
         return len(prompts[num_leaving].tokens)
 
     sizes = [turn_size(turn) for turn in turns]
-    needed = min(MIN_ANSWER_TOKENS, capacity // 4)
-    # Forget down to half, so that the kept turns are not decoded again for every question.
-    num_leaving = num_to_forget(sizes, length, capacity - needed, capacity // 2)
-    num_tokens = length(num_leaving)
+    answer_room = min(MIN_ANSWER_TOKENS, capacity // 4)
+    # Down to half the context, so that the kept turns are not decoded again for every question.
+    num_leaving = num_to_forget(
+        sizes,
+        num_tokens_without,
+        capacity - answer_room,
+        capacity // 2,
+    )
+    num_tokens = num_tokens_without(num_leaving)
     if num_tokens >= capacity:
-        shorter = "Shorten it"
-        if asked[0]["role"] == "system":
-            shorter = "Shorten it or the system message"
+        advice = "Shorten it"
+        if always_kept[0]["role"] == "system":
+            advice = "Shorten it or the system message"
         raise ContextError(
             f"the message makes a prompt of {num_tokens} tokens; the context holds {capacity}",
-            longer_context(shorter, model),
+            longer_context(advice, model),
             num_tokens=num_tokens,
             context_length=capacity,
         )
@@ -329,40 +354,45 @@ def fitting_prompt(
 
 def num_to_forget(
     sizes: Sequence[int],
-    length: Callable[[int], int],
+    num_tokens_without: Callable[[int], int],
     capacity: int,
-    kept: int,
+    capacity_after: int,
 ) -> int:
-    """The number of oldest turns to forget.
+    """The number of oldest turns to leave out of a prompt.
 
-    It is 0 if the prompt with all turns has at most `capacity` tokens, else the smallest number
-    that leaves at most `kept`. If no number suffices, all turns are forgotten.
+    It is 0 if the prompt with all turns has at most `capacity` tokens. Otherwise it is the
+    smallest number with which the prompt has at most `capacity_after` tokens. If no number
+    suffices, it is the number of all turns.
 
     Args:
-        sizes: Characters of each turn, oldest first.
-        length: Counts the tokens of the prompt without its n oldest turns. That takes time, so
-            it is called only as often as a binary search needs, and never for much more text
-            than `capacity` tokens may be.
+        sizes: The characters of each turn, roughly, oldest first.
+        num_tokens_without: Counts the tokens of the prompt without its n oldest turns. This is
+            slow, so it is called only as often as a binary search needs, and never for much
+            more text than `capacity` tokens may be.
         capacity: The limit for a prompt with all turns, in tokens.
-        kept: The limit for a prompt without the oldest turns, in tokens.
+        capacity_after: The limit for a prompt without the oldest turns, in tokens.
     """
     sums = [0, *accumulate(reversed(sizes))]
-    sizes_after = sums[::-1]  # characters without the first 0, 1, 2 … turns
-    most = capacity * _CHARACTERS_PER_TOKEN
+    sizes_without = sums[::-1]  # characters without the 0, 1, 2 … oldest turns
+    most_characters = capacity * _CHARACTERS_PER_TOKEN
+    # Begin with a number of turns whose text probably fits, and then try more text.
     while True:
-        begin = _first_up_to(most, sizes_after)
-        if length(begin) > capacity:
+        num_leaving = _first_up_to(most_characters, sizes_without)
+        if num_tokens_without(num_leaving) > capacity:
             break
-        if begin == 0:
+        if num_leaving == 0:
             return 0
-        most *= 2
-    numbers = range(len(sizes))  # all turns leave if none of these numbers is enough
-    first = min(begin + 1, len(sizes))
+        most_characters *= 2
+    # This number is not enough, since `capacity_after` is less. If no larger one below the
+    # number of all turns is enough, the search gives the number of all turns.
+    numbers = range(len(sizes))
+    first = min(num_leaving + 1, len(sizes))
+    # Negative, because the search needs ascending keys.
     return bisect_left(
         numbers,
-        -kept,
+        -capacity_after,
         lo=first,
-        key=lambda number: -length(number),
+        key=lambda number: -num_tokens_without(number),
     )
 
 
@@ -374,15 +404,15 @@ def _first_up_to(most: int, sizes: Sequence[int]) -> int:
     return index
 
 
-def longer_context(shorter: str, model: ContextLength) -> str:
-    """The hint against too many tokens.
+def longer_context(advice: str, model: ContextLength) -> str:
+    """The hint for an error about too many tokens.
 
     Args:
-        shorter: How to have fewer tokens, in words.
-        model: The lengths of its context.
+        advice: How to have fewer tokens, without a full stop.
+        model: The model, for the lengths of its context.
     """
-    trained = model.trained_context_length
-    if model.context_length < trained:
-        larger = f"a larger context, up to {trained} tokens (context_length=…)"
-        return f"{shorter}, or load the model with {larger}."
-    return f"{shorter}: this model reads at most {trained:,} tokens."
+    trained_length = model.trained_context_length
+    if model.context_length < trained_length:
+        larger = f"a larger context, up to {trained_length} tokens (context_length=…)"
+        return f"{advice}, or load the model with {larger}."
+    return f"{advice}: this model reads at most {trained_length:,} tokens."
