@@ -1,4 +1,4 @@
-"""The files that name the servers, in the notation `mcpServers` of other programs."""
+"""The files that describe MCP servers, in the notation `mcpServers` that other programs use."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 from urllib.parse import urlsplit
 
 import platformdirs
@@ -17,10 +17,10 @@ import platformdirs
 from localspec.errors import OptionError, did_you_mean
 from localspec.system.atomic_write import write_whole
 
-CALL_S = 30.0  # for a call, if the server's entry has no timeout
-_MOST_S = 3600.0  # a larger number is taken for milliseconds, which some programs use
+CALL_S = 30.0  # seconds for a call, if the server's entry has no timeout
+_MOST_S = 3600.0  # a larger timeout is taken for milliseconds, which some programs use
 _LARGEST_TIMEOUT = 1e12  # in milliseconds, thirty years
-_MOST_BYTES = 4_000_000  # of a file
+_MOST_BYTES = 4_000_000  # bytes of a file
 _KEY = "mcpServers"
 _EXAMPLE = '{"mcpServers": {"time": {"command": "uvx", "args": ["mcp-server-time"]}}}'
 _VARIABLE = re.compile(r"\$\{(?:env:)?(\w+)\}")
@@ -29,7 +29,7 @@ _NAME = re.compile(r"[^\x00-\x1f\x7f]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class ServerEntry:
-    """A server as a file describes it: a command, or an address."""
+    """A server as a file describes it: by a command that starts it, or by its address."""
 
     name: str
     """The server's name."""
@@ -47,7 +47,7 @@ class ServerEntry:
     """The folder where the program starts; None for the user's home."""
 
     url: str | None = None
-    """The address; None for a server that is started."""
+    """The address; None for a server with a command."""
 
     headers: Mapping[str, str] = field(default_factory=dict)
     """Headers of each request to the address."""
@@ -56,24 +56,26 @@ class ServerEntry:
     """Whether the file switches it off."""
 
     auto_approve: tuple[str, ...] = ()
-    """Tools that the file allows to be called without a question; * for all."""
+    """Tools that are called without asking the user; * stands for all of them."""
 
     timeout_s: float = CALL_S
     """Seconds that a call may take."""
 
     @property
     def target(self) -> str:
-        """The address or the command, for people."""
-        return self.url or " ".join([self.command or "", *self.args])
+        """The address, or the command with its arguments, to show to the user."""
+        if self.url is not None:
+            return self.url
+        return " ".join([self.command or "", *self.args])
 
 
 def own_file() -> Path:
-    """The user's own file, which `localspec mcp add` writes."""
+    """The path of localspec's own file, which `localspec mcp add` writes."""
     return platformdirs.user_config_path("localspec", appauthor=False) / "mcp.json"
 
 
 def files_of_others() -> dict[str, Path]:
-    """The files of other programs that are there, by the names of the programs."""
+    """The existing files of other programs, by the names of the programs."""
     home = Path.home()
     claude = home / ".config/Claude"
     if sys.platform == "darwin":
@@ -89,7 +91,7 @@ def files_of_others() -> dict[str, Path]:
 
 
 def read_servers(path: Path) -> dict[str, ServerEntry]:
-    """The servers of a file by their names, also those that are switched off.
+    """The servers in a file by their names, including those that are switched off.
 
     Raises:
         OptionError: the file cannot be read, or an entry is wrong.
@@ -98,47 +100,47 @@ def read_servers(path: Path) -> dict[str, ServerEntry]:
 
 
 def servers_in(where: str, content: Mapping[str, Any]) -> dict[str, ServerEntry]:
-    """The servers of an object with `mcpServers`, as a file holds it.
+    """The servers in the content of a file by their names.
 
     Args:
-        where: where the object is from, for errors.
-        content: the object.
+        where: the file or other source of the content, for errors.
+        content: an object with the key `mcpServers`; without the key there are no servers.
 
     Raises:
         OptionError: an entry is wrong.
     """
-    given = content.get(_KEY, {})
-    if not isinstance(given, Mapping):
-        raise OptionError(f"{_KEY} in {where} is {given!r:.80}", f"Write it as in {_EXAMPLE}")
-    return {name: _entry(where, name, values) for name, values in given.items()}
+    servers = content.get(_KEY, {})
+    if not isinstance(servers, Mapping):
+        raise OptionError(f"{_KEY} in {where} is {servers!r:.80}", f"Write it as in {_EXAMPLE}")
+    return {name: _entry(where, name, values) for name, values in servers.items()}
 
 
 def add_server(path: Path, name: str, values: Mapping[str, object]) -> None:
-    """Add a server to a file, and leave the rest of the file as it is.
+    """Add a server to a file. The other content of the file does not change.
 
     Args:
-        path: the file, which need not exist.
-        name: the server's name, which the file does not have.
-        values: the server's entry in the notation.
+        path: the file; it is created if it does not exist.
+        name: the server's name.
+        values: the server's entry, as the file has it.
 
     Raises:
-        OptionError: the name is taken, or something is wrong.
+        OptionError: the file has a server of that name, or the entry or the file is wrong.
     """
-    content = _read_if_there(path)
+    content = _read_or_empty(path)
     servers = content.setdefault(_KEY, {})
     if name in servers:
         raise OptionError(
             f"{path} has a server {name!r} already",
             f"Remove it: localspec mcp remove {name}",
         )
-    _entry(str(path), name, dict(values))
+    _entry(str(path), name, dict(values))  # raises for a wrong entry
     servers[name] = dict(values)
     _write(path, content)
 
 
 def remove_server(path: Path, name: str) -> None:
-    """Remove a server from a file. Raises OptionError if there is none of that name."""
-    content = _read_if_there(path)
+    """Remove a server from a file. Raises OptionError if the file has none of that name."""
+    content = _read_or_empty(path)
     servers = content.get(_KEY, {})
     if name not in servers:
         raise OptionError(f"{path} has no server {name!r:.80}", did_you_mean(name, servers))
@@ -147,19 +149,21 @@ def remove_server(path: Path, name: str) -> None:
 
 
 def _write(path: Path, content: Mapping[str, Any]) -> None:
+    """Write a file as JSON, as a whole or not at all. Its folder is made if necessary."""
     path.parent.mkdir(parents=True, exist_ok=True)
     text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
     write_whole(path, text.encode(), durable=True)
 
 
-def _read_if_there(path: Path) -> dict[str, Any]:
-    """The content of a file; {} if there is no file."""
+def _read_or_empty(path: Path) -> dict[str, Any]:
+    """The content of a file; {} if the file does not exist. Raises OptionError."""
     if path.exists():
         return _read_json(path)
     return {}
 
 
 def _read_json(path: Path) -> dict[str, Any]:
+    """The JSON object in a file; {} for an empty file. Raises OptionError."""
     try:
         with path.open("rb") as file:
             data = file.read(_MOST_BYTES)
@@ -181,7 +185,16 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _entry(where: str, name: str, values: object) -> ServerEntry:
-    reader = _Values(where, name, values)
+    """Check a server's entry, and read it.
+
+    Raises OptionError.
+
+    Args:
+        where: the file or other source of the entry, for errors.
+        name: the server's name.
+        values: the entry.
+    """
+    reader = _EntryReader(where, name, values)
     if not _NAME.fullmatch(name):
         raise OptionError(
             f"the name of a server in {where} is {name!r:.80}",
@@ -212,11 +225,14 @@ def _entry(where: str, name: str, values: object) -> ServerEntry:
     )
 
 
-class _Values:
-    """The values of a server's entry. A value is checked when it is read.
+class _EntryReader:
+    """Reads the values of a server's entry by their keys, and checks them.
+
+    Each method raises OptionError for a value of another type. In texts, ${NAME} and
+    ${env:NAME} stand for variables of this process.
 
     Args:
-        where: where the entry is from, for errors.
+        where: the file or other source of the entry, for errors.
         name: the server's name.
         values: the entry.
     """
@@ -228,35 +244,41 @@ class _Values:
         self._values = values
 
     def refuse(self, key: str, hint: str) -> NoReturn:
+        """Raise OptionError for the value of a key."""
         raise OptionError(f"{key} {self._where} is {self._values.get(key)!r:.200}", hint)
 
     def text(self, key: str) -> str | None:
+        """A text that is not empty; None if the entry does not have the key."""
         value = self._values.get(key)
         if value is None:
             return None
-        if not isinstance(value, str) or not value or "\0" in value:
+        if not _is_text(value) or not value:
             self.refuse(key, "Give a text.")
-        return self._filled(key, value)
+        return self._with_variables(key, value)
 
     def texts(self, key: str) -> tuple[str, ...]:
+        """A list of texts; () if the entry does not have the key."""
         texts = self._values.get(key) or []
-        if not isinstance(texts, list) or not all(map(_is_plain, texts)):
+        if not isinstance(texts, list) or not all(map(_is_text, texts)):
             self.refuse(key, "Give a list of texts.")
-        return tuple(self._filled(key, text) for text in texts)
+        return tuple(self._with_variables(key, text) for text in texts)
 
     def texts_by_name(self, key: str) -> dict[str, str]:
+        """An object whose values are texts; {} if the entry does not have the key."""
         texts = self._values.get(key) or {}
-        if not isinstance(texts, dict) or not all(map(_is_plain, texts.values())):
+        if not isinstance(texts, dict) or not all(map(_is_text, texts.values())):
             self.refuse(key, "Give an object of texts.")
-        return {name: self._filled(key, text) for name, text in texts.items()}
+        return {name: self._with_variables(key, text) for name, text in texts.items()}
 
     def flag(self, key: str) -> bool:
+        """True or false; False if the entry does not have the key."""
         value = self._values.get(key, False)
         if not isinstance(value, bool):
             self.refuse(key, "Give true or false.")
         return bool(value)
 
     def seconds(self, key: str) -> float:
+        """A timeout in seconds; CALL_S if the entry does not have the key."""
         value = self._values.get(key)
         if value is None:
             return CALL_S
@@ -268,8 +290,8 @@ class _Values:
             return seconds / 1000
         return seconds
 
-    def _filled(self, key: str, text: str) -> str:
-        """The text with variables of this process in place of ${env:NAME} and ${NAME}."""
+    def _with_variables(self, key: str, text: str) -> str:
+        """The text with the values of variables in place of ${NAME} and ${env:NAME}."""
 
         def value_of(variable: re.Match[str]) -> str:
             name = variable[1]
@@ -285,5 +307,6 @@ class _Values:
         return _VARIABLE.sub(value_of, text)
 
 
-def _is_plain(value: object) -> bool:
+def _is_text(value: object) -> TypeGuard[str]:
+    """Whether a value is a text that a command or an address can contain."""
     return isinstance(value, str) and "\0" not in value

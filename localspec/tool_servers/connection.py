@@ -1,4 +1,4 @@
-"""A connection to one server, by the MCP SDK: the only importer of `mcp`."""
+"""A connection to one MCP server, by the MCP SDK. Only this module imports `mcp`."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from localspec.tool_servers.keeper import program_of, watched_command
 from localspec.tool_servers.server_log import ServerLog
 from localspec.tool_servers.whole_lines import read_whole_lines
 
-START_S = 60.0  # a server may have to be downloaded first, as by npx
-_LIST_S = 30.0  # for all pages of the list of tools
-MOST_LISTED = 256  # of a server
-_MOST_PAGES = 64  # of the list of tools
-_MOST_STARTS = 2  # of a server that ends without being asked to
+START_S = 60.0  # seconds until a server answers; npx, for example, may download it first
+_LIST_S = 30.0  # seconds for all pages of the list of tools
+MOST_LISTED = 256  # tools of a server that are listed
+_MOST_PAGES = 64  # pages of the list of tools
+_MOST_STARTS = 2  # how often a server is started, if it has ended without our closing it
 _HTTP_CONNECT_S = 10.0
-_LAST_WORDS_S = 1.0  # for the last lines of a server's stderr, when it ends
+_LAST_LINES_S = 1.0  # seconds to wait for the last lines of stderr when a server has ended
 _MOST_OF_ERROR = 500  # characters of a server's error
 
-# These log tracebacks of errors that our own errors and the server's own log have, too.
+# These loggers write tracebacks of errors that localspec's errors and the server's log contain.
 for _name in ("mcp", "client"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)
 read_whole_lines()
 
 
 class Connection:
-    """A connection to a server, which is started or asked when it is first needed.
+    """A connection to a server. It is made, and the server started, when it is first used.
 
     All methods run on one event loop.
 
@@ -51,23 +51,24 @@ class Connection:
     def __init__(self, entry: ServerEntry) -> None:
         self.entry = entry
         self.log: ServerLog | None = None
-        """The log of its stderr; None if it was not started."""
+        """The log of its stderr; None if no program was started."""
 
         self.protocol = ""
-        """The version of MCP that is spoken, once it is connected."""
+        """The version of MCP of the connection; "" before it is connected."""
 
         self.version = ""
-        """The server's name and version, once it is connected."""
+        """The server's name and version, as it states them; "" before it is connected."""
 
-        self._client: Client | None = None
-        self._living: asyncio.Task[None] | None = None
-        self._closing = asyncio.Event()
-        self._starting = asyncio.Lock()
+        self._client: Client | None = None  # None while it is not connected
+        # Runs `_keep_open`: opens the connection, and closes it when `_close_requested` is set.
+        self._connection_task: asyncio.Task[None] | None = None
+        self._close_requested = asyncio.Event()
+        self._start_lock = asyncio.Lock()
         self._num_starts = 0
-        self._is_lost = False  # whether a call has found that the connection is closed
+        self._was_closed_by_server = False  # whether a call has failed because of that
 
     async def list_tools(self) -> tuple[list[dict[str, Any]], bool]:
-        """The tools in MCP's JSON, and whether there are more than are listed.
+        """The server's tools in MCP's JSON, at most MOST_LISTED, and whether it has more.
 
         Raises ToolServerError, OptionError.
         """
@@ -112,31 +113,38 @@ class Connection:
         )
 
     async def close(self) -> None:
-        """End the connection, and the server if it was started. Idempotent."""
-        self._closing.set()
-        if self._living is not None:
-            await asyncio.wait([self._living])
+        """Close the connection, and end the server if it was started. Idempotent."""
+        self._close_requested.set()
+        if self._connection_task is not None:
+            await asyncio.wait([self._connection_task])
 
     async def _connected(self) -> Client:
-        """The client of a running server; the server is started if it does not run."""
-        async with self._starting:
+        """The client of an open connection, which is opened first if necessary.
+
+        Raises ToolServerError, OptionError.
+        """
+        async with self._start_lock:
             if self._client is not None and self._has_ended():
-                await self._end_client()
+                self._client = None
+                await self.close()
             if self._client is None:
                 await self._start()
             assert self._client is not None
             return self._client
 
     def _has_ended(self) -> bool:
-        if self._living is None or self._living.done() or self._is_lost:
+        """Whether the connection, once opened, or the server has ended."""
+        task = self._connection_task
+        if task is None or task.done() or self._was_closed_by_server:
             return True
         return self.log is not None and self.log.ended.is_set()
 
-    async def _end_client(self) -> None:
-        self._client = None
-        await self.close()
-
     async def _start(self) -> None:
+        """Start the server if it has a command, and open a connection.
+
+        Raises ToolServerError if the server does not answer within START_S, or was started
+        _MOST_STARTS times already; OptionError.
+        """
         if self._num_starts == _MOST_STARTS:
             raise ToolServerError(
                 f"the MCP server {self.entry.name!r} has ended twice and is not started again"
@@ -144,16 +152,16 @@ class Connection:
                 self._hint(),
             )
         self._num_starts += 1
-        self._is_lost = False
-        self._closing = asyncio.Event()
+        self._was_closed_by_server = False
+        self._close_requested = asyncio.Event()
         ready: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
-        self._living = asyncio.create_task(self._live(ready))
+        self._connection_task = asyncio.create_task(self._keep_open(ready))
         try:
             with anyio.fail_after(START_S):
                 self._client = await ready
         except BaseException as error:
-            self._living.cancel()
-            await asyncio.wait([self._living])
+            self._connection_task.cancel()
+            await asyncio.wait([self._connection_task])
             if not isinstance(error, Exception) or isinstance(error, OptionError):
                 raise
             raise await self._failure("could not be started", error) from error
@@ -163,27 +171,40 @@ class Connection:
         if info is not None:
             self.version = f"{info.name} {info.version}"
 
-    async def _live(self, ready: asyncio.Future[Client]) -> None:
-        """Hold the connection until it is to be closed. One task opens and closes it."""
+    async def _keep_open(self, ready: asyncio.Future[Client]) -> None:
+        """Open the connection, and close it once `_close_requested` is set.
+
+        One task has to do both, as the SDK requires.
+
+        Args:
+            ready: Gets the client of the open connection, or the error of opening it.
+        """
         try:
-            async with contextlib.AsyncExitStack() as until_closed:
-                transport = self._transport(until_closed)
+            async with contextlib.AsyncExitStack() as exit_stack:
+                transport = self._transport(exit_stack)
                 client = Client(
                     transport,
                     client_info=Implementation(name="localspec", version=__version__),
                     message_handler=self._on_message,
                 )
-                await until_closed.enter_async_context(client)
+                await exit_stack.enter_async_context(client)
                 if not ready.done():
                     ready.set_result(client)
-                await self._closing.wait()
+                await self._close_requested.wait()
         except BaseException as error:
             if not ready.done():
                 ready.set_exception(_innermost(error))
             elif not isinstance(error, Exception):
                 raise
 
-    def _transport(self, until_closed: contextlib.AsyncExitStack) -> Any:
+    def _transport(self, exit_stack: contextlib.AsyncExitStack) -> Any:
+        """The SDK's transport: over HTTP, or by the stdin and stdout of a new process.
+
+        Raises OptionError if the command or the folder of the entry does not exist.
+
+        Args:
+            exit_stack: Gets what has to be closed after the transport.
+        """
         entry = self.entry
         if entry.url is not None:
             return _http_transport(entry.url, entry.headers)
@@ -201,7 +222,7 @@ class Connection:
                 "Correct cwd in the file of servers.",
             )
         self.log = ServerLog(entry.name)
-        until_closed.callback(self.log.pipe.close)
+        exit_stack.callback(self.log.pipe.close)
         command, *args = watched_command(program, entry.args)
         parameters = StdioServerParameters(
             command=command,
@@ -210,21 +231,34 @@ class Connection:
             cwd=folder,
             encoding_error_handler="replace",
         )
-        return _handing_over(stdio_client(parameters, self.log.pipe), self.log)
+        return _with_pipe_closed(stdio_client(parameters, self.log.pipe), self.log)
 
     async def _on_message(self, message: object) -> None:
+        """Note in the log what the server has written to stdout that is no message.
+
+        The SDK calls this with each message, or with the error of reading it.
+        """
         if isinstance(message, Exception) and self.log is not None:
             self.log.note(f"what is on stdout is no message of MCP: {message!s:.300}")
 
     async def _failure(self, what: str, error: BaseException) -> ToolServerError:
-        """The error in words. If the server has ended, its last lines are read before."""
-        if isinstance(error, MCPError) and error.code == CONNECTION_CLOSED:
-            self._is_lost = True
-            if self.log is not None:
-                await asyncio.to_thread(self.log.ended.wait, _LAST_WORDS_S)
-        return self._error(what, error)
+        """The ToolServerError to raise for an error of the SDK.
 
-    def _error(self, what: str, error: BaseException) -> ToolServerError:
+        If the server has ended, this waits for the last lines of its stderr, which the error
+        quotes.
+
+        Args:
+            what: What the server did not do, to follow its name.
+            error: The error of the SDK.
+        """
+        if isinstance(error, MCPError) and error.code == CONNECTION_CLOSED:
+            self._was_closed_by_server = True
+            if self.log is not None:
+                await asyncio.to_thread(self.log.ended.wait, _LAST_LINES_S)
+        return self._server_error(what, error)
+
+    def _server_error(self, what: str, error: BaseException) -> ToolServerError:
+        """As `_failure`, without waiting."""
         name = self.entry.name
         if isinstance(error, MCPError) and error.code == REQUEST_TIMEOUT:
             hint = 'Give it longer: "timeout": seconds, in its entry of the file.'
@@ -247,11 +281,13 @@ class Connection:
         )
 
     def _quoted(self) -> str:
+        """The last lines of the server's stderr, to end an error; "" if there are none."""
         if self.log is None or not self.log.last_lines:
             return ""
         return "; the last of its stderr: " + " | ".join(self.log.last_lines)
 
     def _hint(self) -> str:
+        """The hint of an error: how to try the server, and where its stderr is."""
         hint = f"To try it alone: localspec mcp test {self.entry.name}"
         if self.log is None:
             return hint
@@ -259,8 +295,11 @@ class Connection:
 
 
 @contextlib.asynccontextmanager
-async def _handing_over(transport: Any, log: ServerLog) -> AsyncGenerator[Any, None]:
-    """The transport. Once it is started, our copy of the pipe is closed: the server has one."""
+async def _with_pipe_closed(transport: Any, log: ServerLog) -> AsyncGenerator[Any, None]:
+    """The transport. Once it is started, this process closes its end of the log's pipe.
+
+    Then only the server can write to the pipe, and its end ends the log.
+    """
     async with transport as streams:
         log.pipe.close()
         yield streams
@@ -268,6 +307,7 @@ async def _handing_over(transport: Any, log: ServerLog) -> AsyncGenerator[Any, N
 
 @contextlib.asynccontextmanager
 async def _http_transport(url: str, headers: Mapping[str, str]) -> AsyncGenerator[Any, None]:
+    """The SDK's transport to an address, with headers for each request."""
     timeout = httpx2.Timeout(_HTTP_CONNECT_S, read=None)  # a call has its own time limit
     async with (
         httpx2.AsyncClient(headers=dict(headers), timeout=timeout) as client,
@@ -277,7 +317,9 @@ async def _http_transport(url: str, headers: Mapping[str, str]) -> AsyncGenerato
 
 
 def _innermost(error: BaseException) -> BaseException:
-    """The error itself, without the groups that tasks have put around it."""
-    while isinstance(getattr(error, "exceptions", None), tuple) and error.exceptions:  # type: ignore[attr-defined]
-        error = error.exceptions[0]  # type: ignore[attr-defined]
-    return error
+    """The first error in nested exception groups; an error without a group as it is."""
+    while True:
+        inner_errors = getattr(error, "exceptions", None)
+        if not isinstance(inner_errors, tuple) or not inner_errors:
+            return error
+        error = inner_errors[0]

@@ -7,10 +7,10 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 
-# A watcher in the server's own group of processes. Once this process or the server has ended,
-# the watcher ends the group: the server, its children, and itself. By `exec` the server keeps
-# the shell's process number, stdin and stdout. $0 is the number of this process, $$ the
-# server's. The shell sets PWD, which is removed again.
+# A shell script that starts a watcher and then the server, in one group of processes. Once this
+# process or the server has ended, the watcher kills the group: the server, its children, and
+# itself. By `exec` the server replaces the shell and keeps its process id, stdin and stdout.
+# $0 is the id of this process, $$ the server's. The shell sets PWD, which is removed again.
 _WATCHED = (
     '(while kill -0 "$0" && kill -0 "$$"; do sleep 1; done; kill -KILL 0) '
     '</dev/null >/dev/null 2>&1 & unset PWD OLDPWD; exec "$@"'
@@ -18,9 +18,9 @@ _WATCHED = (
 
 
 def watched_command(command: str, args: Sequence[str]) -> list[str]:
-    """The command that starts the program, with a watcher.
+    """The command line that starts a program and a watcher, which ends it with this process.
 
-    On Windows it needs none: the program is in a job, which ends with this process.
+    On Windows there is no watcher: the program is in a job, which ends with this process.
     """
     if sys.platform == "win32":
         return [command, *args]
@@ -28,11 +28,12 @@ def watched_command(command: str, args: Sequence[str]) -> list[str]:
 
 
 def program_of(command: str, env: Mapping[str, str]) -> str | None:
-    """The file of a command, as the server's process would find it; None if there is none.
+    """The path of a command's program; None if it is not found.
 
     Args:
         command: a name or a path.
-        env: the server's own variables; its PATH is used, if it has one.
+        env: the server's own variables, in whose PATH a name is looked for; without a PATH
+            there, that of this process counts.
     """
     path = os.path.expanduser(command)
     return shutil.which(path, path=env.get("PATH"))

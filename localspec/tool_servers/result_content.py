@@ -1,4 +1,4 @@
-"""The result of a call → text for a model, and pictures."""
+"""Converts the result of a call, as MCP has it, to text and pictures for a model."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _EMPTY = "[The tool returned nothing.]"
 
 
 def foreign_result(result: Mapping[str, Any]) -> ForeignResult:
-    """A result as MCP's JSON has it → as a model gets it.
+    """Convert the result of a call from MCP's JSON to text and pictures.
 
-    Texts, links and embedded resources become text. If there are none, and no image, structured
-    content is used instead, as JSON: some servers repeat an image there, in base64. A sound, or
-    a file that is no text, becomes a note.
+    Texts, links and embedded resources become text. Audio, and files that are not text, become
+    notes. Structured content is used, as JSON, only if there is neither text nor an image: some
+    servers repeat an image there, in base64. The text of an error begins with "Error: ".
     """
     blocks: Sequence[Mapping[str, Any]] = result.get("content") or ()
     texts: list[str] = []
@@ -25,10 +25,10 @@ def foreign_result(result: Mapping[str, Any]) -> ForeignResult:
         if block.get("type") == "image":
             pictures.append(f"data:{block.get('mimeType')};base64,{block.get('data')}")
         else:
-            texts.append(_in_words(block))
-    structured = result.get("structuredContent")
-    if structured is not None and not texts and not pictures:
-        texts.append(json.dumps(structured, ensure_ascii=False))
+            texts.append(_block_text(block))
+    structured_content = result.get("structuredContent")
+    if structured_content is not None and not texts and not pictures:
+        texts.append(json.dumps(structured_content, ensure_ascii=False))
     text = "\n".join(texts)
     if not text and not pictures:
         text = _EMPTY
@@ -38,27 +38,29 @@ def foreign_result(result: Mapping[str, Any]) -> ForeignResult:
     return ForeignResult(text, tuple(pictures), is_error)
 
 
-def _in_words(block: Mapping[str, Any]) -> str:
+def _block_text(block: Mapping[str, Any]) -> str:
+    """The text of a block of content, or a note for one that is not text."""
     kind = block.get("type")
     if kind == "text":
         return str(block.get("text", ""))
     if kind == "resource_link":
-        words = []
-        for name in ("name", "uri", "description"):
-            if block.get(name):
-                words.append(str(block[name]))
-        return f"[link: {' '.join(words)}]"
+        link_parts = []
+        for key in ("name", "uri", "description"):
+            if block.get(key):
+                link_parts.append(str(block[key]))
+        return f"[link: {' '.join(link_parts)}]"
     if kind == "resource":
-        return _resource_in_words(block.get("resource") or {})
-    what = block.get("mimeType") or kind
-    return f"[{what}, which this model cannot read]"
+        return _resource_text(block.get("resource") or {})
+    media_type = block.get("mimeType") or kind
+    return f"[{media_type}, which this model cannot read]"
 
 
-def _resource_in_words(resource: Mapping[str, Any]) -> str:
+def _resource_text(resource: Mapping[str, Any]) -> str:
+    """The text of an embedded resource after its URI, or a note for one that is not text."""
     uri = resource.get("uri")
     if "text" in resource:
         return f"{uri}:\n{resource['text']}"
-    blob = str(resource.get("blob", ""))
-    num_bytes = len(blob) * 3 // 4  # base64 has 4 characters for 3 bytes
-    what = resource.get("mimeType") or "data"
-    return f"[{uri}: {num_bytes:,} bytes of {what}, which are no text]"
+    base64_length = len(str(resource.get("blob", "")))
+    num_bytes = base64_length * 3 // 4  # base64 has 4 characters for 3 bytes
+    media_type = resource.get("mimeType") or "data"
+    return f"[{uri}: {num_bytes:,} bytes of {media_type}, which are no text]"

@@ -1,4 +1,4 @@
-"""A file with a server's stderr, which errors name and quote."""
+"""The log of a server: a file with its stderr, whose path and last lines are in errors."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ import platformdirs
 
 from localspec.system.atomic_write import make_private_folder
 
-_MOST_BYTES = 1_000_000  # in the file; then it begins anew
-_TAIL_BYTES = 4000  # kept in memory, to be quoted
+_MOST_BYTES = 1_000_000  # bytes in the file; then the file is emptied
+_TAIL_BYTES = 4000  # last bytes kept in memory, to be quoted
 _QUOTED_LINES = 5
-_BEGUN_ANEW = b"[earlier lines are not kept]\n"
+_READ_BYTES = 1 << 16  # bytes of one read: a pipe holds no more on Linux
+_EMPTIED_NOTE = b"[earlier lines are not kept]\n"
 
 
 class ServerLog:
-    """Copies a pipe into a file, in a thread of its own.
+    """Copies what a server writes to stderr from a pipe into a file, in a thread of its own.
 
     Args:
         name: the server's name.
@@ -31,7 +32,7 @@ class ServerLog:
         file_name = re.sub(r"[^A-Za-z0-9_.-]", "_", name)
         self.path: Path = folder / f"{file_name}.log"
         self.ended = threading.Event()
-        """Whether no process can write into the pipe any more: the server has ended."""
+        """Set once no process can write to the pipe any more, because the server has ended."""
 
         self._tail = b""
         self._file = FileIO(str(self.path), "w")
@@ -39,10 +40,11 @@ class ServerLog:
         self._lock = threading.Lock()
         reading_end, writing_end = os.pipe()
         self.pipe = os.fdopen(writing_end, "w")
-        """The server's stderr. It has to be closed here once the server has it."""
+        """The writing end of the pipe, for the server's stderr. The caller closes it once the
+        server has started."""
 
         reader = threading.Thread(
-            target=self._drain,
+            target=self._copy_pipe,
             args=(reading_end,),
             name="localspec-mcp-log",
             daemon=True,
@@ -51,27 +53,38 @@ class ServerLog:
 
     @property
     def last_lines(self) -> list[str]:
-        """The last lines that were written, for people."""
+        """The last lines of the log that are not blank, at most _QUOTED_LINES."""
         text = self._tail.decode(errors="replace")
         lines = [line for line in text.splitlines() if line.strip()]
         return lines[-_QUOTED_LINES:]
 
     def note(self, text: str) -> None:
-        """Add a line of our own."""
+        """Add a line that the server did not write, in brackets."""
         self._write(f"[{text}]\n".encode(errors="replace"))
 
-    def _drain(self, pipe: int) -> None:
+    def _copy_pipe(self, reading_end: int) -> None:
+        """Copy the pipe into the file until every writer has closed it.
+
+        Then set `ended`. The thread's work.
+
+        Args:
+            reading_end: The file descriptor of the pipe.
+        """
         while True:
-            data = os.read(pipe, 65536)
+            data = os.read(reading_end, _READ_BYTES)
             if not data:
                 break
             self._write(data)
-        os.close(pipe)
+        os.close(reading_end)
         with self._lock:
             self._file.close()
         self.ended.set()
 
     def _write(self, data: bytes) -> None:
+        """Write to the file, unless it is closed, and to the tail in memory.
+
+        The file is emptied before it would have more than _MOST_BYTES.
+        """
         with self._lock:
             self._tail = (self._tail + data)[-_TAIL_BYTES:]
             if self._file.closed:
@@ -79,10 +92,10 @@ class ServerLog:
             if self._num_bytes + len(data) > _MOST_BYTES:
                 self._file.seek(0)
                 self._file.truncate()
-                self._file.write(_BEGUN_ANEW)
+                self._file.write(_EMPTIED_NOTE)
                 self._num_bytes = 0
             self._num_bytes += len(data)
             try:
                 self._file.write(data)
             except OSError:
-                return  # the disk is full: the last lines are in memory
+                return  # the disk is full; the tail in memory has the last lines

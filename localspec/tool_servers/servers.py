@@ -1,4 +1,4 @@
-"""MCP servers, and their tools as a model gets them."""
+"""The MCP servers of a configuration, and their tools in the form that a model gets."""
 
 from __future__ import annotations
 
@@ -37,40 +37,40 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_Found = TypeVar("_Found")
-_POLL_S = 0.1  # so that a thread that waits hears of Ctrl-C, on Windows too
+_Result = TypeVar("_Result")
+_POLL_S = 0.1  # a thread that waits longer at once does not notice Ctrl-C on Windows
 _CLOSE_S = 10.0  # a server that does not end is killed long before
 
 
 @dataclass(frozen=True, slots=True)
 class ServerState:
-    """What is known of a server."""
+    """A server of a configuration, and what it has said when its tools were listed."""
 
     name: str
 
     target: str
-    """Its command or address."""
+    """Its command with arguments, or its address."""
 
     is_disabled: bool
     """Whether the file switches it off."""
 
     protocol: str = ""
-    """The version of MCP that it speaks, once it is connected."""
+    """The version of MCP of the connection; "" if it was not connected."""
 
     version: str = ""
-    """The name and version that it gives itself."""
+    """The name and version that it states; "" if it was not connected."""
 
     tools: tuple[Tool, ...] = ()
-    """Its tools."""
+    """Its tools that are allowed and valid."""
 
     notes: tuple[str, ...] = ()
-    """The tools that are left out, and why."""
+    """Sentences on tools that are left out although they are allowed, and why."""
 
     error: LocalspecError | None = None
-    """Why it has no tools."""
+    """Why its tools could not be listed; None if they were."""
 
     stderr: Path | None = None
-    """The file with its stderr; None if it was not started."""
+    """The file with its stderr; None if no program was started."""
 
 
 class McpServers:
@@ -79,13 +79,14 @@ class McpServers:
         with localspec.McpServers("mcp.json") as servers:
             localspec.run_tools(chat, "What is in notes.txt?", tools=servers.tools)
 
-    A server starts when its tools are first needed. All of them end with the `with` block, and
-    with this process. It needs the extra `mcp`.
+    A server starts when its tools are first needed. All servers end with the `with` block, or
+    with this process. This class needs the extra `mcp`.
 
     Args:
-        source: a file with `mcpServers`, as other programs have it, or such an object; None
-            for the user's own file, which `localspec mcp add` writes.
-        allowed_tools: names of tools or servers; others are left out. Empty for all.
+        source: a file with `mcpServers`, as other programs have it, or its content; None for
+            the user's own file, which `localspec mcp add` writes.
+        allowed_tools: names of tools, or of servers for all their tools; other tools are left
+            out. Empty for all tools.
 
     Raises:
         OptionError: the package `mcp` is missing, the file cannot be read, or an entry is
@@ -99,7 +100,7 @@ class McpServers:
         allowed_tools: Sequence[str] = (),
     ) -> None:
         require_mcp()
-        self._entries = _entries_of(source)
+        self._entries = _read_entries(source)
         self._allowed_tools = frozenset(allowed_tools)
         self._states: dict[str, ServerState] = {}
         self._connections: dict[str, Connection] = {}
@@ -122,11 +123,12 @@ class McpServers:
 
     @property
     def tools(self) -> list[Tool]:
-        """The tools of all servers, which are started for it.
+        """The tools of all servers. Servers that do not run are started.
 
-        A tool has its own name, with _ for characters that a model's tool cannot have. If two
-        servers have a tool of that name, the server's name comes before it. Raises
-        ToolServerError and OptionError if a server cannot be started.
+        A tool has the name that the server gives it, with _ in place of characters that a tool
+        of a model cannot have. If several servers have a tool of that name, the server's name
+        and __ come before it. Raises ToolServerError or OptionError if a server cannot be
+        started.
         """
         for state in self.states():
             if state.error is not None:
@@ -135,46 +137,53 @@ class McpServers:
 
     @property
     def working_tools(self) -> list[Tool]:
-        """`tools` without those of servers that cannot be started."""
+        """As `tools`, without the tools of servers that cannot be started.
+
+        Raises OptionError if `allowed_tools` has an unknown name, and all servers run.
+        """
         states = self.states()
         tools: list[Tool] = []
         for state in states:
             tools += state.tools
-        known: set[str] = set()
+        known_names: set[str] = set()
         for tool in tools:
-            known |= {_of(tool).tool, _of(tool).server}
-        unknown = self._allowed_tools - known
-        if unknown and not any(state.error for state in states):
-            name = next(iter(unknown))
+            function = _function_of(tool)
+            known_names |= {function.tool, function.server}
+        unknown_names = self._allowed_tools - known_names
+        if unknown_names and not any(state.error for state in states):
+            name = next(iter(unknown_names))
             raise OptionError(
                 f"allowed_tools names {name!r:.80}, which is no tool of {self!r}",
-                did_you_mean(name, known),
+                did_you_mean(name, known_names),
             )
         counts = Counter(tool.name for tool in tools)
         for index, tool in enumerate(tools):
             if counts[tool.name] > 1:
-                tools[index] = _with_server(tool)
+                tools[index] = _with_server_name(tool)
         return list(checked_tools(tools))
 
     def states(self, *, only: str | None = None) -> list[ServerState]:
-        """The state of each server. The servers that are not switched off are started for it.
+        """The state of each server. Servers are started for it, unless they are switched off.
+
+        States are kept: a server's tools are listed once.
 
         Args:
-            only: the name of a server; others are left out, and not started.
+            only: the name of the server to ask; None for all servers.
         """
-        wanted = [name for name in self._entries if only in (None, name)]
+        names = [name for name in self._entries if only in (None, name)]
         with self._lock:
-            work = []
-            for name in wanted:
+            listings = []
+            for name in names:
                 entry = self._entries[name]
                 if entry.is_disabled:
                     self._states[name] = ServerState(name, entry.target, is_disabled=True)
                 elif name not in self._states:
-                    work.append(self._state(entry))
-            if work:
-                for state in self._wait(self._submit(_gathered(work))):
+                    listings.append(self._list_tools(entry))
+            if listings:
+                future = self._submit(_gathered(listings))
+                for state in self._wait(future):
                     self._states[state.name] = state
-            return [self._states[name] for name in wanted]
+            return [self._states[name] for name in names]
 
     def call_soon(
         self,
@@ -182,7 +191,9 @@ class McpServers:
         tool: str,
         arguments: Mapping[str, Any],
     ) -> Future[ForeignResult]:
-        """Begin a call. The future's `cancel` ends it, and notifies the server.
+        """Begin a call of a tool, and return the future of its result.
+
+        `cancel` of the future ends the call, and notifies the server.
 
         Args:
             server: the server's name.
@@ -192,20 +203,23 @@ class McpServers:
         return self._submit(self._call(server, tool, arguments))
 
     def call(self, server: str, tool: str, arguments: Mapping[str, Any]) -> ForeignResult:
-        """The result of a call. Raises ToolServerError, OptionError."""
+        """Call a tool and wait for the result; arguments as for `call_soon`.
+
+        Raises ToolServerError, OptionError.
+        """
         return self._wait(self.call_soon(server, tool, arguments))
 
     def close(self) -> None:
-        """End the servers and their children. Idempotent."""
+        """End the servers and their child processes. Idempotent."""
         with self._lock:
             if self._loop is None:
                 return
             loop = self._loop
             self._loop = None
-            work = [connection.close() for connection in self._connections.values()]
-            ending = asyncio.run_coroutine_threadsafe(_gathered(work), loop)
+            closings = [connection.close() for connection in self._connections.values()]
+            closed = asyncio.run_coroutine_threadsafe(_gathered(closings), loop)
             with contextlib.suppress(TimeoutError):
-                ending.result(_CLOSE_S)
+                closed.result(_CLOSE_S)
             loop.call_soon_threadsafe(loop.stop)
             self._connections.clear()
             self._states.clear()
@@ -216,11 +230,17 @@ class McpServers:
         tool: str,
         arguments: Mapping[str, Any],
     ) -> ForeignResult:
+        """As `call`, on the event loop."""
         result = await self._connection(server).call(tool, arguments)
+        # In a thread, since converting a large result would stop all other calls.
         return await asyncio.to_thread(foreign_result, result)
 
     def _connection(self, name: str) -> Connection:
-        from localspec.tool_servers.connection import Connection
+        """The connection to a server, not yet open if it is new.
+
+        Raises OptionError for an unknown name.
+        """
+        from localspec.tool_servers.connection import Connection  # imports the extra `mcp`
 
         if name not in self._entries:
             raise OptionError(
@@ -231,21 +251,24 @@ class McpServers:
             self._connections[name] = Connection(self._entries[name])
         return self._connections[name]
 
-    async def _state(self, entry: ServerEntry) -> ServerState:
+    async def _list_tools(self, entry: ServerEntry) -> ServerState:
+        """List the tools of a server, which is started first. Returns its state, also on errors."""
         connection = self._connection(entry.name)
         error: LocalspecError | None = None
-        listed: list[dict[str, Any]] = []
+        declarations: list[dict[str, Any]] = []
         notes: list[str] = []
         try:
-            listed, has_more = await connection.list_tools()
+            declarations, has_more = await connection.list_tools()
         except LocalspecError as failure:
             error = failure
         else:
             if has_more:
-                notes.append(f"it lists more than {len(listed)} tools; the rest is left out")
+                notes.append(
+                    f"it lists more than {len(declarations)} tools; the rest is left out"
+                )
         tools = []
-        for declared in listed:
-            tool = self._tool(entry, declared, notes)
+        for declaration in declarations:
+            tool = self._tool(entry, declaration, notes)
             if tool is not None:
                 tools.append(tool)
         stderr = None
@@ -266,21 +289,21 @@ class McpServers:
     def _tool(
         self,
         entry: ServerEntry,
-        declared: Mapping[str, Any],
+        declaration: Mapping[str, Any],
         notes: list[str],
     ) -> Tool | None:
-        """A tool; None if it is left out.
+        """The tool that a server declares; None if it is not allowed, or not valid.
 
         Args:
             entry: the server's entry.
-            declared: the tool in MCP's JSON.
-            notes: gets a note if the tool is wrong.
+            declaration: the tool in MCP's JSON.
+            notes: a sentence is appended if the tool is not valid.
         """
-        name = str(declared["name"])
+        name = str(declaration["name"])
         is_allowed = name in self._allowed_tools or entry.name in self._allowed_tools
         if self._allowed_tools and not is_allowed:
             return None
-        hints = declared.get("annotations") or {}
+        hints = declaration.get("annotations") or {}
         is_destructive = hints.get("destructiveHint") is True and not hints.get("readOnlyHint")
         function = _ServerFunction(
             self,
@@ -288,11 +311,11 @@ class McpServers:
             name,
             is_destructive=is_destructive,
         )
-        description = declared.get("description") or declared.get("title") or ""
-        shown = re.sub(r"[^A-Za-z0-9_.:/-]", "_", name)
-        parameters = declared.get("inputSchema") or {}
+        description = declaration.get("description") or declaration.get("title") or ""
+        model_name = re.sub(r"[^A-Za-z0-9_.:/-]", "_", name)
+        parameters = declaration.get("inputSchema") or {}
         tool = Tool(
-            shown,
+            model_name,
             str(description),
             parameters,
             function=function,
@@ -304,12 +327,16 @@ class McpServers:
             notes.append(f"the tool {name!r:.80} is left out: {error}")
             return None
 
-    def _submit(self, work: Coroutine[Any, Any, _Found]) -> Future[_Found]:
+    def _submit(self, work: Coroutine[Any, Any, _Result]) -> Future[_Result]:
+        """Run a coroutine on the event loop, whose thread is started if there is none.
+
+        Returns the future of its result.
+        """
         with self._lock:
             if self._loop is None:
                 self._loop = asyncio.new_event_loop()
                 thread = threading.Thread(
-                    target=_run,
+                    target=_run_loop,
                     args=(self._loop,),
                     name="localspec-mcp",
                     daemon=True,
@@ -317,8 +344,11 @@ class McpServers:
                 thread.start()
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def _wait(self, future: Future[_Found]) -> _Found:
-        """The result. If the wait is interrupted, as by Ctrl-C, the work ends, too."""
+    def _wait(self, future: Future[_Result]) -> _Result:
+        """Wait for the result of a future, and return it or raise its error.
+
+        If the wait is interrupted, as by Ctrl-C, the future is cancelled.
+        """
         try:
             while not future.done():
                 with contextlib.suppress(TimeoutError):
@@ -329,7 +359,11 @@ class McpServers:
 
 
 class _ServerFunction(ForeignFunction):
-    """Calls a tool of a server, as `run_tools` calls functions."""
+    """The function of an MCP server's tool, which `run_tools` calls.
+
+    The user is not asked before a call if the configuration or the user has approved the tool,
+    and the server does not mark it as destructive (`is_allowed`).
+    """
 
     def __init__(
         self,
@@ -344,18 +378,18 @@ class _ServerFunction(ForeignFunction):
         self.is_destructive = is_destructive
         self._servers = servers
         self._entry = entry
-        approved = [*entry.auto_approve, *_always_allowed(entry)]
+        approved = [*entry.auto_approve, *_allowed_tools_of(entry)]
         is_approved = tool in approved or "*" in approved
         self.is_allowed = is_approved and not is_destructive
 
     def __call__(self, /, **arguments: object) -> ForeignResult:
-        """The result of a call. Raises ToolServerError."""
+        """Call the tool, with arguments by name. Raises ToolServerError."""
         return self._servers.call(self.server, self.tool, arguments)
 
     def allow_always(self) -> None:
-        """Allow its calls from now on, also in later conversations."""
+        """Allow calls of the tool without a question, also in later processes."""
         super().allow_always()
-        _allow(self._entry, self.tool)
+        _store_allowed(self._entry, self.tool)
 
 
 def require_mcp() -> None:
@@ -368,25 +402,32 @@ def require_mcp() -> None:
 
 
 def allowed_file() -> Path:
-    """The file of tools that the user has allowed for good."""
+    """The path of the file with the tools that the user has allowed for all conversations."""
     return own_file().with_name("mcp-allowed.json")
 
 
-def _allow(entry: ServerEntry, tool: str) -> None:
+def _store_allowed(entry: ServerEntry, tool: str) -> None:
+    """Add a tool of a server to the file of allowed tools. Raises OSError."""
     path = allowed_file()
-    kept = _kept_allowed()
-    tools = kept.setdefault(_fingerprint(entry), [])
+    allowed = _read_allowed()
+    tools = allowed.setdefault(_fingerprint(entry), [])
     if tool not in tools:
         tools.append(tool)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, json.dumps(kept, indent=2).encode(), durable=False)
+    content = json.dumps(allowed, indent=2)
+    write_whole(path, content.encode(), durable=False)
 
 
-def _always_allowed(entry: ServerEntry) -> list[str]:
-    return _kept_allowed().get(_fingerprint(entry), [])
+def _allowed_tools_of(entry: ServerEntry) -> list[str]:
+    """The tools of a server that the user has allowed for all conversations."""
+    return _read_allowed().get(_fingerprint(entry), [])
 
 
-def _kept_allowed() -> dict[str, list[str]]:
+def _read_allowed() -> dict[str, list[str]]:
+    """The allowed tools by the fingerprints of their servers.
+
+    {} if the file does not exist or is damaged.
+    """
     allowed: dict[str, list[str]] = {}
     try:
         content = json.loads(allowed_file().read_text("utf-8"))
@@ -398,31 +439,37 @@ def _kept_allowed() -> dict[str, list[str]]:
 
 
 def _fingerprint(entry: ServerEntry) -> str:
-    """The key of a server in the file. Another command under the same name has another key."""
+    """The key of a server in the file of allowed tools: its name, and a hash of its command.
+
+    So a permission does not count for another command under the same name.
+    """
     command = json.dumps([entry.target, str(entry.cwd)])
     digest = hashlib.sha256(command.encode()).hexdigest()
     return f"{entry.name} {digest[:16]}"
 
 
-def _of(tool: Tool) -> ForeignFunction:
+def _function_of(tool: Tool) -> ForeignFunction:
+    """The function of an MCP server's tool."""
     assert isinstance(tool.function, ForeignFunction)
     return tool.function
 
 
-def _with_server(tool: Tool) -> Tool:
-    prefix = re.sub(r"[^A-Za-z0-9_-]", "_", _of(tool).server)
-    name = f"{prefix}__{tool.name}"
+def _with_server_name(tool: Tool) -> Tool:
+    """The tool with the name of its server before its own name."""
+    server_name = _function_of(tool).server
+    prefix = re.sub(r"[^A-Za-z0-9_-]", "_", server_name)
     return Tool(
-        name,
+        f"{prefix}__{tool.name}",
         tool.description,
         tool.parameters,
         function=tool.function,
     )
 
 
-def _entries_of(
+def _read_entries(
     source: str | os.PathLike[str] | Mapping[str, Any] | None,
 ) -> dict[str, ServerEntry]:
+    """The servers by their names; `source` as for `McpServers`. Raises OptionError."""
     if isinstance(source, Mapping):
         return servers_in("the given object", source)
     if source is None:
@@ -430,11 +477,13 @@ def _entries_of(
     return read_servers(Path(source))
 
 
-async def _gathered(work: Sequence[Coroutine[Any, Any, _Found]]) -> list[_Found]:
-    return list(await asyncio.gather(*work))
+async def _gathered(coroutines: Sequence[Coroutine[Any, Any, _Result]]) -> list[_Result]:
+    """Run coroutines at once, and return their results in order."""
+    return list(await asyncio.gather(*coroutines))
 
 
-def _run(loop: asyncio.AbstractEventLoop) -> None:
+def _run_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Run an event loop until it is stopped, and then close it: the work of its thread."""
     asyncio.set_event_loop(loop)
     try:
         loop.run_forever()

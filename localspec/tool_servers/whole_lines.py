@@ -1,8 +1,8 @@
-"""A workaround: the SDK joins the parts of a long line again and again, for minutes.
+"""A workaround for the MCP SDK, which takes minutes to read a long line from a server.
 
 mcp 2.3 appends each 64 kB of a server's stdout to the text before it, and searches the whole
-text for lines. So its reader of text is replaced by one that yields whole lines. The workaround
-can be removed once the SDK reads 50 MB on one line in seconds:
+text for lines each time. Here its reader of text is replaced by one that yields whole lines.
+The workaround can be removed once the SDK reads 50 MB on one line in seconds: then
 `test_a_huge_result_is_read_in_time` passes without it.
 """
 
@@ -16,13 +16,15 @@ from anyio.abc import AnyByteReceiveStream
 from mcp.client import stdio
 
 MOST_LINE_BYTES = 64_000_000
-_WITH_ID = 200  # the first bytes of a line, which name the request that it answers
+_HEAD_BYTES = 200  # the first bytes of a line, which have the id of the request it answers
 _ID = re.compile(rb'"id"\s*:\s*(\d+)')
-_TOO_LONG = -32050  # a code that implementations may use, and that the SDK does not
+_TOO_LONG = -32050  # an error code of JSON-RPC that the SDK does not use itself
 
 
 class WholeLines:
-    """The text of a stream, one or more whole lines at a time. A line without end is left out.
+    """Yields the text of a stream, one or more whole lines at a time.
+
+    A last line without a line end is left out.
 
     Args:
         stream: the stream of bytes.
@@ -36,33 +38,35 @@ class WholeLines:
         self._errors = errors
 
     async def __aiter__(self) -> AsyncIterator[str]:
-        """A line that is too long is not kept: the request that it answers gets an error."""
-        parts: list[bytes] = []
-        num_bytes = 0
+        """Yield the lines. An error in JSON-RPC replaces a line above MOST_LINE_BYTES."""
+        line_parts: list[bytes] = []  # the line so far; of a long line only its first bytes
+        line_bytes = 0
         async for data in self._stream:
-            end = data.rfind(b"\n") + 1
-            num_bytes += len(data)
-            is_long = num_bytes > MOST_LINE_BYTES
-            if end == 0 and is_long:
-                parts = [b"".join(parts)[:_WITH_ID]]
-            elif end == 0:
-                parts.append(data)
+            lines_end = data.rfind(b"\n") + 1  # 0 if no line ends in the data
+            line_bytes += len(data)
+            is_too_long = line_bytes > MOST_LINE_BYTES
+            if lines_end == 0 and is_too_long:
+                line_head = b"".join(line_parts)[:_HEAD_BYTES]
+                line_parts = [line_head]
+            elif lines_end == 0:
+                line_parts.append(data)
             else:
-                whole = b"".join([*parts, data[:end]])
-                if is_long:
-                    whole = _refusal(b"".join(parts)[:_WITH_ID])
-                yield whole.decode(self._encoding, self._errors)
-                parts = [data[end:]]
-                num_bytes = len(data) - end
+                lines = b"".join([*line_parts, data[:lines_end]])
+                if is_too_long:
+                    lines = _error_line(lines[:_HEAD_BYTES])
+                yield lines.decode(self._encoding, self._errors)
+                line_parts = [data[lines_end:]]
+                line_bytes = len(data) - lines_end
 
 
-def _refusal(beginning: bytes) -> bytes:
-    """The line in place of a line that is too long.
+def _error_line(line_head: bytes) -> bytes:
+    """The line in place of one that is too long: an error for the request that it answers.
 
     Args:
-        beginning: the first bytes of the long line.
+        line_head: the first bytes of the long line. If they have no id of a request, the line
+            is empty.
     """
-    request = _ID.search(beginning)
+    request = _ID.search(line_head)
     if request is None:
         return b"\n"
     size = MOST_LINE_BYTES // 1_000_000
@@ -76,5 +80,5 @@ def _refusal(beginning: bytes) -> bytes:
 
 
 def read_whole_lines() -> None:
-    """Let the SDK read servers by whole lines."""
+    """Make the SDK read servers by `WholeLines`."""
     vars(stdio)["TextReceiveStream"] = WholeLines
