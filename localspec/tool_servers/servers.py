@@ -252,7 +252,7 @@ class McpServers:
         return self._connections[name]
 
     async def _list_tools(self, entry: ServerEntry) -> ServerState:
-        """List the tools of a server, which is started first. Returns its state, also on errors."""
+        """Start a server and list its tools. Returns its state, also after an error."""
         connection = self._connection(entry.name)
         error: LocalspecError | None = None
         declarations: list[dict[str, Any]] = []
