@@ -1,6 +1,7 @@
 """A constraint that begins after a boundary in the answer: the end of its thoughts, or a word.
 
-The boundary can be anywhere in the tokens that a step drafts, and in the middle of a token.
+The boundary can be at any place in the tokens that a step drafts, also within a token. Texts
+have one character for each byte here (latin-1), because a token can end within a character.
 """
 
 from __future__ import annotations
@@ -21,84 +22,91 @@ if TYPE_CHECKING:
 
 
 class Boundary(Protocol):
-    """Watches an answer for the position at which its constraint begins.
-
-    Texts have one character per byte (latin-1).
-    """
+    """Reads an answer up to the boundary, after which its constraint begins."""
 
     @property
-    def held(self) -> str:
-        """The end of the text so far that may belong to the boundary."""
+    def partial_boundary(self) -> str:
+        """The end of the text so far that may be the beginning of the boundary."""
 
     @property
-    def is_known_by_held(self) -> bool:
-        """Whether the state depends on `held` alone, so that `push` does, too."""
+    def has_other_state(self) -> bool:
+        """Whether the results of `push` depend on more than `partial_boundary`."""
 
     def push(self, text: str) -> str | None:
-        """Add text; returns the text after the boundary, None if that has not come yet."""
+        """Read more text. Returns its part after the boundary; None before the boundary."""
 
     def copy(self) -> Self:
         """An independent copy."""
 
 
 class Trigger:
-    """A boundary: the first of some texts in the answer."""
+    """The boundary that ends with the first occurrence of one of some texts, the triggers."""
 
-    is_known_by_held = True
+    has_other_state = False
 
-    def __init__(self, texts: Sequence[str], said: str = "") -> None:
-        self.held = _begun(texts, said)
-        self._texts = texts
+    def __init__(self, triggers: Sequence[str]) -> None:
+        self.partial_boundary = ""
+        self._triggers = triggers
 
     def push(self, text: str) -> str | None:
-        said = self.held + text
+        text = self.partial_boundary + text
         ends = []
-        for trigger in self._texts:
-            if trigger in said:
-                ends.append(said.find(trigger) + len(trigger))
+        for trigger in self._triggers:
+            if trigger in text:
+                ends.append(text.find(trigger) + len(trigger))
         if ends:
-            return said[min(ends) :]
-        self.held = _begun(self._texts, said)
+            return text[min(ends) :]
+        self.partial_boundary = _partial_trigger(self._triggers, text)
         return None
 
     def copy(self) -> Trigger:
         return copy.copy(self)
 
 
-def _begun(texts: Sequence[str], said: str) -> str:
-    """The longest end of `said` with which one of the texts begins, but is not over."""
-    longest = max(map(len, texts)) - 1
-    for start in range(max(len(said) - longest, 0), len(said)):
-        end = said[start:]
-        if any(text.startswith(end) and text != end for text in texts):
-            return end
+def _partial_trigger(triggers: Sequence[str], text: str) -> str:
+    """The longest suffix of the text that is a proper prefix of a trigger; "" if there is none.
+
+    A proper prefix is shorter than the trigger.
+    """
+    longest = max(map(len, triggers)) - 1
+    first = max(len(text) - longest, 0)
+    for begin in range(first, len(text)):
+        suffix = text[begin:]
+        for trigger in triggers:
+            if trigger.startswith(suffix) and trigger != suffix:
+                return suffix
     return ""
 
 
 class Start(NamedTuple):
-    """How an answer reaches its boundary, and leaves it."""
+    """How an answer reaches its boundary, and how its constrained part begins.
+
+    The free part is the text before the boundary, and the boundary.
+    """
 
     opening: frozenset[int] | None
-    """Tokens with which the free part begins; an answer that begins with another token is
-    constrained from its beginning. None: the answer begins in the free part."""
+    """Tokens with which the free part begins. An answer that begins with another token has no
+    free part. None: the answer begins in the free part."""
 
     between: frozenset[int]
-    """Tokens of which one may stand directly after the boundary, without being part of the
+    """Tokens of which one may follow the boundary directly, without belonging to the
     constrained text."""
 
     may_end: bool
-    """Whether the answer may end before the boundary."""
+    """Whether the answer may end in the free part."""
 
 
 class _Stage(enum.Enum):
-    START = enum.auto()  # nothing was said
-    FREE = enum.auto()
-    BETWEEN = enum.auto()  # directly after the boundary
-    AFTER = enum.auto()
-    ENDED = enum.auto()  # in the free part
+    """The part of the answer to which the next token belongs."""
+
+    START = enum.auto()  # the first token: free or constrained
+    FREE = enum.auto()  # before the boundary
+    BETWEEN = enum.auto()  # the first token after the boundary: see `Start.between`
+    AFTER = enum.auto()  # the constrained part
+    ENDED = enum.auto()  # after the end of an answer that ended in the free part
 
 
-# Masks of the free part that are kept, one for each beginning of the boundary.
+# Masks of the free part that are cached, one for each partial boundary.
 _MAX_MASKS = 16
 
 
@@ -107,18 +115,18 @@ def _never() -> bool:
 
 
 class AfterBoundary:
-    """A `Constraint`: free up to a boundary, `inner` after it.
+    """A `Constraint` that allows everything up to a boundary, and what `inner` allows after it.
 
-    Up to the boundary `inner` does not change, so its verdict on a text is asked once.
+    A token that contains the boundary and text after it is allowed if `inner` allows that text.
 
     Args:
         inner: The constraint of the text after the boundary.
-        boundary: Watches for the boundary.
+        boundary: Reads the answer up to the boundary.
         spelling: The model's tokens.
-        crossing: The tokens that may contain the boundary and text after it.
-        start: How the answer reaches the boundary, and leaves it.
+        crossing: The tokens that may contain an end of the boundary and text after it.
+        start: How the answer reaches the boundary, and how its constrained part begins.
         is_cancelled: Whether the answer was cancelled. It is called while a mask is computed,
-            which then raises Interrupted.
+            and then `mask` raises Interrupted.
     """
 
     def __init__(
@@ -136,8 +144,8 @@ class AfterBoundary:
         self._crossing = crossing
         self._start = start
         self._is_cancelled = is_cancelled
-        # Shared by all copies: masks by the text that is held of the boundary, and whether a
-        # text may follow it.
+        # Shared by all copies: masks by the partial boundary, and whether `inner` allows a text
+        # directly after the boundary. Neither changes, since `inner` has no text before it.
         self._masks: dict[str, Mask | None] = {}
         self._verdicts: dict[str, bool] = {}
         self._stage = _Stage.START
@@ -146,8 +154,11 @@ class AfterBoundary:
 
     @property
     def is_done(self) -> bool:
-        is_behind = self._stage in (_Stage.BETWEEN, _Stage.AFTER)
-        return self._stage is _Stage.ENDED or (is_behind and self._inner.is_done)
+        if self._stage is _Stage.ENDED:
+            return True
+        if self._stage in (_Stage.BETWEEN, _Stage.AFTER):
+            return self._inner.is_done
+        return False
 
     def copy(self) -> AfterBoundary:
         other = copy.copy(self)
@@ -156,8 +167,8 @@ class AfterBoundary:
         return other
 
     @property
-    def _others(self) -> frozenset[int]:
-        """Tokens that may come now although the inner constraint does not allow them."""
+    def _exempt(self) -> frozenset[int]:
+        """Tokens that may come next whether `inner` allows them or not."""
         if self._stage is _Stage.START:
             return self._start.opening or frozenset()
         if self._stage is _Stage.BETWEEN:
@@ -168,29 +179,33 @@ class AfterBoundary:
         if self._stage is _Stage.ENDED:
             return None
         if self._stage is _Stage.FREE:
-            shared = self._free_mask()
-            if shared is None:
+            cached_mask = self._free_mask()
+            if cached_mask is None:
                 return None
-            return shared.copy()
+            return cached_mask.copy()
         # At the start, too: an answer that does not begin with an opening is constrained from
         # its first token.
         mask = self._inner.mask()
         if mask is not None:
-            mask[list(self._others)] = True
+            mask[list(self._exempt)] = True
         return mask
 
     def _free_mask(self) -> Mask | None:
-        """The mask up to the boundary, which must not be changed."""
-        if not self._boundary.is_known_by_held:
+        """The mask in the free part, cached where possible. It must not be changed."""
+        if self._boundary.has_other_state:
             return self._new_free_mask()
-        held = self._boundary.held
-        if held not in self._masks:
+        partial_boundary = self._boundary.partial_boundary
+        if partial_boundary not in self._masks:
             if len(self._masks) == _MAX_MASKS:
                 self._masks.clear()
-            self._masks[held] = self._new_free_mask()
-        return self._masks[held]
+            self._masks[partial_boundary] = self._new_free_mask()
+        return self._masks[partial_boundary]
 
     def _new_free_mask(self) -> Mask | None:
+        """Compute the mask in the free part; None if every token may come.
+
+        Raises Interrupted once the answer is cancelled.
+        """
         banned = []
         for token in self._candidates():
             if self._is_cancelled():
@@ -206,31 +221,32 @@ class AfterBoundary:
         return allowed
 
     def _candidates(self) -> frozenset[int]:
-        """Tokens that may contain the boundary here, and text after it."""
+        """Tokens in the free part that may contain the boundary and text after it."""
         whole, ends = self._crossing
-        if self._boundary.held:
+        if self._boundary.partial_boundary:
             return whole | ends
         return whole
 
     def _may_pass(self, token: int) -> bool:
-        """Whether the text of a token after the boundary, if any, is allowed."""
-        rest = self._boundary.copy().push(self._spelling.texts[token])
-        return not rest or self._may_follow(rest)
+        """Whether a token has no text after the boundary, or a text that `inner` allows."""
+        text_after = self._boundary.copy().push(self._spelling.texts[token])
+        return not text_after or self._may_follow(text_after)
 
     def _may_follow(self, text: str) -> bool:
-        """Whether the constrained text may begin with this one. In the free part only."""
-        known = self._verdicts.get(text)
-        if known is None:
-            # Most texts fail by their first character. One beyond ASCII is several here.
-            first = text[0]
-            if len(text) > 1 and first.isascii() and not self._may_follow(first):
-                known = False
-            else:
-                known = self._is_valid(text)
-            self._verdicts[text] = known
-        return known
+        """Whether `inner` allows a text directly after the boundary. In the free part only."""
+        is_allowed = self._verdicts.get(text)
+        if is_allowed is None:
+            is_allowed = self._is_valid(text)
+            self._verdicts[text] = is_allowed
+        return is_allowed
 
     def _is_valid(self, text: str) -> bool:
+        """As `_may_follow`, without the cached verdict of this text."""
+        # Most texts are refused for their first character, of which there are few, so that its
+        # verdict is mostly cached. A character beyond ASCII is several bytes: it is left whole.
+        first = text[0]
+        if len(text) > 1 and first.isascii() and not self._may_follow(first):
+            return False
         tokens = self._spelling.tokenize(text.encode("latin-1"))
         return self._inner.validate(tokens) == len(tokens)
 
@@ -242,45 +258,57 @@ class AfterBoundary:
             if state._stage is _Stage.ENDED:
                 return len(tokens)
             if state._stage is _Stage.AFTER:
-                return index + state._inner.validate(tokens[index:])
+                num_valid_after = state._inner.validate(tokens[index:])
+                return index + num_valid_after
             if not state._may_come(token):
                 return index
             state._advance(token)
         return len(tokens)
 
     def _may_come(self, token: int) -> bool:
+        """Whether a token may come next. Not for the stage ENDED."""
         if self._stage is not _Stage.FREE:
-            return token in self._others or self._inner.validate([token]) == 1
+            return token in self._exempt or self._inner.validate([token]) == 1
         if token in self._spelling.ends:
             return self._start.may_end
         return not self._is_candidate(token) or self._may_pass(token)
 
     def _is_candidate(self, token: int) -> bool:
+        """Whether a token is one of `_candidates`, which are not put together for it."""
         whole, ends = self._crossing
-        return token in whole or (bool(self._boundary.held) and token in ends)
+        if token in whole:
+            return True
+        return bool(self._boundary.partial_boundary) and token in ends
 
     def _advance(self, token: int) -> None:
+        """Continue after a token that may come."""
         if self._stage is _Stage.START:
-            if token in self._others:
+            if token in self._exempt:
                 self._stage = _Stage.FREE
             else:
                 self._stage = _Stage.AFTER
         elif self._stage is _Stage.BETWEEN:
             self._stage = _Stage.AFTER
-            if self._inner.validate([token]) == 0:
+            is_constrained_text = self._inner.validate([token]) == 1
+            if not is_constrained_text:
                 return
         if self._stage is _Stage.AFTER:
             self._inner.commit([token])
         elif token in self._spelling.ends:
             self._stage = _Stage.ENDED
         else:
-            rest = self._boundary.push(self._spelling.texts[token])
-            if rest:
-                self._stage = _Stage.AFTER
-                tokens = self._spelling.tokenize(rest.encode("latin-1"))
-                self._inner.commit(tokens)
-            elif rest is not None:
-                self._stage = _Stage.BETWEEN
+            self._advance_to_boundary(token)
+
+    def _advance_to_boundary(self, token: int) -> None:
+        """Continue in the free part after a token, which may contain the boundary."""
+        text_after = self._boundary.push(self._spelling.texts[token])
+        if text_after is None:
+            return
+        self._stage = _Stage.BETWEEN
+        if text_after:
+            self._stage = _Stage.AFTER
+            tokens = self._spelling.tokenize(text_after.encode("latin-1"))
+            self._inner.commit(tokens)
 
     def commit(self, tokens: Sequence[int]) -> None:
         for token in tokens:

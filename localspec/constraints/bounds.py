@@ -1,8 +1,8 @@
-"""Limits of a schema's or grammar's depth, and operators that a grammar may not have.
+"""Checks that llguidance can read a schema or a grammar with a bounded stack and memory.
 
-llguidance calls itself for each level of a schema or grammar, and computes what some
-expressions have in common by trying all their states. Without limits it could take all stack,
-or all memory.
+llguidance recurses for each level of a schema or grammar, so their depth is limited. For the
+operators `&` and `~` of a grammar it tries all states of two expressions, so a user's grammar
+may not have them.
 """
 
 from __future__ import annotations
@@ -18,33 +18,35 @@ from typing import Any, NamedTuple
 from localspec.errors import ConstraintError
 from localspec.tools.schemas import Schema, referred
 
-# Levels of a schema within each other, references followed, and of rules of a grammar.
+# Levels of nested parts of a schema, with what they refer to, and of nested rules of a grammar.
 MAX_DEPTH = 64
 
-# Keywords by what they have: a list of schemas, one schema, schemas by name.
+# Keywords whose value is a list of schemas, one schema, or schemas by name.
 _LISTS = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 _SCHEMAS = ("items", "additionalItems", "additionalProperties")
 _BY_NAME = ("properties", "patternProperties")
 
 
 def check_schema_depth(root: Schema) -> None:
-    """Refuse a schema with parts more than MAX_DEPTH levels below its root.
+    """Raise ConstraintError for a schema with parts more than MAX_DEPTH levels below its root.
 
-    The depth of a part is that of the shortest way to it, so a schema may refer to itself.
+    The depth of a part is the length of the shortest path to it, so a schema may refer to
+    itself.
 
     Raises:
         ConstraintError: It is nested too deeply.
     """
+    # A breadth-first search, level by level.
     level: list[object] = [root]
-    known = {id(root)}
+    known_ids = {id(root)}  # Python's ids of the parts
     for _ in range(MAX_DEPTH):
-        below: list[object] = []
+        next_level: list[object] = []
         for schema in level:
             for part in _parts(schema, root):
-                if id(part) not in known:
-                    known.add(id(part))
-                    below.append(part)
-        level = below
+                if id(part) not in known_ids:
+                    known_ids.add(id(part))
+                    next_level.append(part)
+        level = next_level
     if level:
         raise ConstraintError(
             "the JSON schema is nested too deeply: its parts, with what they refer to, have "
@@ -54,7 +56,7 @@ def check_schema_depth(root: Schema) -> None:
 
 
 def _parts(schema: object, root: Schema) -> Iterator[Any]:
-    """The schemas directly in a schema, and the one that it refers to."""
+    """The parts of a schema one level below it, and the part of the root that it refers to."""
     if not isinstance(schema, Mapping):
         return
     for keyword in _LISTS:
@@ -75,23 +77,25 @@ def _parts(schema: object, root: Schema) -> Iterator[Any]:
 
 
 class _Lexeme(NamedTuple):
-    """A part of a grammar's text, by its kind: a group of _LEXEME."""
+    """A lexeme of a grammar's text: a name, a quoted text, a bracket or the like."""
 
     kind: str
+    """The name of a group of _LEXEME."""
+
     text: str
 
 
 class LarkText(NamedTuple):
-    """The names, operators and schemas of a grammar."""
+    """What a Lark grammar contains, as far as its limits need it."""
 
     mentions: dict[str, set[str]]
-    """The names that each rule's or token's definition mentions."""
+    """The names in the definition of each rule and each token, by its name."""
 
     operators: list[str]
-    """The `&` and `~` between expressions."""
+    """All `&` and `~` between expressions."""
 
     schemas: list[Any]
-    """The JSON schemas in it."""
+    """The values of all `%json`."""
 
 
 # As llguidance's lexer has them.
@@ -115,46 +119,55 @@ _START = "start"
 
 
 def read_lark(text: str) -> LarkText:
-    """Read a grammar's text for its bounds.
+    """Read what the limits of a Lark grammar need from its text.
 
     Raises:
         ConstraintError: A JSON value in it is malformed.
     """
-    found = LarkText({}, [], [])
-    owner = _START
-    is_first = True  # in a line, or in a grammar within the grammar
-    for lexeme in _lexemes(text, found.schemas):
+    grammar = LarkText({}, [], [])
+    defined_name = _START  # of the definition that is read
+    is_first = True  # whether the lexeme is the first of a line, or of a nested grammar
+    for lexeme in _lexemes(text, grammar.schemas):
         if lexeme.kind == "operator":
-            found.operators.append(lexeme.text)
+            grammar.operators.append(lexeme.text)
         if lexeme.kind == "name":
             if is_first:
-                owner = lexeme.text
-            found.mentions.setdefault(owner, set()).add(lexeme.text)
-        elif is_first and lexeme.kind != "bar":
-            owner = _START  # for example for %ignore
+                defined_name = lexeme.text
+            grammar.mentions.setdefault(defined_name, set()).add(lexeme.text)
+        elif is_first and lexeme.kind != "bar":  # a line with a bar continues the definition
+            defined_name = _START  # for example for %ignore
         is_first = lexeme.kind == "line" or lexeme.text == "{"
-    return found
+    return grammar
 
 
 def _lexemes(text: str, schemas: list[Any]) -> Iterator[_Lexeme]:
-    """The parts of a grammar's text but for blanks and comments; its schemas are added."""
+    """Yield the lexemes of a grammar's text, without blanks, comments and JSON values.
+
+    Args:
+        text: The grammar.
+        schemas: The values of all `%json` are appended.
+    """
     decoder = json.JSONDecoder()
     position = 0
     while position < len(text):
-        found = _LEXEME.match(text, position)
-        assert found is not None  # the last kind is any character
-        assert found.lastgroup is not None
-        position = found.end()
-        if found.lastgroup == "json":
+        lexeme = _LEXEME.match(text, position)
+        assert lexeme is not None  # the group "other" matches any character
+        kind = lexeme.lastgroup
+        assert kind is not None
+        position = lexeme.end()
+        if kind == "json":
             value, position = _json_at(decoder, text, position)
-            if found[0] == "%json":
+            if lexeme[0] == "%json":
                 schemas.append(value)
-        if found.lastgroup not in ("blank", "comment"):
-            yield _Lexeme(found.lastgroup, found[0])
+        if kind not in ("blank", "comment"):
+            yield _Lexeme(kind, lexeme[0])
 
 
 def _json_at(decoder: json.JSONDecoder, text: str, position: int) -> tuple[Any, int]:
-    """The JSON value that begins at a position of the text, and the position after it."""
+    """Read the JSON value after a position of the text, and after blank space there.
+
+    Returns the value, and the position after it. Raises ConstraintError.
+    """
     while position < len(text) and text[position].isspace():
         position += 1
     try:
@@ -168,16 +181,21 @@ def _json_at(decoder: json.JSONDecoder, text: str, position: int) -> tuple[Any, 
 
 
 def check_lark_depth(mentions: Mapping[str, set[str]]) -> None:
-    """Refuse rules more than MAX_DEPTH levels below the start, and tokens of such a depth.
+    """Raise ConstraintError for rules or tokens of a grammar with more than MAX_DEPTH levels.
 
-    The depth of a rule is that of the shortest way to it, so rules may refer to themselves. A
-    token is one expression with the tokens in it, so its longest way counts.
+    The depth of a rule is the length of the shortest path to it from the start, so rules may
+    refer to themselves. A token and the tokens in it make one expression, so the longest path
+    of nested tokens counts.
+
+    Args:
+        mentions: As `LarkText.mentions`.
 
     Raises:
         ConstraintError: They are nested too deeply.
     """
-    depths = _depths_of_rules(mentions)
-    depth = max(max(depths.values()), _depth_of_tokens(mentions, depths))
+    depths = _depths_below_start(mentions)
+    deepest_rule = max(depths.values())
+    depth = max(deepest_rule, _depth_of_tokens(mentions, depths))
     if depth > MAX_DEPTH:
         raise ConstraintError(
             f"the grammar is nested too deeply: its rules have {depth} levels; the limit is "
@@ -186,42 +204,53 @@ def check_lark_depth(mentions: Mapping[str, set[str]]) -> None:
         )
 
 
-def _depths_of_rules(mentions: Mapping[str, set[str]]) -> dict[str, int]:
-    """The levels of the rules and tokens that the start leads to, by name."""
+def _depths_below_start(mentions: Mapping[str, set[str]]) -> dict[str, int]:
+    """The depths of the rules and tokens that the rule `start` uses, by name.
+
+    `start` has depth 1. A breadth-first search finds the shortest paths.
+    """
     depths = {_START: 1}
-    waiting = deque([_START])
-    while waiting:
-        rule = waiting.popleft()
+    queue = deque([_START])
+    while queue:
+        rule = queue.popleft()
         for name in mentions.get(rule, ()):
             if name in mentions and name not in depths:
                 depths[name] = depths[rule] + 1
-                waiting.append(name)
+                queue.append(name)
     return depths
 
 
-def _depth_of_tokens(mentions: Mapping[str, set[str]], used: Iterable[str]) -> int:
-    """The levels of the deepest token among the used ones; 0 without any."""
-    tokens = {}
-    for name in filter(_is_token, used):
-        inside = set(filter(_is_token, mentions.get(name, ())))
-        tokens[name] = inside - {name}
+def _depth_of_tokens(mentions: Mapping[str, set[str]], used_names: Iterable[str]) -> int:
+    """The levels of the most deeply nested token; 0 if no token is used.
+
+    Args:
+        mentions: As `LarkText.mentions`.
+        used_names: The names of the rules and tokens that `start` uses.
+    """
+    tokens_in: dict[str, set[str]] = {}  # by the name of the token around them
+    for name in filter(_is_token, used_names):
+        mentioned_tokens = set(filter(_is_token, mentions.get(name, ())))
+        tokens_in[name] = mentioned_tokens - {name}
     depths: dict[str, int] = {}
     with contextlib.suppress(graphlib.CycleError):  # llguidance refuses a cycle, and names it
-        for name in graphlib.TopologicalSorter(tokens).static_order():
-            inner = [depths[other] for other in tokens.get(name, ())]
-            depths[name] = 1 + max(inner, default=0)
+        for name in graphlib.TopologicalSorter(tokens_in).static_order():
+            depth_inside = 0
+            for inner_name in tokens_in.get(name, ()):
+                depth_inside = max(depth_inside, depths[inner_name])
+            depths[name] = depth_inside + 1
     return max(depths.values(), default=0)
 
 
 def _is_token(name: str) -> bool:
+    """Whether a name in a Lark grammar is a token's, which has capitals, not a rule's."""
     return name.lstrip("_")[:1].isupper()
 
 
 def check_operators(operators: list[str]) -> None:
-    """Refuse a grammar with `&` or `~` between its expressions.
+    """Raise ConstraintError for a grammar with `&` or `~` between its expressions.
 
-    Raises:
-        ConstraintError: It has one.
+    Args:
+        operators: As `LarkText.operators`.
     """
     if operators:
         raise ConstraintError(

@@ -15,22 +15,21 @@ DIGITS = "0123456789"
 
 
 class Crossing(NamedTuple):
-    """Tokens that contain a mark, or the end of one, and more text."""
+    """Tokens that reach across the end of a mark: they contain it and text after it."""
 
     whole: frozenset[int]
-    """Tokens with a whole mark and more text."""
+    """Tokens that contain a whole mark, and text after it."""
 
     ends: frozenset[int]
-    """Tokens that contain the end of a mark, and more text."""
+    """Tokens that begin with the end of a mark, without its beginning, and continue."""
 
 
 class Spelling:
-    """A vocabulary as constraints see it, read when it is needed.
+    """What constraints need of a vocabulary. Each part is computed when it is first needed.
 
     Args:
         vocabulary: The model's vocabulary.
-        num_logits: The width of a row of logits, which may be more than the vocabulary has
-            tokens.
+        num_logits: The width of a row of logits, which may be larger than the vocabulary.
     """
 
     def __init__(self, vocabulary: WholeVocabulary, num_logits: int) -> None:
@@ -39,17 +38,17 @@ class Spelling:
 
     @cached_property
     def pieces(self) -> list[bytes]:
-        """The bytes of every token, control tokens by their entries: (vocab,)."""
+        """The bytes of every token, by its id; a control token has those of its entry."""
         return self._vocabulary.spelled_out()
 
     @cached_property
     def texts(self) -> list[str]:
-        """The pieces with a character for each byte (latin-1)."""
+        """The pieces as texts that have one character for each byte (latin-1)."""
         return [piece.decode("latin-1") for piece in self.pieces]
 
     @cached_property
     def controls(self) -> frozenset[int]:
-        """Tokens that steer the model."""
+        """The control tokens."""
         return frozenset(self._vocabulary.control_ids())
 
     @cached_property
@@ -59,7 +58,7 @@ class Spelling:
 
     @cached_property
     def usual_end(self) -> int:
-        """The token that an answer most likely ends with."""
+        """The usual one of the tokens that end an answer: eos if it ends one."""
         eos = self._vocabulary.eos
         if eos in self.ends:
             return eos
@@ -80,14 +79,18 @@ class Spelling:
 
     @cached_property
     def _ordinary(self) -> int | None:
-        """The first token of text: after one, some tokenizers add no space."""
+        """The first token that is no control token; None if there is none.
+
+        A text after it is tokenised as in the middle of a text: some tokenizers add a space to
+        the beginning of a text.
+        """
         for token in range(self._vocabulary.size):
             if token not in self.controls:
                 return token
         return None
 
     def tokenize(self, data: bytes) -> list[int]:
-        """Tokens that spell bytes in the middle of a text, none of which steers the model."""
+        """Tokens that spell bytes in the middle of a text, none of them a control token."""
         return self._vocabulary.tokenize(
             data.decode("utf-8", errors="replace"),
             parse_special=False,
@@ -95,29 +98,30 @@ class Spelling:
         )
 
     def single(self, texts: Sequence[str]) -> frozenset[int]:
-        """The tokens each of which spells one of the texts."""
-        single = set()
+        """The tokens of those texts that are one token, control tokens included."""
+        single_tokens = set()
         for text in texts:
             tokens = self._vocabulary.tokenize(text, parse_special=True)
             if len(tokens) == 1:
-                single.add(tokens[0])
-        return frozenset(single)
+                single_tokens.add(tokens[0])
+        return frozenset(single_tokens)
 
     def crossing(self, marks: Sequence[str]) -> Crossing:
-        """The tokens that contain one of the marks, or its end, and more text.
+        """The tokens that contain one of the marks, or its end, and text after it.
 
         Args:
-            marks: Texts with a character for each byte.
+            marks: Texts with one character for each byte (latin-1).
         """
-        all_ends = set()
+        mark_ends: set[str] = set()  # all proper suffixes of the marks
         for mark in marks:
-            all_ends |= {mark[begin:] for begin in range(1, len(mark))}
-        ends = tuple(all_ends)
-        whole = set()
-        longer = set()
+            mark_ends.update(mark[begin:] for begin in range(1, len(mark)))
+        ends_tuple = tuple(mark_ends)
+        with_whole_mark = set()
+        with_mark_end = set()
         for token, text in enumerate(self.texts):
-            if any(mark in text[:-1] for mark in marks):
-                whole.add(token)
-            if text.startswith(ends) and text not in ends:
-                longer.add(token)
-        return Crossing(frozenset(whole), frozenset(longer))
+            before_last_character = text[:-1]
+            if any(mark in before_last_character for mark in marks):
+                with_whole_mark.add(token)
+            if text.startswith(ends_tuple) and text not in mark_ends:
+                with_mark_end.add(token)
+        return Crossing(frozenset(with_whole_mark), frozenset(with_mark_end))

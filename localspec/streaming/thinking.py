@@ -323,7 +323,7 @@ class ThoughtStream:
 class _StreamBoundary:
     """A `Boundary` of a constraint that reads the answer as a stream of thoughts and speech."""
 
-    is_known_by_held = False
+    has_other_state = True
 
     def __init__(self, stream: ThoughtStream) -> None:
         self._stream = stream
@@ -342,7 +342,7 @@ class ThoughtsEnd(_StreamBoundary):
         super().__init__(ThoughtStream(thoughts, math.inf))
 
     @property
-    def held(self) -> str:
+    def partial_boundary(self) -> str:
         return self._stream.held
 
     def push(self, text: str) -> str | None:
@@ -371,7 +371,7 @@ class HeadTrigger(_StreamBoundary):
         self._last_characters = {text[-1] for text in texts}
 
     @property
-    def held(self) -> str:
+    def partial_boundary(self) -> str:
         return self._stream.head or self._stream.held
 
     def push(self, text: str) -> str | None:

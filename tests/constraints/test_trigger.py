@@ -84,11 +84,17 @@ def test_what_stays_the_same_is_asked_for_once():
 
 def test_what_is_held_is_only_what_may_begin_a_trigger():
     trigger = Trigger(("hello there", "hence"))
-    for text, held in (("He said", ""), (" he", "he"), ("n", "hen"), ("x", ""), ("hehe", "he")):
+    for text, partial in (
+        ("He said", ""),
+        (" he", "he"),
+        ("n", "hen"),
+        ("x", ""),
+        ("hehe", "he"),
+    ):
         assert trigger.push(text) is None
-        assert trigger.held == held
+        assert trigger.partial_boundary == partial
     assert trigger.copy().push("nce, hello there") == ", hello there"
-    assert trigger.held == "he"
+    assert trigger.partial_boundary == "he"
 
 
 def test_a_cancellation_is_heard_within_a_mask():
