@@ -336,7 +336,7 @@ class _FormReader:
         else:
             shared = _common_prefix(prefix, head)
             prefix = prefix.removeprefix(shared)
-        for mark in self._thoughts.marks(Following.SPEECH, Following.BODY, Following.NOTHING):
+        for mark in self._thoughts.marks(TextKind.SPEECH, TextKind.BODY, TextKind.NOTHING):
             _, _, prefix = prefix.rpartition(mark)
         return prefix.lstrip()
 
@@ -405,7 +405,7 @@ class _FormReader:
         except (TemplateError, _UnreadError):
             return None
         # `link` is the text between the first call's arguments and the second call's name.
-        if any(mark in link for mark in self._thoughts.marks(Following.HEAD)):
+        if any(mark in link for mark in self._thoughts.marks(TextKind.HEAD)):
             return None
         prefix, link = _with_ids_for_numbers(prefix, link)
         middle, second_middle = _with_ids_for_numbers(first.middle, second.middle)

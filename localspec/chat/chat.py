@@ -470,12 +470,12 @@ class ChatRecord(AnswerRecord):
         chat._revision += 1
         chat._num_asked = max(chat._num_asked, self.turn + 1)
         chat._tools = self._chat_source.use.tools
-        forgotten = chat._forgotten + self._turns[: made.num_leaving]
+        forgotten = chat._forgotten + self._turns[: made.num_dropped_turns]
         turns = self._kept_turns(made) + self._replaced_turns
         # In one call: a signal handler may raise between two statements.
         vars(chat).update(_forgotten=forgotten, _turns=turns)
 
-    def on_end(self, reply: Reply, said: Said | None) -> None:
+    def on_end(self, reply: Reply, message: WholeMessage | None) -> None:
         """Add the answer to the chat, unless the conversation has changed since it began.
 
         A cancelled answer without text and calls is not added. An answer that was cut is noted
@@ -483,8 +483,8 @@ class ChatRecord(AnswerRecord):
 
         Args:
             reply: The reply; of a continuation only the new part.
-            said: The whole answer, with the part that it continues; None if that part was lost
-                with a process.
+            message: The whole answer, with the part that it continues; None if that part was
+                lost with a process.
         """
         chat = self.owner
         made = self._made_prompt
@@ -521,4 +521,4 @@ class ChatRecord(AnswerRecord):
 
     def _kept_turns(self, made: MadePrompt) -> list[Turn]:
         """The turns before the answer's turn that are in its prompt."""
-        return self._turns[made.num_leaving :]
+        return self._turns[made.num_dropped_turns :]

@@ -494,7 +494,7 @@ def _thoughts(vocabulary: Vocabulary, source: str, control_texts: Sequence[str])
         if is_in_mark:
             mark_tokens.update(vocabulary.tokenize(text, parse_special=True))
     # Control tokens have no text in an answer, except for these: marks are found by their text.
-    return Thoughts(families, shown=frozenset(mark_tokens))
+    return Thoughts(families, mark_tokens=frozenset(mark_tokens))
 
 
 def kept_calls(form: CallForm, use: ToolUse, tokens: Mapping[str, int]) -> CallGrammar | None:

@@ -147,8 +147,10 @@ class ChatSource:
             return self.prompt_after(turns, workshop, is_cancelled)
 
         always_kept = [*self.system, *self.turn_start]
-        prompt, num_leaving = fitting_prompt(workshop, always_kept, self.turns, prompt_after)
-        return MadePrompt(prompt, num_leaving)
+        prompt, num_dropped_turns = fitting_prompt(
+            workshop, always_kept, self.turns, prompt_after
+        )
+        return MadePrompt(prompt, num_dropped_turns)
 
     def prompt_after(
         self,
@@ -179,7 +181,7 @@ class BeginningSource:
         """
         first_question, second_question = _PROBES
         first = self._with_question(first_question).make(workshop, is_cancelled)
-        kept_turns = self.chat.turns[first.num_leaving :]
+        kept_turns = self.chat.turns[first.num_dropped_turns :]
         second_source = self._with_question(second_question)
         second_prompt = second_source.prompt_after(kept_turns, workshop, is_cancelled)
         common = []

@@ -324,21 +324,21 @@ def fitting_prompt(
     capacity = model.context_length
     prompts: dict[int, Prompt] = {}  # by the number of turns that are left out
 
-    def num_tokens_without(num_leaving: int) -> int:
-        if num_leaving not in prompts:
-            prompts[num_leaving] = make(turns[num_leaving:])
-        return len(prompts[num_leaving].tokens)
+    def num_tokens_without(num_dropped_turns: int) -> int:
+        if num_dropped_turns not in prompts:
+            prompts[num_dropped_turns] = make(turns[num_dropped_turns:])
+        return len(prompts[num_dropped_turns].tokens)
 
     sizes = [turn_size(turn) for turn in turns]
     answer_room = min(MIN_ANSWER_TOKENS, capacity // 4)
     # Down to half the context, so that the kept turns are not decoded again for every question.
-    num_leaving = num_to_forget(
+    num_dropped_turns = num_to_forget(
         sizes,
         num_tokens_without,
         capacity - answer_room,
         capacity // 2,
     )
-    num_tokens = num_tokens_without(num_leaving)
+    num_tokens = num_tokens_without(num_dropped_turns)
     if num_tokens >= capacity:
         advice = "Shorten it"
         if always_kept[0]["role"] == "system":
@@ -349,7 +349,7 @@ def fitting_prompt(
             num_tokens=num_tokens,
             context_length=capacity,
         )
-    return prompts[num_leaving], num_leaving
+    return prompts[num_dropped_turns], num_dropped_turns
 
 
 def num_to_forget(
@@ -377,16 +377,16 @@ def num_to_forget(
     most_characters = capacity * _CHARACTERS_PER_TOKEN
     # Begin with a number of turns whose text probably fits, and then try more text.
     while True:
-        num_leaving = _first_up_to(most_characters, sizes_without)
-        if num_tokens_without(num_leaving) > capacity:
+        num_dropped_turns = _first_up_to(most_characters, sizes_without)
+        if num_tokens_without(num_dropped_turns) > capacity:
             break
-        if num_leaving == 0:
+        if num_dropped_turns == 0:
             return 0
         most_characters *= 2
     # This number is not enough, since `capacity_after` is less. If no larger one below the
     # number of all turns is enough, the search gives the number of all turns.
     numbers = range(len(sizes))
-    first = min(num_leaving + 1, len(sizes))
+    first = min(num_dropped_turns + 1, len(sizes))
     # Negative, because the search needs ascending keys.
     return bisect_left(
         numbers,

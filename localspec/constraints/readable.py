@@ -1,4 +1,4 @@
-"""A JSON schema with the keywords that llguidance knows, and the parts that it lacks then."""
+"""Makes a JSON schema readable for llguidance, by leaving out parts that it cannot process."""
 
 from __future__ import annotations
 
@@ -21,89 +21,102 @@ from localspec.tools.schemas import ONE_LINE, Node, changed_schema
 FORMATS = {
     "date", "time", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri",
 }  # fmt: skip
-# llguidance makes a state of each remainder of a multipleOf: 30 ms for this number of them.
+# llguidance makes a state for each remainder of a multipleOf: 30 ms for this number of them.
 _MAX_REMAINDERS = 10_000
-_MAX_DECIMALS = 9  # beyond these, its numbers of 32 bits overflow
+_MAX_DECIMALS = 9  # with more, llguidance's numbers of 32 bits overflow
 _MAX_DIVISOR = 2**32 - 1
 # To find out whether n patterns can match one text, llguidance takes 2 ** n steps.
 _MAX_PATTERNS = 12
-# A repetition and a maxLength are counted side by side. Above this product of the two, a mask
-# takes too long.
+# llguidance counts the repetitions of a group and the length of the text at once. If the
+# product of both limits is larger, a mask takes too long.
 _MAX_COUNTS = 10_000
-# A group with a repetition without a bound, that comes a counted number of times.
+# A group with an unbounded repetition in it, repeated a counted number of times: (a+b){2,5}.
 _COUNTED_GROUP = re.compile(r"\((?:[^()\\]|\\.)*[+*](?:[^()\\]|\\.)*\)\{(\d*),?(\d*)\}")
 # Keywords with a whole number, which JSON may write as 2.0.
 _COUNTS = (
     "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties",
 )  # fmt: skip
-# Keywords that hold together with those of other schemas for the same value.
-_HOLDING = {
+# Keywords that apply to a value together with those of another schema for the same value.
+_COMBINED = {
     "allOf", "$ref", "pattern", "format", "properties", "patternProperties", "items",
     "prefixItems", "additionalProperties",
 }  # fmt: skip
 
 
 def read_schema(text: str, *, is_strict: bool) -> tuple[Node, set[str]]:
-    """A schema as llguidance reads it, also in a Lark grammar's `%json`: values on one line.
+    """Make a JSON schema readable for llguidance.
+
+    It is also readable as a `%json` of a Lark grammar. Answers are on one line, unless the
+    schema's own options for llguidance ("x-guidance") say otherwise.
 
     Args:
         text: The schema's JSON.
-        is_strict: Whether a part that llguidance could not process is an error.
+        is_strict: Whether a part that llguidance cannot process is an error.
 
     Returns:
-        The schema, and the parts of the original that it lacks: unknown formats, which only
-        describe a text, and, unless it is strict, parts that llguidance could not process. The
-        schema's own options for llguidance ("x-guidance") count, but for "lenient".
+        The schema, and the parts of the original that are left out: unknown formats, which only
+        describe a text, and, unless `is_strict`, parts that llguidance cannot process.
 
     Raises:
-        ConstraintError: It is nested too deeply, joins too much, or is strict about a part that
-            llguidance could not process.
+        ConstraintError: The schema is nested too deeply, combines too many parts, or has a part
+            that llguidance cannot process although it is strict.
     """
-    reader = _Reader(is_strict=is_strict)
+    reader = _SchemaReader(is_strict=is_strict)
     schema = changed_schema(json.loads(text), reader.change)
     check_schema_depth(schema)
-    reader.check_joined()
+    reader.check_combined()
     options = dict(ONE_LINE)
-    own = schema.get("x-guidance")
-    if isinstance(own, Mapping):
-        options |= own
+    own_options = schema.get("x-guidance")
+    if isinstance(own_options, Mapping):
+        options |= own_options
     schema["x-guidance"] = {**options, "lenient": not is_strict}
-    return schema, reader.passed_over
+    return schema, reader.left_out
 
 
-class _Reader:
-    """Changes the parts of one schema, and notes parts that may apply to one value together."""
+class _SchemaReader:
+    """Makes the parts of one schema readable, one by one, and then checks what they combine.
+
+    Args:
+        is_strict: As for `read_schema`.
+    """
 
     def __init__(self, *, is_strict: bool) -> None:
-        self.passed_over: set[str] = set()
+        self.left_out: set[str] = set()
+        """The parts that are left out: keywords, some with their value."""
+
         self._is_strict = is_strict
-        self._patterns: set[tuple[str, str]] = set()
-        self._divisors = {1}
-        self._joins = False
+        self._patterns: set[tuple[str, str]] = set()  # all patterns and formats
+        self._num_remainders = {1}  # of all multipleOf
+        self._has_combined_parts = False  # whether several parts may apply to one value
 
     def change(self, node: Node) -> None:
-        """Make a part readable."""
-        for word in _COUNTS:
-            count = node.get(word)
+        """Change one part of the schema in place, so that llguidance can read it."""
+        for keyword in _COUNTS:
+            count = node.get(keyword)
             if isinstance(count, float) and count.is_integer():
-                node[word] = int(count)
-        form = node.get("format")
-        if isinstance(form, str) and form not in FORMATS:
+                node[keyword] = int(count)
+        text_format = node.get("format")
+        if isinstance(text_format, str) and text_format not in FORMATS:
             del node["format"]
-            self.passed_over.add(f"format {form}")
+            self.left_out.add(f"format {text_format}")
         self._bound_divisor(node)
         self._bound_lengths(node)
-        for word in ("pattern", "format"):
-            if word in node:
-                self._patterns.add((word, str(node[word])))
-        options = node.keys() & {"anyOf", "oneOf", "$ref"}
-        self._joins |= "allOf" in node or bool(options and node.keys() & (_HOLDING - options))
+        for keyword in ("pattern", "format"):
+            if keyword in node:
+                self._patterns.add((keyword, str(node[keyword])))
+        if "allOf" in node:
+            self._has_combined_parts = True
+        alternatives = node.keys() & {"anyOf", "oneOf", "$ref"}
+        other_keywords = node.keys() & (_COMBINED - alternatives)
+        if alternatives and other_keywords:
+            self._has_combined_parts = True
 
     def _bound_divisor(self, node: Node) -> None:
+        """Leave out a multipleOf with too many remainders; if strict, raise ConstraintError."""
         divisor = node.get("multipleOf")
-        remainders = _remainders(divisor)
-        if remainders <= _MAX_REMAINDERS:
-            self._divisors.add(remainders)
+        num_remainders = _num_remainders(divisor)
+        if num_remainders <= _MAX_REMAINDERS:
+            self._num_remainders.add(num_remainders)
             return
         if self._is_strict:
             raise ConstraintError(
@@ -112,34 +125,37 @@ class _Reader:
                 "(trailing zeros do not count), or leave out strict.",
             )
         del node["multipleOf"]
-        self.passed_over.add(f"multipleOf {divisor}")
+        self.left_out.add(f"multipleOf {divisor}")
 
     def _bound_lengths(self, node: Node) -> None:
+        """Leave out lengths next to a pattern if counting both takes too much work.
+
+        If strict, raise ConstraintError instead.
+        """
         pattern = node.get("pattern")
         length = node.get("maxLength", node.get("minLength"))
         if not isinstance(pattern, str) or not isinstance(length, int):
             return
-        if _most_groups(pattern) * length <= _MAX_COUNTS:
+        if _largest_repetition(pattern) * length <= _MAX_COUNTS:
             return
-        words = [word for word in ("minLength", "maxLength") if word in node]
+        keywords = [keyword for keyword in ("minLength", "maxLength") if keyword in node]
         if self._is_strict:
             raise ConstraintError(
-                f"the JSON schema has parts that cannot be enforced: {' and '.join(words)} "
+                f"the JSON schema has parts that cannot be enforced: {' and '.join(keywords)} "
                 f"together with the pattern {pattern:.80}",
                 "Leave out one of them, or strict: both are counted at once, which takes too "
                 "much work.",
             )
-        for word in words:
-            del node[word]
-            self.passed_over.add(word)
+        for keyword in keywords:
+            del node[keyword]
+            self.left_out.add(keyword)
 
-    def check_joined(self) -> None:
-        """Refuse a schema with too many parts that may apply to one value together.
+    def check_combined(self) -> None:
+        """Raise ConstraintError if too many parts may apply to one value together.
 
-        Raises:
-            ConstraintError: There are too many.
+        Which parts do is not computed: if some do, all patterns count, and all multipleOf.
         """
-        if not self._joins:
+        if not self._has_combined_parts:
             return
         if len(self._patterns) > _MAX_PATTERNS:
             raise ConstraintError(
@@ -148,48 +164,56 @@ class _Reader:
                 "to one text",
                 "Write one pattern that says it all, or do not combine parts.",
             )
-        if math.prod(self._divisors) > _MAX_REMAINDERS:
+        if math.prod(self._num_remainders) > _MAX_REMAINDERS:
+            num_divisors = len(self._num_remainders) - 1  # without the 1
             raise ConstraintError(
                 "the JSON schema combines parts (allOf, $ref) and has "
-                f"{len(self._divisors) - 1} different multipleOf, which together have too "
+                f"{num_divisors} different multipleOf, which together have too "
                 "many remainders",
                 "Write one multipleOf that says it all, or do not combine parts.",
             )
 
 
-def _remainders(divisor: object) -> int:
-    """The number of remainders of a division by it, without its last zeros; 1 if invalid."""
+def _num_remainders(divisor: object) -> int:
+    """The remainders that llguidance distinguishes for a multipleOf.
+
+    Their number is that of the divisor's digits, without zeros at the end: 25 for 2.5 and 2500.
+    Returns a number above _MAX_REMAINDERS for a divisor that is too large or has too many
+    decimals; 1 for one that is invalid, which llguidance refuses with a better message.
+    """
     if not isinstance(divisor, int | float) or not divisor or divisor in (math.inf, -math.inf):
-        return 1  # llguidance says what is wrong
-    digits = Decimal(str(abs(divisor))).normalize().as_tuple()
-    if -int(digits.exponent) > _MAX_DECIMALS or abs(divisor) > _MAX_DIVISOR:
+        return 1
+    decimal = Decimal(str(abs(divisor))).normalize().as_tuple()
+    num_decimals = -int(decimal.exponent)
+    if num_decimals > _MAX_DECIMALS or abs(divisor) > _MAX_DIVISOR:
         return _MAX_REMAINDERS + 1
-    return int("".join(map(str, digits.digits)))
+    return int("".join(map(str, decimal.digits)))
 
 
-def _most_groups(pattern: str) -> int:
-    """The largest count of a group that has an unbounded repetition in it; 0 without one."""
+def _largest_repetition(pattern: str) -> int:
+    """The largest number by which _COUNTED_GROUP matches a repetition; 0 without a match."""
     largest = 0
     for group in _COUNTED_GROUP.finditer(pattern):
-        largest = max(largest, int(group[1] or 0), int(group[2] or 0))
+        for number in (group[1], group[2]):
+            largest = max(largest, int(number or 0))
     return largest
 
 
 def check_lark(lark: str, *, is_ours: bool) -> None:
-    """Refuse a grammar that llguidance could not read with a bounded stack and memory.
+    """Raise ConstraintError for a grammar that could take llguidance all stack or memory.
 
     Args:
         lark: The grammar.
-        is_ours: Whether localspec wrote it: then it may join and negate expressions.
+        is_ours: Whether localspec wrote it. Then it may use the operators `&` and `~`.
 
     Raises:
-        ConstraintError: It is nested too deeply, joins or negates expressions, or has a JSON
-            schema that cannot be used.
+        ConstraintError: The grammar is nested too deeply, intersects or negates expressions, or
+            has a JSON schema that cannot be used.
     """
-    found = read_lark(lark)
+    contents = read_lark(lark)
     if not is_ours:
-        check_operators(found.operators)
-    check_lark_depth(found.mentions)
-    for schema in found.schemas:
+        check_operators(contents.operators)
+    check_lark_depth(contents.mentions)
+    for schema in contents.schemas:
         if isinstance(schema, Mapping):
             read_schema(json.dumps(schema), is_strict=True)

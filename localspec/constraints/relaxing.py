@@ -1,138 +1,175 @@
-"""A JSON schema without the parts that llguidance refuses, if it need not be strict."""
+"""Relaxes a JSON schema: leaves out the parts that llguidance refuses, unless it is strict."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from localspec.tools.schemas import Node, changed_schema
 
-# Gives llguidance's message on a schema, alone; "" if it accepts the schema.
+# Gives llguidance's message on a schema that it refuses; "" if it accepts the schema.
 Judge = Callable[[Node], str]
 
 _CIRCULAR = re.compile(r"circular references with sibling keys are not supported: \S*?(#\S*)")
 _LENGTHS = ("minLength", "maxLength")
 _BOUNDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
-# Keywords next to a reference that do not constrain the value.
-_NOTES = {
+# Keywords that do not constrain a value.
+_ANNOTATIONS = {
     "title", "description", "default", "examples", "example", "deprecated", "readOnly",
     "writeOnly", "$comment", "$defs", "definitions", "$id", "$schema", "$anchor", "x-guidance",
 }  # fmt: skip
-_MOST_CIRCLES = 32  # circular references that are removed
-_MOST_PARTS = 400  # parts that are judged, each in a millisecond
+_MOST_CIRCLES = 32  # circular references that are relaxed
+_MOST_PARTS = 400  # parts that are judged; each takes a millisecond
 
 
 def relaxed(schema: Node, judge: Judge) -> tuple[Node, set[str]]:
-    """A copy without the parts that llguidance refuses, and the keywords of these parts.
+    """Leave out the parts of a schema that llguidance refuses.
 
-    A part that contradicts itself stays: no answer fits it anyway.
+    Returns a copy without these parts, and what is left out: keywords, some with their value. A
+    part that contradicts itself stays: no answer fits it anyway.
+
+    Args:
+        schema: The schema.
+        judge: Gives llguidance's message on a schema.
     """
-    passed_over: set[str] = set()
-    known: dict[str, str] = {}
+    left_out: set[str] = set()
+    messages: dict[str, str] = {}  # of judged parts, by their JSON
 
     def judge_part(part: Node) -> str:
         """Judge each part once. After _MOST_PARTS of them, new ones count as accepted."""
         key = json.dumps(part)
-        if key not in known and len(known) < _MOST_PARTS:
-            known[key] = judge(part)
-        return known.get(key, "")
+        if key not in messages and len(messages) < _MOST_PARTS:
+            messages[key] = judge(part)
+        return messages.get(key, "")
 
-    def change(node: Node) -> None:
-        _relax_text(node, judge_part, passed_over)
-        _relax_number(node, judge_part, passed_over)
-        _relax_names(node, judge_part, passed_over)
+    def relax_node(node: Node) -> None:
+        _relax_text(node, judge_part, left_out)
+        _relax_number(node, judge_part, left_out)
+        _relax_names(node, judge_part, left_out)
 
-    relaxed_schema = changed_schema(schema, change)
+    relaxed_schema = changed_schema(schema, relax_node)
     for _ in range(_MOST_CIRCLES):  # each message names one circular reference
         circle = _CIRCULAR.search(judge(relaxed_schema))
         if circle is None:
             break
-        remove_siblings = _without_siblings(circle[1], passed_over)
+        remove_siblings = _sibling_remover(circle[1], left_out)
         relaxed_schema = changed_schema(relaxed_schema, remove_siblings)
-    return relaxed_schema, passed_over
+    return relaxed_schema, left_out
+
+
+# The functions below change one part of a schema, `node`, in place. They add the keywords that
+# they remove to `left_out`.
 
 
 def _is_refused(part: Node, judge: Judge) -> bool:
-    """Whether llguidance refuses a part for another reason than a contradiction."""
+    """Whether llguidance refuses a part for another reason than a contradiction in it."""
     message = judge(part)
     return bool(message) and "Unsatisfiable" not in message
 
 
-def _without(node: Node, words: tuple[str, ...]) -> Node:
-    return {word: value for word, value in node.items() if word not in words}
+def _only(node: Node, keywords: tuple[str, ...]) -> Node:
+    """The part of a schema that has only these keywords."""
+    return {keyword: node[keyword] for keyword in keywords if keyword in node}
 
 
-def _relax_text(node: Node, judge: Judge, passed_over: set[str]) -> None:
-    """Leave out lengths, the pattern, or both, if they are refused together."""
+def _without(node: Node, keywords: tuple[str, ...]) -> Node:
+    """The schema without these keywords."""
+    return {keyword: value for keyword, value in node.items() if keyword not in keywords}
+
+
+def _relax_text(node: Node, judge: Judge, left_out: set[str]) -> None:
+    """Remove lengths, the pattern, or both, if llguidance refuses them together."""
     if not isinstance(node.get("pattern"), str):
         return
-    words = ("pattern", "format", *_LENGTHS)
-    part = {word: node[word] for word in words if word in node}
-    if not _is_refused(part, judge):
-        return
-    for dropped in (_LENGTHS, ("pattern",), ("pattern", *_LENGTHS)):
-        if not _is_refused(_without(part, dropped), judge):
-            _drop(node, dropped, passed_over)
-            return
+    part = _only(node, ("pattern", "format", *_LENGTHS))
+    removals = (_LENGTHS, ("pattern",), ("pattern", *_LENGTHS))
+    _remove_refused(node, part, removals, judge, left_out)
 
 
-def _relax_number(node: Node, judge: Judge, passed_over: set[str]) -> None:
-    """Leave out multipleOf, bounds, or both, if they are refused together."""
-    words = ("multipleOf", *_BOUNDS)
-    part = {word: node[word] for word in words if word in node}
+def _relax_number(node: Node, judge: Judge, left_out: set[str]) -> None:
+    """Remove multipleOf, bounds, or both, if llguidance refuses them together."""
+    keywords = ("multipleOf", *_BOUNDS)
+    part = _only(node, keywords)
     if not part:
         return
     part["type"] = "number"
     if node.get("type") == "integer":
         part["type"] = "integer"
+    removals = (("multipleOf",), _BOUNDS, keywords)
+    _remove_refused(node, part, removals, judge, left_out)
+
+
+def _remove_refused(
+    node: Node,
+    part: Node,
+    removals: Sequence[tuple[str, ...]],
+    judge: Judge,
+    left_out: set[str],
+) -> None:
+    """Remove the first group of keywords without which llguidance accepts a part.
+
+    Nothing is removed if it accepts the whole part, or refuses it without any of the groups.
+
+    Args:
+        node: The schema from which the keywords are removed.
+        part: The part of the schema to judge.
+        removals: The groups of keywords.
+        judge: Gives llguidance's message on a part.
+        left_out: The removed keywords are added.
+    """
     if not _is_refused(part, judge):
         return
-    for dropped in (("multipleOf",), _BOUNDS, words):
-        if not _is_refused(_without(part, dropped), judge):
-            _drop(node, dropped, passed_over)
+    for keywords in removals:
+        if not _is_refused(_without(part, keywords), judge):
+            _remove(node, keywords, left_out)
             return
 
 
-def _relax_names(node: Node, judge: Judge, passed_over: set[str]) -> None:
-    """Leave out patterns of names that are refused, or all of them if they overlap."""
+def _relax_names(node: Node, judge: Judge, left_out: set[str]) -> None:
+    """Remove the patternProperties that llguidance refuses, or all of them if they overlap."""
     patterns = node.get("patternProperties")
     if not isinstance(patterns, Mapping):
         return
-    if not _is_refused({"patternProperties": dict.fromkeys(patterns, True)}, judge):
+    if not _are_names_refused(patterns, judge):
         return
-    kept = {}
+    accepted = {}
     for pattern, schema in patterns.items():
-        if _is_refused({"patternProperties": {pattern: True}}, judge):
-            passed_over.add(f"patternProperties {pattern}")
+        if _are_names_refused([pattern], judge):
+            left_out.add(f"patternProperties {pattern}")
         else:
-            kept[pattern] = schema
-    node["patternProperties"] = kept
-    if _is_refused({"patternProperties": dict.fromkeys(kept, True)}, judge):
-        _drop(node, ("patternProperties",), passed_over)
+            accepted[pattern] = schema
+    node["patternProperties"] = accepted
+    if _are_names_refused(accepted, judge):
+        _remove(node, ("patternProperties",), left_out)
 
 
-def _drop(node: Node, words: tuple[str, ...], passed_over: set[str]) -> None:
-    """Remove keywords from a schema, and note them."""
-    for word in words:
-        if word not in node:
+def _are_names_refused(patterns: Iterable[str], judge: Judge) -> bool:
+    """Whether llguidance refuses these patterns of names together."""
+    return _is_refused({"patternProperties": dict.fromkeys(patterns, True)}, judge)
+
+
+def _remove(node: Node, keywords: tuple[str, ...], left_out: set[str]) -> None:
+    """Remove those of the keywords that a schema has."""
+    for keyword in keywords:
+        if keyword not in node:
             continue
-        value = node.pop(word)
-        if word in ("pattern", "multipleOf"):
-            passed_over.add(f"{word} {value}")
+        value = node.pop(keyword)
+        if keyword in ("pattern", "multipleOf"):
+            left_out.add(f"{keyword} {value}")
         else:
-            passed_over.add(word)
+            left_out.add(keyword)
 
 
-def _without_siblings(reference: str, passed_over: set[str]) -> Callable[[Node], None]:
-    """A change for `changed_schema`: removes the keywords next to a reference."""
+def _sibling_remover(reference: str, left_out: set[str]) -> Callable[[Node], None]:
+    """A function that removes the keywords next to this reference, but not annotations."""
 
-    def change(node: Node) -> None:
+    def remove_siblings(node: Node) -> None:
         if node.get("$ref") != reference:
             return
-        siblings = node.keys() - _NOTES - {"$ref"}
-        for word in siblings:
-            del node[word]
-        passed_over.update(siblings)
+        siblings = node.keys() - _ANNOTATIONS - {"$ref"}
+        for keyword in siblings:
+            del node[keyword]
+        left_out.update(siblings)
 
-    return change
+    return remove_siblings
