@@ -1,6 +1,7 @@
-"""llguidance, which knows JSON schemas, regular expressions and Lark grammars.
+"""Constraints by llguidance, which knows JSON schemas, regular expressions and Lark grammars.
 
-Its errors are states that it never leaves; here they are exceptions.
+Only this module imports llguidance. An error of llguidance is a state that its object keeps;
+here each error is raised as an exception.
 """
 
 from __future__ import annotations
@@ -28,9 +29,12 @@ from localspec.tools.schemas import Node
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-_KEYWORDS = re.compile(r"Unimplemented keys: \[(.*?)\]")
-# Keywords that llguidance enforces only in part, by the first word of its message.
-_LOOSER = {"oneOf": ("oneOf",), "min/maxProperties": ("minProperties", "maxProperties")}
+# A message of llguidance on keywords of a schema that it cannot enforce.
+_UNENFORCED_KEYWORDS = re.compile(r"Unimplemented keys: \[(.*?)\]")
+# Keywords that llguidance enforces only in part, by the first word of its warning.
+_PARTLY_ENFORCED = {
+    "oneOf": ("oneOf",), "min/maxProperties": ("minProperties", "maxProperties")
+}  # fmt: skip
 _NAMES: dict[Kind, str] = {
     "json_schema": "JSON schema", "regex": "regex", "lark": "Lark grammar",
     "gbnf": "GBNF grammar",
@@ -40,11 +44,11 @@ _GBNF_HINT = (
     "repetition and {0}, and rules named start, with a digit in front, or that differ only in "
     "capitals and hyphens."
 )
-_MOST_SHOWN = 400  # characters of a message of llguidance
+_MOST_SHOWN = 400  # characters of a message of llguidance that an error shows
 _NO_TOKEN = "NoExtensionBias"  # the beginning of llguidance's message if no token is allowed
-# llguidance calls itself for each level of a schema or grammar: half a kilobyte of stack for
-# each byte of a text that does nothing else, measured.
-_STACK_PER_BYTE = 2048
+# Bytes of stack for each character of a grammar. llguidance recurses for each level of it: half
+# a kilobyte for each character was measured in a text that consists of levels only.
+_STACK_PER_CHARACTER = 2048
 _BASE_STACK = 1 << 20
 _MAX_STACK = 1 << 28
 _STACK_UNIT = 1 << 16  # the largest page of any system
@@ -56,66 +60,78 @@ def is_installed() -> bool:
 
 
 class _Judgement(NamedTuple):
-    """A constraint in llguidance's form, and what llguidance says of it."""
+    """A constraint as llguidance takes it, and llguidance's judgement of it."""
 
     grammar: str
+    """The constraint in llguidance's own notation."""
+
     is_refused: bool
     """Whether llguidance cannot enforce it."""
 
     messages: list[str]
-    """The reasons for that, or else warnings."""
+    """llguidance's reasons if it is refused, otherwise its warnings."""
 
     schema: Node
-    """The part of the JSON schema that is enforced."""
+    """The part of the JSON schema that is enforced; {} for another constraint."""
 
-    passed_over: frozenset[str] = frozenset()
+    left_out: frozenset[str] = frozenset()
     """The parts of the caller's schema that are not enforced."""
 
 
 @functools.lru_cache(maxsize=64)  # texts of up to spec.MAX_BYTES
-def _judged(spec: ConstraintSpec) -> _Judgement:
-    """Raises ConstraintError for a constraint that is refused before llguidance sees it."""
+def _judgement(spec: ConstraintSpec) -> _Judgement:
+    """llguidance's judgement of a constraint. A schema is relaxed first, unless it is strict.
+
+    Raises ConstraintError for a constraint that llguidance must not even read.
+    """
     if spec.kind != "json_schema":
-        grammar = _compiled(spec)
+        grammar = _grammar_of_text(spec)
         is_refused, messages = _validated(grammar)
         return _Judgement(grammar, is_refused, messages, {})
-    schema, passed_over = readable_schema(spec)
-    is_refused, messages = _validated(_of_schema(schema))
+    schema, left_out = readable_schema(spec)
+    grammar = _grammar_of_schema(schema)
+    is_refused, messages = _validated(grammar)
     if is_refused and not spec.is_strict:
-        schema, more = relaxed(schema, _message_on)
-        passed_over |= more
-        is_refused, messages = _validated(_of_schema(schema))
-    grammar = _of_schema(schema)
-    return _Judgement(grammar, is_refused, messages, schema, frozenset(passed_over))
+        schema, refused_parts = relaxed(schema, _message_on)
+        left_out |= refused_parts
+        grammar = _grammar_of_schema(schema)
+        is_refused, messages = _validated(grammar)
+    return _Judgement(grammar, is_refused, messages, schema, frozenset(left_out))
 
 
-def _of_schema(schema: Node) -> str:
+def _grammar_of_schema(schema: Node) -> str:
+    """A JSON schema in llguidance's own notation."""
     from llguidance import LLMatcher
 
     return LLMatcher.grammar_from_json_schema(json.dumps(schema))
 
 
 def _message_on(schema: Node) -> str:
-    """Why llguidance refuses a schema; "" if it does not."""
-    lenient = {**schema, "x-guidance": schema.get("x-guidance", {"lenient": True})}
-    is_refused, messages = _validated(_of_schema(lenient))
+    """Why llguidance refuses a schema or a part of one; "" if it accepts it."""
+    options = schema.get("x-guidance", {"lenient": True})
+    grammar = _grammar_of_schema({**schema, "x-guidance": options})
+    is_refused, messages = _validated(grammar)
     if is_refused:
         return "\n".join(messages)
     return ""
 
 
 def _validated(grammar: str) -> tuple[bool, list[str]]:
-    """Whether llguidance refuses a grammar in its form; the reasons, or else warnings."""
+    """Whether llguidance refuses a grammar in its notation, and its reasons or warnings."""
     from llguidance import LLMatcher
 
-    return _with_room(grammar, lambda: LLMatcher.validate_grammar_with_warnings(grammar))
+    return _with_stack_for(grammar, lambda: LLMatcher.validate_grammar_with_warnings(grammar))
 
 
-def _with_room(grammar: str, call: Callable[[], Result]) -> Result:
-    """The result of a call in which llguidance reads a grammar, with enough stack for it."""
-    stack = _BASE_STACK + len(grammar) * _STACK_PER_BYTE // _STACK_UNIT * _STACK_UNIT
+def _with_stack_for(grammar: str, call: Callable[[], Result]) -> Result:
+    """Make a call in which llguidance reads a grammar, on a stack that is large enough.
+
+    Returns the result of the call. Raises ConstraintError if there is no memory for the stack.
+    """
+    num_units = len(grammar) * _STACK_PER_CHARACTER // _STACK_UNIT
+    stack_bytes = min(_BASE_STACK + num_units * _STACK_UNIT, _MAX_STACK)
     try:
-        return on_deep_stack(call, min(stack, _MAX_STACK))
+        return on_deep_stack(call, stack_bytes)
     except MemoryError as error:
         raise ConstraintError(
             f"a schema or grammar of {len(grammar)} characters cannot be read: {error}",
@@ -124,66 +140,77 @@ def _with_room(grammar: str, call: Callable[[], Result]) -> Result:
 
 
 def problem_with(spec: ConstraintSpec) -> ConstraintError | None:
-    """The error of a constraint that cannot be enforced; None if it seems possible.
+    """The error to raise for a constraint that cannot be enforced; None for any other.
 
     Raises ImportError without llguidance.
     """
     try:
-        judged = _judged(spec)
+        judgement = _judgement(spec)
     except ConstraintError as error:
         return error
-    if judged.is_refused:
-        return _refused(spec, "\n".join(judged.messages))
+    if judgement.is_refused:
+        return _refusal(spec, "\n".join(judgement.messages))
     return None
 
 
 def kept_schema(spec: ConstraintSpec) -> Node:
-    """The part of a JSON schema that is enforced, as llguidance reads it.
+    """The part of a JSON schema that is enforced, in the form that llguidance reads.
+
+    Without llguidance, it is the part that llguidance could read.
 
     Raises:
         ConstraintError: The schema cannot be enforced.
     """
     if is_installed():
-        return _judged(spec).schema
-    return readable_schema(spec)[0]
+        return _judgement(spec).schema
+    schema, _ = readable_schema(spec)
+    return schema
 
 
 @functools.lru_cache(maxsize=16)
 def not_kept(spec: ConstraintSpec | None) -> tuple[str, ...]:
-    """The parts of a JSON schema that are not enforced: keywords, and formats by name.
+    """The parts of a JSON schema that are not enforced: keywords, some with their value.
 
-    Empty for anything else, and for a schema that is refused.
+    Sorted. Empty for another constraint or None, for a schema that is refused, and without
+    llguidance.
     """
     if spec is None or spec.kind != "json_schema" or not is_installed():
         return ()
     try:
-        judged = _judged(spec)
+        judgement = _judgement(spec)
     except ConstraintError:
         return ()
-    if judged.is_refused:
+    if judgement.is_refused:
         return ()
-    found = set(judged.passed_over)
-    for message in judged.messages:
-        found |= _named_in(message, spec.text)
-    return tuple(sorted(found))
+    unenforced = set(judgement.left_out)
+    for warning in judgement.messages:
+        unenforced |= _keywords_in(warning, spec.text)
+    return tuple(sorted(unenforced))
 
 
-def _named_in(warning: str, schema: str) -> set[str]:
-    """The keywords of a schema that a warning of llguidance is about, or else the warning."""
-    listed = _KEYWORDS.search(warning)
-    if listed:
-        return set(json.loads(f"[{listed[1]}]"))
-    keywords = _LOOSER.get(warning.split()[0])
+def _keywords_in(warning: str, schema: str) -> set[str]:
+    """The keywords of a schema that a warning of llguidance is about.
+
+    For an unknown warning, its own text.
+    """
+    unenforced = _UNENFORCED_KEYWORDS.search(warning)
+    if unenforced:
+        return set(json.loads(f"[{unenforced[1]}]"))
+    first_word = warning.split()[0]
+    keywords = _PARTLY_ENFORCED.get(first_word)
     if not keywords:
         return {warning[:_MOST_SHOWN]}
     return {keyword for keyword in keywords if f'"{keyword}"' in schema}
 
 
 class Guide:
-    """llguidance with a model's vocabulary. Making it takes up to a second.
+    """Makes constraints by llguidance for one model. Making a `Guide` takes up to a second.
 
-    Raises ConstraintError without llguidance, and for a model without a token that ends an
-    answer.
+    Args:
+        spelling: The model's tokens.
+
+    Raises:
+        ConstraintError: llguidance is missing, or the model has no token that ends an answer.
     """
 
     def __init__(self, spelling: Spelling) -> None:
@@ -207,18 +234,17 @@ class Guide:
         )
 
     def constraint(self, spec: ConstraintSpec) -> Constraint:
-        """The constraint of an answer that has not begun. The length of numbers is limited.
+        """The constraint of an answer at its beginning. In JSON, numbers are bounded, too.
 
         Raises ConstraintError for a text that llguidance does not understand, a keyword of JSON
         schema that it cannot enforce, and a grammar that takes too much work.
         """
         from llguidance import LLMatcher, LLParserLimits
 
-        is_json = spec.kind == "json_schema"
         grammar = _grammar_of(spec)
         # llguidance's own limits bound the work for a mask to some milliseconds.
         limits = LLParserLimits(verbose_errors=False)
-        matcher = _with_room(
+        matcher = _with_stack_for(
             grammar,
             lambda: LLMatcher(
                 self.tokenizer,
@@ -228,17 +254,18 @@ class Guide:
             ),
         )
         if matcher.is_error():
-            raise _refused(spec, matcher.get_error())
+            raise _refusal(spec, matcher.get_error())
         guidance = Guidance(matcher, self)
-        if is_json:
+        if spec.kind == "json_schema":
             return NumberBound(guidance, self.spelling)
         return guidance
 
 
 class _Tokens:
-    """A vocabulary with the attributes that llguidance reads.
+    """A model's vocabulary in the form that llguidance's `TokenizerWrapper` takes.
 
-    llguidance's reader of llama.cpp's vocabularies would overflow small stacks by long texts.
+    llguidance can also read llama.cpp's vocabularies, but long texts overflow small stacks
+    there.
     """
 
     def __init__(self, spelling: Spelling) -> None:
@@ -253,17 +280,18 @@ class _Tokens:
 
 
 def _grammar_of(spec: ConstraintSpec) -> str:
-    """Any constraint in llguidance's form. Raises ConstraintError."""
+    """Any constraint in llguidance's own notation. Raises ConstraintError."""
     if spec.kind == "json_schema":
-        return _judged(spec).grammar
-    return _compiled(spec)
+        return _judgement(spec).grammar
+    return _grammar_of_text(spec)
 
 
-def _compiled(spec: ConstraintSpec) -> str:
-    """A regular expression or grammar in llguidance's form.
+def _grammar_of_text(spec: ConstraintSpec) -> str:
+    """A regular expression or a grammar in llguidance's own notation.
 
     Raises:
-        ConstraintError: It is unknown GBNF, or more than llguidance can process.
+        ConstraintError: It is GBNF that cannot be converted, or could take llguidance all
+            memory.
     """
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import gbnf_to_lark
@@ -275,14 +303,14 @@ def _compiled(spec: ConstraintSpec) -> str:
         try:
             lark = gbnf_to_lark(for_converter(spec.text))
         except Exception as error:
-            raise _refused(spec, str(error)) from error
+            raise _refusal(spec, str(error)) from error
     check_lark(lark, is_ours=spec.is_ours)
     return LLMatcher.grammar_from_lark(lark)
 
 
-def _refused(spec: ConstraintSpec, message: str) -> ConstraintError:
-    """The error for a constraint that llguidance refuses with a message."""
-    keywords = _KEYWORDS.search(message)
+def _refusal(spec: ConstraintSpec, message: str) -> ConstraintError:
+    """The error to raise for a constraint that llguidance refuses with a message."""
+    keywords = _UNENFORCED_KEYWORDS.search(message)
     if keywords:
         return ConstraintError(
             f"the JSON schema has parts that cannot be enforced: {keywords[1]}",
@@ -296,13 +324,19 @@ def _refused(spec: ConstraintSpec, message: str) -> ConstraintError:
 
 
 class Guidance:
-    """A `Constraint` that llguidance decides."""
+    """A `Constraint` by a matcher of llguidance.
+
+    Args:
+        matcher: Has read the answer so far, but for a token that ends it.
+        guide: The guide that made the matcher.
+    """
 
     def __init__(self, matcher: LLMatcher, guide: Guide) -> None:
         self._matcher = matcher
         self._guide = guide
-        self._has_ended = False
-        self._forced: list[int] | None = None  # None until they are computed again
+        self._has_ended = False  # whether a token that ends the answer was committed
+        # The tokens of `forced`; None if they have to be computed.
+        self._forced: list[int] | None = None
 
     def copy(self) -> Guidance:
         other = Guidance(self._matcher.deep_copy(), self._guide)
@@ -316,32 +350,35 @@ class Guidance:
     def mask(self) -> Mask | None:
         if self._has_ended:
             return None
-        size = self._guide.tokenizer.vocab_size
-        words = np.empty((size + 31) // 32, dtype=np.uint32)
+        # llguidance writes a bit for each token, in words of 32 bits.
+        num_tokens = self._guide.tokenizer.vocab_size
+        num_words = (num_tokens + 31) // 32
+        words = np.empty(num_words, dtype=np.uint32)
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
         self._check()
-        bits = np.unpackbits(words.view(np.uint8), count=size, bitorder="little")
+        bits = np.unpackbits(words.view(np.uint8), count=num_tokens, bitorder="little")
         return bits.view(np.bool_)
 
     def validate(self, tokens: Sequence[int]) -> int:
         if self._has_ended:
             return len(tokens)
         ends = self._guide.spelling.ends
-        before = 0
-        while before < len(tokens) and tokens[before] not in ends:
-            before += 1
-        num_valid = self._matcher.validate_tokens(list(tokens[:before]))
+        num_text_tokens = 0  # the tokens before the first one that ends the answer
+        while num_text_tokens < len(tokens) and tokens[num_text_tokens] not in ends:
+            num_text_tokens += 1
+        text_tokens = list(tokens[:num_text_tokens])
+        num_valid = self._matcher.validate_tokens(text_tokens)
         self._check()
-        if num_valid < before or before == len(tokens):
+        if num_valid < num_text_tokens or num_text_tokens == len(tokens):
             return num_valid
-        # `validate_tokens` judges an end by how its state was reached.
-        at_end = self._matcher
-        if before:
-            at_end = at_end.deep_copy()
-            at_end.consume_tokens(list(tokens[:before]))
-        if at_end.is_accepting():
-            return len(tokens)
-        return before
+        # Not `validate_tokens`: its verdict on an end depends on how its state was reached.
+        matcher_at_end = self._matcher
+        if text_tokens:
+            matcher_at_end = matcher_at_end.deep_copy()
+            matcher_at_end.consume_tokens(text_tokens)
+        if matcher_at_end.is_accepting():
+            return len(tokens)  # all tokens after the end may come, too
+        return num_text_tokens
 
     def commit(self, tokens: Sequence[int]) -> None:
         for token in tokens:
@@ -354,10 +391,10 @@ class Guidance:
                 return
             self._matcher.consume_token(token)
             self._check()
-            # The forced tokens after this one are the remaining ones of those before.
-            known = self._forced
-            if known and known[0] == token and len(known) > 1:
-                self._forced = known[1:]
+            # If the token was forced, the other forced tokens still are.
+            forced = self._forced
+            if forced and forced[0] == token and len(forced) > 1:
+                self._forced = forced[1:]
             else:
                 self._forced = None
 
@@ -367,15 +404,16 @@ class Guidance:
         if self._forced is None:
             self._forced = self._matcher.compute_ff_tokens()
             self._check()
-            after = self._matcher
+            matcher_after = self._matcher
             if self._forced:
-                after = after.deep_copy()
-                after.consume_tokens(self._forced)
-            if after.is_stopped() and not after.is_error():
+                matcher_after = matcher_after.deep_copy()
+                matcher_after.consume_tokens(self._forced)
+            if matcher_after.is_stopped() and not matcher_after.is_error():
                 self._forced.append(self._guide.spelling.usual_end)
         return self._forced
 
     def _check(self) -> None:
+        """Raise ConstraintError if the matcher is in a state of error."""
         if self._matcher.is_error():
             message = self._matcher.get_error().strip()[:_MOST_SHOWN]
             if message.startswith(_NO_TOKEN):
@@ -389,15 +427,17 @@ class Guidance:
             )
 
 
-MOST_DIGITS = 32  # in a row; a double has 17 that count, a whole number of 64 bits 20
+# Digits in a row. A double needs 17 of them, a whole number of 64 bits 20.
+MOST_DIGITS = 32
 
 
-class _Digits(JsonReader):
-    """Counts the digits at the end of a JSON text, but for those in strings."""
+class _DigitCounter(JsonReader):
+    """Counts the digits in a row at the end of a JSON text, outside of strings."""
 
     count = 0
 
     def push(self, text: str) -> None:
+        """Read more of the JSON text."""
         for character in text:
             if not self.is_quoted(character) and character in DIGITS:
                 self.count += 1
@@ -406,15 +446,19 @@ class _Digits(JsonReader):
 
 
 class NumberBound:
-    """A `Constraint` for a JSON text: `inner` with at most MOST_DIGITS digits in a row.
+    """A `Constraint` for JSON: what `inner` allows, with at most MOST_DIGITS digits in a row.
 
-    More may come where `inner` allows nothing else, as in a constant.
+    More digits may come where `inner` allows nothing else, for example in a constant.
+
+    Args:
+        inner: The constraint without this limit.
+        spelling: The model's tokens.
     """
 
     def __init__(self, inner: Constraint, spelling: Spelling) -> None:
         self._inner = inner
         self._spelling = spelling
-        self._digits = _Digits()
+        self._digits = _DigitCounter()
 
     @property
     def is_done(self) -> bool:
@@ -430,11 +474,11 @@ class NumberBound:
         mask = self._inner.mask()
         if mask is None or not self._digits.count:
             return mask
-        digits_in_a_row = self._digits.count + self._spelling.leading_digits  # by token
-        kept: Mask = mask & (digits_in_a_row <= MOST_DIGITS)
-        if kept.any():
-            return kept
-        return mask  # nothing else is allowed
+        digits_in_a_row = self._digits.count + self._spelling.leading_digits  # for each token
+        bounded_mask: Mask = mask & (digits_in_a_row <= MOST_DIGITS)
+        if bounded_mask.any():
+            return bounded_mask
+        return mask  # `inner` allows nothing else
 
     def validate(self, tokens: Sequence[int]) -> int:
         num_valid = self._inner.validate(tokens)
@@ -442,27 +486,30 @@ class NumberBound:
         for index, token in enumerate(tokens[:num_valid]):
             if token in self._spelling.ends:
                 break
-            if self._is_long(token, digits):
-                here = self.copy()
-                here.commit(tokens[:index])
-                if not here._may_come(token):
+            if self._makes_too_long(token, digits):
+                state_before = self.copy()
+                state_before.commit(tokens[:index])
+                if not state_before._is_in_mask(token):
                     return index
             digits.push(self._spelling.texts[token])
         return num_valid
 
-    def _is_long(self, token: int, digits: _Digits) -> bool:
-        return bool(
-            digits.count and self._spelling.leading_digits[token] + digits.count > MOST_DIGITS
-        )
+    def _makes_too_long(self, token: int, digits: _DigitCounter) -> bool:
+        """Whether a token makes more than MOST_DIGITS of the digits that were counted."""
+        if not digits.count:
+            return False
+        num_digits = digits.count + self._spelling.leading_digits[token]
+        return bool(num_digits > MOST_DIGITS)
 
-    def _may_come(self, token: int) -> bool:
+    def _is_in_mask(self, token: int) -> bool:
+        """Whether the mask allows a token next."""
         mask = self.mask()
         return mask is None or bool(mask[token])
 
     def commit(self, tokens: Sequence[int]) -> None:
         for token in tokens:
-            if self._is_long(token, self._digits) and not self._may_come(token):
-                raise commit_error(f"token {token} makes a number too long")
+            if self._makes_too_long(token, self._digits) and not self._is_in_mask(token):
+                raise gone_wrong(f"token {token} makes a number too long")
             self._inner.commit([token])
             self._digits.push(self._spelling.texts[token])
 
