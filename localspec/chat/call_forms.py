@@ -140,11 +140,11 @@ def tools_of(source: str) -> TemplateTools:
 
     try:
         template = ChatTemplate(source, bos="<s>", eos="</s>")
-        form = unlike_template(source)
+        form = unlike_template(source)  # of models that write calls unlike their template
         if form is None:
             form = _read_form(template, source, is_late)
         if form is None:
-            form = unshown_form(source)
+            form = unshown_form(source)  # of models whose template shows no calls
         are_shown = form is not None and _shows_tools(template, is_late)
     except (TemplateError, Interrupted):
         form = None
@@ -227,7 +227,8 @@ class _FormReader:
         """
         answer: Message = {"role": "assistant", "content": _ANSWER_TEXT}
         next_question: Message = {"role": "user", "content": _RESULT}
-        head, _, tail = self._turn([answer, next_question]).partition(_ANSWER_TEXT)
+        turn = self._turn([answer, next_question])
+        head, _, tail = turn.partition(_ANSWER_TEXT)  # the texts around that of any answer
         self._turn_end = self._first_mark(tail)
         self._turn_marks = {self._turn_end, *marks_in(head)}
         one_call = self._turn_with_calls(_PLAIN_ARGUMENTS)
@@ -336,17 +337,22 @@ class _FormReader:
         else:
             shared = _common_prefix(prefix, head)
             prefix = prefix.removeprefix(shared)
+        # After these marks the text is no thought.
         for mark in self._thoughts.marks(TextKind.SPEECH, TextKind.BODY, TextKind.NOTHING):
             _, _, prefix = prefix.rpartition(mark)
         return prefix.lstrip()
 
     def _opening(self, prefix: str) -> str:
-        """The text with which calls begin: `prefix` up to the end of its first mark.
+        """The text with which calls begin: `prefix` up to the end of a mark.
 
-        Raises _UnreadError if that text could begin an answer without calls, too.
+        It is the first mark, or the last one if the first ends any turn, with calls or not.
+        Raises _UnreadError if an answer without calls could begin with that text, too.
+
+        Args:
+            prefix: The text of a call before its name.
         """
         mark = self._first_mark(prefix)
-        if mark and mark == self._turn_end:  # also in turns without calls: take the last mark
+        if mark and mark == self._turn_end:
             mark = marks_in(prefix)[-1]
         opening = prefix
         if mark:
@@ -380,10 +386,13 @@ class _FormReader:
         after = _without_id_field(call.after)
         closing_tag = opening.replace("<", "</", 1)
         before_closing, closing, _ = after.rpartition(closing_tag)
+        end = before_closing + closing
+        if not end:  # there is no such tag
+            end = self._up_to_first_mark(after)
         form = CallForm(
             before=opening,
             start=f"{prefix.removeprefix(opening)}{NAME}{call.middle}",
-            end=f"{before_closing}{closing}" or self._up_to_first_mark(after),
+            end=end,
             openings=(opening,),
             is_single=True,
         )
@@ -481,9 +490,10 @@ def _with_argument_fields(form: CallForm, call: _CallParts) -> CallForm:
         end = form.end.strip() or form.after.strip()
         if not end:
             raise _UnreadError("arguments have no end")
-        mark = to_first_mark(end)
-        if mark not in tags.closing:
-            end = mark
+        # The end up to its first mark is enough, unless it stands after each argument, too.
+        first_part = to_first_mark(end)
+        if first_part not in tags.closing:
+            end = first_part
         tags = tags._replace(end=end)
     after_arguments = (form.end + form.after).rstrip()
     end_marks = marks_in(after_arguments)
