@@ -16,10 +16,10 @@ from typing import Any, TypeGuard
 
 from localspec.chat.shown import (
     PICTURE_NOTE,
-    Given,
+    PictureData,
     Shown,
-    given_in,
-    joined,
+    picture_in,
+    joined_content,
     shown_in,
     with_shown,
 )
@@ -51,7 +51,7 @@ def checked_messages(messages: object) -> list[Message]:
     Args:
         messages: A sequence of mappings, each with a role and a content. A content is a str,
             None for no text, or a list of parts such as {"type": "text", "text": …}. Parts with
-            text become lines of one text. Pictures (see `shown.given_in`) go to "pictures",
+            text become lines of one text. Pictures (see `shown.picture_in`) go to "pictures",
             with their positions in the text. An assistant's message may have tool_calls, and
             thoughts under one of THOUGHT_KEYS. The message of a tool (or function) may have
             tool_call_id and name. Other keys are ignored. Parts that no model here can read
@@ -115,7 +115,7 @@ def _with_text_before(calls: Message, answer: Message) -> Message:
     with_content = [message for message in both if message["content"]]
     return {
         **calls,
-        **joined(with_content, "\n\n"),
+        **joined_content(with_content, "\n\n"),
         **_joined_thoughts(both),
     }
 
@@ -124,7 +124,7 @@ def _merged(role: str, messages: Sequence[Message]) -> Message:
     """One message of this role with the contents and thoughts of several messages."""
     return {
         "role": role,
-        **joined(messages, "\n\n"),
+        **joined_content(messages, "\n\n"),
         **_joined_thoughts(messages),
     }
 
@@ -268,7 +268,7 @@ def _content(number: int, content: object, *, is_question: bool) -> dict[str, An
     return with_shown({"content": text}, shown)
 
 
-def _read_part(number: int, part: object, *, is_question: bool) -> str | Given:
+def _read_part(number: int, part: object, *, is_question: bool) -> str | PictureData:
     """The text, the picture, or a note in place of one part of a content.
 
     Raises OptionError for a part that cannot be read. Arguments as for `_content`.
@@ -282,7 +282,7 @@ def _read_part(number: int, part: object, *, is_question: bool) -> str | Given:
             return str(text)
         if "image" in kind:
             try:
-                return given_in(part)
+                return picture_in(part)
             except OptionError as error:
                 if not is_question:
                     return PICTURE_NOTE
@@ -444,7 +444,7 @@ def as_text(message: Message) -> Message:
     if message["role"] == "tool":
         before = {"content": "<tool_response>\n"}
         after = {"content": "\n</tool_response>"}
-        return {"role": "user", **joined([before, message, after], "")}
+        return {"role": "user", **joined_content([before, message, after], "")}
     parts: list[Message] = []
     if message["content"] or shown_in(message):
         parts.append(message)
@@ -456,7 +456,7 @@ def as_text(message: Message) -> Message:
         parts.append({"content": f"<tool_call>\n{name}({arguments})\n</tool_call>"})
     return {
         "role": message["role"],
-        **joined(parts, "\n"),
+        **joined_content(parts, "\n"),
         **_thoughts_in(message),
     }
 
@@ -481,18 +481,18 @@ def fit_to_form(messages: Sequence[Message], form: CallForm) -> list[Message]:
     Messages with results stay as they are if no message has calls.
     """
     has_calls = any("tool_calls" in message for message in messages)
-    fitted: Iterable[Message] = messages
+    adapted: Iterable[Message] = messages
     if form.is_single:
-        fitted = _with_one_call_each(messages)
+        adapted = _with_one_call_each(messages)
     if has_calls and not form.is_shown:
-        fitted = with_calls_in_words(fitted, form)
+        adapted = with_calls_in_words(adapted, form)
     if has_calls and form is IN_WORDS:
-        fitted = merged_messages(list(fitted))
+        adapted = merged_messages(list(adapted))
     if form.recipient:  # gpt-oss
-        fitted = map(_with_thinking, fitted)
+        adapted = map(_with_thinking, adapted)
     if form.has_ids:
-        return [_with_short_ids(message) for message in fitted]
-    return list(fitted)
+        return [_with_short_ids(message) for message in adapted]
+    return list(adapted)
 
 
 def _checked_call(number: int, index: int, call: object) -> dict[str, Any]:
@@ -578,15 +578,15 @@ def _with_thinking(message: Message) -> Message:
 
 def _with_short_ids(message: Message) -> Message:
     """The message with ids of nine letters and digits, which some templates require."""
-    fitted = dict(message)
-    if "tool_call_id" in fitted:
-        fitted["tool_call_id"] = _short_id(fitted["tool_call_id"])
-    if "tool_calls" in fitted:
+    adapted = dict(message)
+    if "tool_call_id" in adapted:
+        adapted["tool_call_id"] = _short_id(adapted["tool_call_id"])
+    if "tool_calls" in adapted:
         calls = []
-        for call in fitted["tool_calls"]:
+        for call in adapted["tool_calls"]:
             calls.append({**call, "id": _short_id(call["id"])})
-        fitted["tool_calls"] = calls
-    return fitted
+        adapted["tool_calls"] = calls
+    return adapted
 
 
 def _short_id(call_id: str) -> str:

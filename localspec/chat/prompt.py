@@ -327,7 +327,7 @@ class PromptMaker:
             tools = []
         if any(map(_is_call_or_result, messages)):
             messages = fit_to_form(messages, self._tools.form)
-        messages = self._system_role.fitted(messages, is_cancelled)
+        messages = self._system_role.adapt(messages, is_cancelled)
         template_messages = []
         result_indexes = set()
         for index, message in enumerate(messages):
@@ -357,9 +357,9 @@ class PromptMaker:
         thoughts = dict.fromkeys(self._thought_keys, answer["reasoning_content"])
         if "tool_calls" in answer:
             return {**thoughts, **answer}
-        fitted = dict(answer)
-        del fitted["reasoning_content"]
-        return {**fitted, **thoughts}
+        adapted = dict(answer)
+        del adapted["reasoning_content"]
+        return {**adapted, **thoughts}
 
     def _calls(self, use: ToolUse) -> Calls | None:
         """How to read and constrain calls of these tools; None if none may be called."""

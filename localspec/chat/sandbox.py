@@ -144,9 +144,9 @@ def _require_bounded_width(width: str | None) -> None:
     """
     if width is None:
         return
-    # The length first: converting a long number takes time, too.
-    is_long = width == "*" or len(width) > len(str(_MAX_WIDTH))
-    if is_long or int(width) > _MAX_WIDTH:
+    # Checked first, because converting a long number takes time, too.
+    has_many_digits = len(width) > len(str(_MAX_WIDTH))
+    if width == "*" or has_many_digits or int(width) > _MAX_WIDTH:
         raise TemplateRefused(f"it formats a field of {width[:20]} characters")
 
 

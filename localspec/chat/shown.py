@@ -34,8 +34,9 @@ _WEB_URL = re.compile(r"https?://", re.IGNORECASE)
 _FORMS = 'Give {"type": "image_url", "image_url": {"url": "data:image/png;base64,…"}}.'
 
 
-# A picture as a client sends it: decoded, or the bytes of a file, decoded with the prompt.
-Given = Picture | bytes
+# A picture as a client sends it: decoded, or the bytes of a file, which are decoded when the
+# prompt is made.
+PictureData = Picture | bytes
 
 
 class Shown(NamedTuple):
@@ -44,7 +45,9 @@ class Shown(NamedTuple):
     at: int
     """Its position: the number of characters of the content before it."""
 
-    given: Given
+    given: PictureData
+    """The picture, as the client has sent it."""
+
     is_result: bool = False
     """Whether it is in the result of a tool. If the model cannot see such a picture, a note
     replaces it; there is no error."""
@@ -84,7 +87,7 @@ def attached_pictures(images: Iterable[PictureSource]) -> list[Shown]:
     return [Shown(0, Picture.read(source)) for source in sources]
 
 
-def given_in(part: Mapping[str, Any]) -> Given:
+def picture_in(part: Mapping[str, Any]) -> PictureData:
     """The picture in a part of a message's content. Raises OptionError if there is none.
 
     Args:
@@ -125,7 +128,7 @@ def of_base64(text: object) -> bytes:
     return data
 
 
-def _from_url(url: object) -> Given:
+def _from_url(url: object) -> PictureData:
     """Decode the file in a data URL. Raises OptionError for anything else."""
     if not isinstance(url, str) or not url:
         raise OptionError("it has no data", _FORMS)
@@ -140,7 +143,7 @@ def _from_url(url: object) -> Given:
     return of_base64(url[head.end() :])
 
 
-def noted(
+def with_notes(
     message: Message,
     note: str = PICTURE_NOTE,
     kept: Container[int] = (),
@@ -177,7 +180,7 @@ def pieces_of(message: Message) -> list[str]:
     return [content[begin:end] for begin, end in pairwise(cuts)]
 
 
-def _image_named(number: int, given: Given) -> str:
+def _image_named(number: int, given: PictureData) -> str:
     """The beginning of an error about an image: its file's name, or its message's number."""
     if isinstance(given, Picture) and given.name:
         return f"{given.name} is an image"
@@ -201,7 +204,7 @@ def for_the_blind(messages: Sequence[Message]) -> list[Message]:
                     HOW_TO_SEE,
                 )
         if pictures:
-            message = noted(message)
+            message = with_notes(message)
         noted_messages.append(message)
     return noted_messages
 
@@ -225,7 +228,7 @@ def for_the_seeing(
     pictures: list[Picture] = []  # of the messages read so far, the last picture first
     num_pixels = 0
 
-    def decoded(given: Given, num_in_message: int) -> Picture:
+    def decoded(given: PictureData, num_in_message: int) -> Picture:
         """The decoded picture. Raises OptionError beyond a limit, or if it cannot be read.
 
         Args:
@@ -264,7 +267,7 @@ def for_the_seeing(
                         error.hint,
                     ) from error
         pictures.extend(reversed(decoded_pictures.values()))
-        noted_message = noted(message, _LOST_NOTE, decoded_pictures)
+        noted_message = with_notes(message, _LOST_NOTE, decoded_pictures)
         positions = [shown.at for shown in shown_in(noted_message)]
         tokens = map(vision.cells, decoded_pictures.values())
         return with_shown(noted_message, map(ShownTokens, positions, tokens))
@@ -274,7 +277,7 @@ def for_the_seeing(
     return seen[::-1], pictures[::-1]
 
 
-def joined(messages: Sequence[Message], separator: str) -> dict[str, Any]:
+def joined_content(messages: Sequence[Message], separator: str) -> dict[str, Any]:
     """The keys "content" and "pictures" of one message with the contents of several.
 
     Args:

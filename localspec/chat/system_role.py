@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 
-from localspec.chat.shown import joined, shown_in
+from localspec.chat.shown import joined_content, shown_in
 from localspec.chat.template import ChatTemplate, Message
 from localspec.errors import TemplateError
 from localspec.streaming.cancellation import CancelCheck
@@ -39,7 +39,7 @@ class SystemRole:
         # Whether the template shows the system messages of each trial made so far.
         self._trial_results: dict[str, bool] = {}
 
-    def fitted(
+    def adapt(
         self,
         messages: Sequence[Message],
         is_cancelled: CancelCheck,
@@ -57,7 +57,7 @@ class SystemRole:
         if any(map(_is_system, later)) and not self._shows("later", is_cancelled):
             later = _in_questions(later)
         if len(opening) > 1 and not self._shows("twice", is_cancelled):
-            opening = [{"role": "system", **joined(opening, "\n\n")}]
+            opening = [{"role": "system", **joined_content(opening, "\n\n")}]
         return opening + later
 
     def _shows(self, trial: str, is_cancelled: CancelCheck) -> bool:
@@ -81,7 +81,7 @@ def _in_questions(messages: Sequence[Message]) -> list[Message]:
     If another message or none follows, the text is added to the question before it, or becomes
     a question.
     """
-    fitted: list[Message] = []
+    adapted: list[Message] = []
     waiting: list[Message] = []  # system messages since the last other message
     for message in messages:
         if _is_system(message):
@@ -90,25 +90,25 @@ def _in_questions(messages: Sequence[Message]) -> list[Message]:
         system_messages = list(filter(_has_content, waiting))
         waiting = []
         if message["role"] == "user":
-            fitted.append({**message, **joined([*system_messages, message], "\n\n")})
+            adapted.append({**message, **joined_content([*system_messages, message], "\n\n")})
             continue
         if system_messages:
-            _add_to_question(fitted, system_messages)
-        fitted.append(message)
+            _add_to_question(adapted, system_messages)
+        adapted.append(message)
     if waiting:
-        _add_to_question(fitted, waiting)
-    return fitted
+        _add_to_question(adapted, waiting)
+    return adapted
 
 
-def _add_to_question(fitted: list[Message], system_messages: Sequence[Message]) -> None:
-    """Add the texts of system messages to the end of `fitted`.
+def _add_to_question(adapted: list[Message], system_messages: Sequence[Message]) -> None:
+    """Add the texts of system messages to the end of `adapted`.
 
     They are added to its last message if that is a question; otherwise they become a question.
     """
     parts = list(system_messages)
-    if fitted and fitted[-1]["role"] == "user":
-        parts.insert(0, fitted.pop())
-    fitted.append({"role": "user", **joined(parts, "\n\n")})
+    if adapted and adapted[-1]["role"] == "user":
+        parts.insert(0, adapted.pop())
+    adapted.append({"role": "user", **joined_content(parts, "\n\n")})
 
 
 def _has_content(message: Message) -> bool:

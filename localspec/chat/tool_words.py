@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from localspec.chat.shown import joined
+from localspec.chat.shown import joined_content
 from localspec.chat.template import Message
 from localspec.tools.call_form import CallForm
 from localspec.tools.forms import IN_WORDS
@@ -43,7 +43,7 @@ def with_tools_in_words(
     if not messages or messages[0]["role"] != "system":
         return [description, *messages]
     first, *others = messages
-    described_first = {**first, **joined([first, description], "\n\n")}
+    described_first = {**first, **joined_content([first, description], "\n\n")}
     return [described_first, *others]
 
 
@@ -64,10 +64,10 @@ def with_calls_in_words(messages: Iterable[Message], form: CallForm) -> Iterator
                 parts.insert(0, message)
             answer = dict(message)
             del answer["tool_calls"]
-            yield {**answer, **joined(parts, "\n")}
+            yield {**answer, **joined_content(parts, "\n")}
         elif message["role"] == "tool" and form is IN_WORDS:
             before = {"content": "<tool_response>\n"}
             after = {"content": "\n</tool_response>"}
-            yield {"role": "user", **joined([before, message, after], "")}
+            yield {"role": "user", **joined_content([before, message, after], "")}
         else:
             yield message

@@ -49,6 +49,7 @@ class Trigger:
         self._triggers = triggers
 
     def push(self, text: str) -> str | None:
+        """Read more text. Returns its part after the trigger; None before the trigger."""
         text = self.partial_boundary + text
         ends = []
         for trigger in self._triggers:
@@ -154,6 +155,7 @@ class AfterBoundary:
 
     @property
     def is_done(self) -> bool:
+        """Whether only a token that ends the answer may come next."""
         if self._stage is _Stage.ENDED:
             return True
         if self._stage in (_Stage.BETWEEN, _Stage.AFTER):
@@ -176,6 +178,7 @@ class AfterBoundary:
         return frozenset()
 
     def mask(self) -> Mask | None:
+        """(num_logits,) True for tokens that may come next; None if all may."""
         if self._stage is _Stage.ENDED:
             return None
         if self._stage is _Stage.FREE:
@@ -251,6 +254,7 @@ class AfterBoundary:
         return self._inner.validate(tokens) == len(tokens)
 
     def validate(self, tokens: Sequence[int]) -> int:
+        """How many of the tokens may come, counted from the first. The state stays."""
         if self._stage is _Stage.AFTER:
             return self._inner.validate(tokens)
         state = self.copy()
@@ -290,7 +294,7 @@ class AfterBoundary:
         elif self._stage is _Stage.BETWEEN:
             self._stage = _Stage.AFTER
             is_constrained_text = self._inner.validate([token]) == 1
-            if not is_constrained_text:
+            if not is_constrained_text:  # a token of `Start.between`
                 return
         if self._stage is _Stage.AFTER:
             self._inner.commit([token])
@@ -311,6 +315,7 @@ class AfterBoundary:
             self._inner.commit(tokens)
 
     def commit(self, tokens: Sequence[int]) -> None:
+        """Continue after these tokens. Raises ConstraintError if one may not come."""
         for token in tokens:
             if self._stage is _Stage.ENDED:
                 return
@@ -319,6 +324,7 @@ class AfterBoundary:
             self._advance(token)
 
     def forced(self) -> list[int]:
+        """Tokens that spell the only text that may come next; [] if several texts may."""
         if self._stage is _Stage.AFTER:
             return self._inner.forced()
         return []

@@ -345,9 +345,11 @@ class Guidance:
 
     @property
     def is_done(self) -> bool:
+        """Whether only a token that ends the answer may come next."""
         return self._has_ended or self._matcher.is_stopped()
 
     def mask(self) -> Mask | None:
+        """(num_logits,) True for tokens that may come next; None if all may."""
         if self._has_ended:
             return None
         # llguidance writes a bit for each token, in words of 32 bits.
@@ -360,6 +362,7 @@ class Guidance:
         return bits.view(np.bool_)
 
     def validate(self, tokens: Sequence[int]) -> int:
+        """How many of the tokens may come, counted from the first. The state stays."""
         if self._has_ended:
             return len(tokens)
         ends = self._guide.spelling.ends
@@ -381,6 +384,7 @@ class Guidance:
         return num_text_tokens
 
     def commit(self, tokens: Sequence[int]) -> None:
+        """Continue after these tokens. Raises ConstraintError if one may not come."""
         for token in tokens:
             if self._has_ended:
                 return
@@ -399,6 +403,7 @@ class Guidance:
                 self._forced = None
 
     def forced(self) -> list[int]:
+        """Tokens that spell the only text that may come next; [] if several texts may."""
         if self._has_ended:
             return []
         if self._forced is None:
@@ -462,6 +467,7 @@ class NumberBound:
 
     @property
     def is_done(self) -> bool:
+        """Whether only a token that ends the answer may come next."""
         return self._inner.is_done
 
     def copy(self) -> NumberBound:
@@ -471,6 +477,7 @@ class NumberBound:
         return other
 
     def mask(self) -> Mask | None:
+        """(num_logits,) True for tokens that may come next; None if all may."""
         mask = self._inner.mask()
         if mask is None or not self._digits.count:
             return mask
@@ -481,6 +488,7 @@ class NumberBound:
         return mask  # `inner` allows nothing else
 
     def validate(self, tokens: Sequence[int]) -> int:
+        """How many of the tokens may come, counted from the first. The state stays."""
         num_valid = self._inner.validate(tokens)
         digits = copy.copy(self._digits)
         for index, token in enumerate(tokens[:num_valid]):
@@ -507,6 +515,7 @@ class NumberBound:
         return mask is None or bool(mask[token])
 
     def commit(self, tokens: Sequence[int]) -> None:
+        """Continue after these tokens. Raises ConstraintError if one may not come."""
         for token in tokens:
             if self._makes_too_long(token, self._digits) and not self._is_in_mask(token):
                 raise gone_wrong(f"token {token} makes a number too long")
@@ -514,4 +523,5 @@ class NumberBound:
             self._digits.push(self._spelling.texts[token])
 
     def forced(self) -> list[int]:
+        """Tokens that spell the only text that may come next; [] if several texts may."""
         return self._inner.forced()

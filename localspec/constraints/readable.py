@@ -106,6 +106,7 @@ class _SchemaReader:
                 self._patterns.add((keyword, str(node[keyword])))
         if "allOf" in node:
             self._has_combined_parts = True
+        # What a reference or an alternative requires counts together with the other keywords.
         alternatives = node.keys() & {"anyOf", "oneOf", "$ref"}
         other_keywords = node.keys() & (_COMBINED - alternatives)
         if alternatives and other_keywords:
@@ -175,9 +176,9 @@ class _SchemaReader:
 
 
 def _num_remainders(divisor: object) -> int:
-    """The remainders that llguidance distinguishes for a multipleOf.
+    """The number of remainders that llguidance distinguishes for a multipleOf.
 
-    Their number is that of the divisor's digits, without zeros at the end: 25 for 2.5 and 2500.
+    It is the divisor's digits without zeros at the end, as a number: 25 for 2.5 and 2500.
     Returns a number above _MAX_REMAINDERS for a divisor that is too large or has too many
     decimals; 1 for one that is invalid, which llguidance refuses with a better message.
     """
