@@ -18,8 +18,8 @@ from localspec.chat.shown import (
     PICTURE_NOTE,
     PictureData,
     Shown,
-    picture_in,
     joined_content,
+    picture_in,
     shown_in,
     with_shown,
 )
@@ -177,8 +177,8 @@ def checked_message(number: int, message: object, count: int) -> Message:
     content = _content(number, message.get("content"), is_question=is_question)
     checked = {"role": role, **content}
     if is_result:
-        shown = [picture._replace(is_result=True) for picture in shown_in(checked)]
-        checked = with_shown(checked, shown)
+        result_pictures = [picture._replace(is_result=True) for picture in shown_in(checked)]
+        checked = with_shown(checked, result_pictures)
     pictures = message.get("pictures")
     if _is_checked_pictures(pictures):
         checked = with_shown(checked, pictures)
@@ -253,19 +253,19 @@ def _content(number: int, content: object, *, is_question: bool) -> dict[str, An
             "Give a str, None, or a list of parts.",
         )
     text = ""
-    shown = []
+    pictures = []
     follows_text = False
     for part in content:
         text_or_picture = _read_part(number, part, is_question=is_question)
         if not isinstance(text_or_picture, str):
-            shown.append(Shown(len(text), text_or_picture))
+            pictures.append(Shown(len(text), text_or_picture))
             follows_text = False  # no new line next to a picture, as in llama.cpp
         elif text_or_picture:  # a server's answer may begin with an empty part
             if follows_text:
                 text += "\n"
             text += text_or_picture
             follows_text = True
-    return with_shown({"content": text}, shown)
+    return with_shown({"content": text}, pictures)
 
 
 def _read_part(number: int, part: object, *, is_question: bool) -> str | PictureData:

@@ -157,11 +157,11 @@ def with_notes(
     """
     first_piece, *other_pieces = pieces_of(message)
     text = first_piece
-    shown = []
+    kept_pictures = []
     pairs = zip(shown_in(message), other_pieces, strict=True)
     for index, (picture, piece_after) in enumerate(pairs):
         if index in kept:
-            shown.append(picture._replace(at=len(text)))
+            kept_pictures.append(picture._replace(at=len(text)))
         else:
             if text:
                 text += "\n"
@@ -169,7 +169,7 @@ def with_notes(
             if piece_after:
                 text += "\n"
         text += piece_after
-    return with_shown({**message, "content": text}, shown)
+    return with_shown({**message, "content": text}, kept_pictures)
 
 
 def pieces_of(message: Message) -> list[str]:
@@ -180,10 +180,10 @@ def pieces_of(message: Message) -> list[str]:
     return [content[begin:end] for begin, end in pairwise(cuts)]
 
 
-def _image_named(number: int, given: PictureData) -> str:
+def _image_named(number: int, data: PictureData) -> str:
     """The beginning of an error about an image: its file's name, or its message's number."""
-    if isinstance(given, Picture) and given.name:
-        return f"{given.name} is an image"
+    if isinstance(data, Picture) and data.name:
+        return f"{data.name} is an image"
     return f"message {number} has an image in it"
 
 
@@ -228,11 +228,11 @@ def for_the_seeing(
     pictures: list[Picture] = []  # of the messages read so far, the last picture first
     num_pixels = 0
 
-    def decoded(given: PictureData, num_in_message: int) -> Picture:
+    def decode(data: PictureData, num_in_message: int) -> Picture:
         """The decoded picture. Raises OptionError beyond a limit, or if it cannot be read.
 
         Args:
-            given: The picture.
+            data: The picture.
             num_in_message: The pictures of its message that were decoded before it.
         """
         nonlocal num_pixels
@@ -242,7 +242,7 @@ def for_the_seeing(
                 "Send fewer.",
             )
         if num_pixels <= MOST_PROMPT_PIXELS:
-            picture = Picture.read(given)
+            picture = Picture.read(data)
             num_pixels += picture.width * picture.height
         if num_pixels > MOST_PROMPT_PIXELS:
             raise OptionError(
@@ -259,7 +259,7 @@ def for_the_seeing(
         decoded_pictures: dict[int, Picture] = {}  # by their index in the message
         for index, shown in enumerate(shown_in(message)):
             try:
-                decoded_pictures[index] = decoded(shown.given, len(decoded_pictures))
+                decoded_pictures[index] = decode(shown.given, len(decoded_pictures))
             except OptionError as error:
                 if number == last and not shown.is_result:
                     raise OptionError(
@@ -284,16 +284,16 @@ def joined_content(messages: Sequence[Message], separator: str) -> dict[str, Any
         messages: The messages, of which only content and pictures count.
         separator: The text between two contents.
     """
-    shown: list[Shown] = []
+    pictures: list[Shown] = []
     text = ""
     for index, message in enumerate(messages):
         if index > 0:
             text += separator
         for picture in shown_in(message):
             position = len(text) + picture.at
-            shown.append(picture._replace(at=position))
+            pictures.append(picture._replace(at=position))
         text += message["content"]
-    return with_shown({"content": text}, shown)
+    return with_shown({"content": text}, pictures)
 
 
 def in_front(messages: Sequence[Message]) -> list[Message]:
