@@ -195,7 +195,7 @@ class PromptMaker:
             variables=variables,
             opens_answer=opens_answer,
         )
-        text = rendered.hidden.uncovered(rendered.text)
+        text = rendered.hidden.with_hidden_texts(rendered.text)
         bos = self._vocabulary.text(self._vocabulary.bos)
         if self._vocabulary.add_bos:
             return text.removeprefix(bos)

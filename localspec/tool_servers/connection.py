@@ -194,8 +194,9 @@ class Connection:
         except BaseException as error:
             if not ready.done():
                 ready.set_exception(_innermost(error))
-            elif not isinstance(error, Exception):
+            elif not isinstance(error, Exception):  # a cancellation
                 raise
+            # Other errors end the connection, and its calls raise errors of their own.
 
     def _transport(self, exit_stack: contextlib.AsyncExitStack) -> Any:
         """The SDK's transport: over HTTP, or by the stdin and stdout of a new process.
@@ -234,9 +235,9 @@ class Connection:
         return _with_pipe_closed(stdio_client(parameters, self.log.pipe), self.log)
 
     async def _on_message(self, message: object) -> None:
-        """Note in the log what the server has written to stdout that is no message.
+        """Add a line to the log if the server has written something else than a message.
 
-        The SDK calls this with each message, or with the error of reading it.
+        The SDK calls this with each message on stdout, or with the error of reading it.
         """
         if isinstance(message, Exception) and self.log is not None:
             self.log.note(f"what is on stdout is no message of MCP: {message!s:.300}")
