@@ -201,11 +201,11 @@ class ControlGuard:
         if len(text) == 1:
             return []
         middle = len(text) // 2
-        left = self._spell(text[:middle], after)
-        if left:
-            after = left[-1]
-        right = self._spell(text[middle:], after)
-        return left + right
+        first_half = self._spell(text[:middle], after)
+        if first_half:
+            after = first_half[-1]
+        second_half = self._spell(text[middle:], after)
+        return first_half + second_half
 
     def _control_spans(self, text: str) -> list[Span]:
         """The spans that `hide` hides, which can overlap."""

@@ -61,12 +61,12 @@ BUILT_IN = {
 }
 
 
-def template_source(chosen: str | None, own: str | None) -> str:
+def template_source(chosen: str | None, own_source: str | None) -> str:
     """The Jinja source of the template to use.
 
     Args:
         chosen: A source, or the name of a built-in template; None for the model's own.
-        own: The source in the model's file, if there is one.
+        own_source: The source in the model's file, if there is one.
 
     Raises:
         TemplateError: `chosen` is not a str, or both are None.
@@ -78,13 +78,13 @@ def template_source(chosen: str | None, own: str | None) -> str:
         )
     if chosen is not None:
         return BUILT_IN.get(chosen, chosen)
-    if own is None:
+    if own_source is None:
         raise TemplateError(
             "the model file has no chat template",
             "A base model goes on with a text: engine.generate_raw(). For "
             f"questions give one, as template=chatml: {', '.join(BUILT_IN)}, or Jinja source.",
         )
-    return own
+    return own_source
 
 
 class ChatTemplate:

@@ -294,8 +294,9 @@ class _EntryReader:
         """The text with the values of variables in place of ${NAME} and ${env:NAME}."""
 
         def value_of(variable: re.Match[str]) -> str:
+            """The value of a match of _VARIABLE. Raises OptionError if it is not set."""
             name = variable[1]
-            if name == "userHome":
+            if name == "userHome":  # no variable of the process, but known to other programs
                 return str(Path.home())
             if name not in os.environ:
                 raise OptionError(
