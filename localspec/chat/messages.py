@@ -34,8 +34,10 @@ _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,63}")  # it goes into the prompt un
 # The key of the text in a part of a content, by the part's type. A tool_reference names a tool.
 _TEXT_PARTS = dict.fromkeys(("text", "input_text", "output_text"), "text")
 _TEXT_PARTS |= {"refusal": "refusal", "tool_reference": "tool_name"}
-# Parts that no model here reads have one of these words in their type.
-_OTHER_PARTS = ("audio", "video", "file", "document")
+# Descriptions of parts that no model here reads, by a word in the type of such a part.
+_UNREADABLE_PARTS = {
+    "audio": "audio", "video": "a video", "file": "a file", "document": "a document",
+}  # fmt: skip
 # The keys of an answer's thoughts in llama.cpp, in vLLM and OpenRouter, and in Ollama.
 THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
 _NINE = re.compile(r"[A-Za-z0-9]{9}")
@@ -97,6 +99,7 @@ def merged_messages(messages: Sequence[Message]) -> list[Message]:
         if not is_plain:
             merged += neighbours
             continue
+        # Between two groups of one role, which were not neighbours, are only calls and results.
         if role == plain_role == "user":
             merged.append({"role": "assistant", "content": ""})
         elif role == plain_role == "assistant":
@@ -154,7 +157,7 @@ def _is_system(message: Message) -> bool:
 
 
 def checked_message(number: int, message: object, count: int) -> Message:
-    """Check and convert one message, as `checked_messages` does.
+    """Check and convert one message, as `checked_messages` does. Raises OptionError.
 
     Args:
         number: The message's number, from 0, for errors.
@@ -305,13 +308,10 @@ def _read_part(number: int, part: object, *, is_question: bool) -> str | Picture
 
 
 def _unreadable_kind(kind: str) -> str:
-    """In words, as "a video", the type of a part that no model here reads; "" for others."""
-    for word in _OTHER_PARTS:
-        if word not in kind:
-            continue
-        if word == "audio":
-            return word
-        return f"a {word}"
+    """The description of a part of this type that no model here reads; "" for other types."""
+    for word, description in _UNREADABLE_PARTS.items():
+        if word in kind:
+            return description
     return ""
 
 

@@ -157,14 +157,14 @@ class PromptMaker:
             Interrupted: It was cancelled.
         """
         maker = self._maker_for(messages, use)
-        rendered = maker._rendered_for(
+        rendered = maker._render_messages(
             messages,
             use,
             is_cancelled,
             may_merge=may_merge,
             variables=variables,
         )
-        return maker._tokenized(rendered, use)
+        return maker._tokenize(rendered, use)
 
     def text(
         self,
@@ -187,7 +187,7 @@ class PromptMaker:
                 the last message.
         """
         maker = self._maker_for(messages, use)
-        rendered = maker._rendered_for(
+        rendered = maker._render_messages(
             messages,
             use,
             never,
@@ -220,7 +220,7 @@ class PromptMaker:
             return self._tool_prompt_maker
         return self
 
-    def _rendered_for(
+    def _render_messages(
         self,
         messages: Sequence[Message],
         use: ToolUse,
@@ -230,9 +230,10 @@ class PromptMaker:
         variables: Mapping[str, Any],
         opens_answer: bool = True,
     ) -> _Rendered:
-        """The messages as the template writes them. Arguments as for `prompt` and `text`.
+        """Render the template, with merged messages if need be: see `may_merge` of `prompt`.
 
-        Pictures become notes if the model does not see.
+        Pictures become notes if the model does not see. Arguments as for `prompt` and `text`;
+        raises as they do.
         """
         pictures: Sequence[Picture] = ()
         if self._vision is None:
@@ -240,8 +241,8 @@ class PromptMaker:
         else:
             messages, pictures = for_the_seeing(messages, self._vision)
 
-        def render(messages: Sequence[Message]) -> _Rendered:
-            exposed = self._exposed(messages, use, variables, is_cancelled)
+        def render(messages_to_show: Sequence[Message]) -> _Rendered:
+            exposed = self._exposed(messages_to_show, use, variables, is_cancelled)
             exposed = exposed._replace(opens_answer=opens_answer)
             text, hidden = self._render_with_pictures(exposed, is_cancelled)
             return _Rendered(text, hidden, tuple(pictures))
@@ -278,7 +279,7 @@ class PromptMaker:
             )
         return text, hidden
 
-    def _tokenized(self, rendered: _Rendered, use: ToolUse) -> Prompt:
+    def _tokenize(self, rendered: _Rendered, use: ToolUse) -> Prompt:
         """The prompt in tokens, and how to find thoughts and calls of tools in its answer."""
         tokens = self._guard.tokenize(rendered.text, rendered.hidden)
         calls = self._calls(use)
@@ -386,7 +387,7 @@ class PromptMaker:
         if not unusual:
             return
         hidden = self._guard.hide_all(exposed)
-        text = self._rendered(hidden, is_cancelled)
+        text = self._render_hidden(hidden, is_cancelled)
         for index in unusual:
             message = hidden.messages[index]
             if message["content"].strip() not in text:
@@ -405,20 +406,22 @@ class PromptMaker:
         """
         guard = self._guard
         hidden = guard.hide(exposed)
-        text = self._rendered(hidden, is_cancelled)
+        text = self._render_hidden(hidden, is_cancelled)
         control_texts = guard.control_texts_in(text)
         if not guard.shows_ends(hidden) and self._source_has(control_texts):
             return text, hidden
         all_hidden = guard.hide_all(exposed)
-        safe_text = self._rendered(all_hidden, is_cancelled)
+        safe_text = self._render_hidden(all_hidden, is_cancelled)
         templates_texts = guard.control_texts_in(safe_text)
         if control_texts == templates_texts:
             return text, hidden
         words_hidden = guard.hide_words(exposed)
-        text = self._rendered(words_hidden, is_cancelled)
+        text = self._render_hidden(words_hidden, is_cancelled)
         # A switch in a message may make the template write other control texts of its own.
-        control_texts = guard.control_texts_in(text)
-        other_texts = [found for found in control_texts if found not in templates_texts]
+        other_texts = []
+        for control_text in guard.control_texts_in(text):
+            if control_text not in templates_texts:
+                other_texts.append(control_text)
         if self._source_has(other_texts):
             return text, words_hidden
         return safe_text, all_hidden
@@ -430,7 +433,7 @@ class PromptMaker:
                 return False
         return True
 
-    def _rendered(self, hidden: Hidden, is_cancelled: CancelCheck) -> str:
+    def _render_hidden(self, hidden: Hidden, is_cancelled: CancelCheck) -> str:
         """The template's text, with placeholders.
 
         If the last message is an answer, and `hidden.opens_answer` is set, the text ends with
