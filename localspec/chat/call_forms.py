@@ -466,8 +466,8 @@ class _FormReader:
         # the turn.
         _, opening, after_opening = turn.partition(form.openings[0])
         end = (form.end + form.after).strip()
-        end_position = after_opening.rfind(end or self._turn_end)
-        written_calls = opening + after_opening[:end_position] + end
+        calls_end = after_opening.rfind(end or self._turn_end)
+        written_calls = opening + after_opening[:calls_end] + end
         stream = CallStream(Calls(form, _USE))
         parts = stream.push(Part(written_calls, is_thought=False))
         parts += stream.finish(is_cut=False)

@@ -60,7 +60,7 @@ def _resource_text(resource: Mapping[str, Any]) -> str:
     uri = resource.get("uri")
     if "text" in resource:
         return f"{uri}:\n{resource['text']}"
-    base64_length = len(str(resource.get("blob", "")))
-    num_bytes = base64_length * 3 // 4  # base64 has 4 characters for 3 bytes
+    blob = str(resource.get("blob", ""))
+    num_bytes = len(blob) * 3 // 4  # base64 has 4 characters for 3 bytes
     media_type = resource.get("mimeType") or "data"
     return f"[{uri}: {num_bytes:,} bytes of {media_type}, which are no text]"

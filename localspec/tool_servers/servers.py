@@ -170,7 +170,7 @@ class McpServers:
         Args:
             only: the name of the server to ask; None for all servers.
         """
-        names = [name for name in self._entries if only in (None, name)]
+        names = [name for name in self._entries if only is None or name == only]
         with self._lock:
             listings = []
             for name in names:
