@@ -243,6 +243,7 @@ class ControlGuard:
         whole_span = (0, len(text))
         stripped_spans = _stripped_span(text)
         for begin, end in {whole_span, *stripped_spans}:
+            # Backwards: the longest beginning that is the end of a control text.
             beginning = text[begin:end][: self._longest]
             size = _overlap(beginning[::-1], self._reversed)
             if size:
@@ -285,9 +286,9 @@ def _hide(
     def hide_data_text(text: str) -> str:
         return with_placeholders(text, _without_escaped(text, data_spans(text)))
 
-    for number, message in enumerate(exposed.messages):
+    for index, message in enumerate(exposed.messages):
         hide_text = hide_message_text
-        if number in exposed.data:
+        if index in exposed.data:
             hide_text = hide_data_text
         content = ""
         for piece, picture in zip_longest(pieces_of(message), shown_in(message)):

@@ -48,18 +48,19 @@ class FillInSource:
         fim = self.fim
         vocabulary = workshop.vocabulary
         room = self._room(workshop.context_length)
-        after = vocabulary.tokenize(self.after, parse_special=False, after=fim.suffix)
-        after = after[: room // _NUM_PARTS]
-        before = vocabulary.tokenize(self.before, parse_special=False, after=fim.prefix)
-        before = _last_tokens(before, room - len(after))
+        suffix = vocabulary.tokenize(self.after, parse_special=False, after=fim.suffix)
+        suffix = suffix[: room // _NUM_PARTS]
+        prefix = vocabulary.tokenize(self.before, parse_special=False, after=fim.prefix)
+        prefix = _last_tokens(prefix, room - len(suffix))
         # The room of both texts is rounded up, so that the same files fit while they grow.
-        num_text_tokens = max(len(before) + len(after), 1)
+        num_text_tokens = max(len(prefix) + len(suffix), 1)
         room_for_files = room - _rounded_up(num_text_tokens, room)
         files = self._files(workshop, room_for_files)
-        stable = [*files, fim.prefix, *before]
+        # The next prompts begin like this, too, while the user types at the gap.
+        stable = [*files, fim.prefix, *prefix]
         if vocabulary.add_bos and vocabulary.bos >= 0:
             stable.insert(0, vocabulary.bos)
-        tokens = [*stable, fim.suffix, *after, fim.middle]
+        tokens = [*stable, fim.suffix, *suffix, fim.middle]
         return MadePrompt(Prompt(tokens), num_stable=len(stable))
 
     def _room(self, context_length: int) -> int:
