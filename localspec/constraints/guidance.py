@@ -518,7 +518,7 @@ class NumberBound:
         """Continue after these tokens. Raises ConstraintError if one may not come."""
         for token in tokens:
             if self._makes_too_long(token, self._digits) and not self._is_in_mask(token):
-                raise gone_wrong(f"token {token} makes a number too long")
+                raise commit_error(f"token {token} makes a number too long")
             self._inner.commit([token])
             self._digits.push(self._spelling.texts[token])
 
