@@ -24,7 +24,7 @@ from localspec.gguf_file.shape import context_to_open
 from localspec.llama.batch import TextPart, TokenBatch
 from localspec.llama.context import LlamaContext
 from localspec.llama.handle import Handle
-from localspec.llama.library import llama_cpp
+from localspec.llama.library import llama_cpp, stored_template
 from localspec.llama.model_options import LlamaOptions, embedding_batch_size
 from localspec.llama.model_vocabulary import LlamaVocabulary
 from localspec.llama.native import LoadWatch
@@ -72,10 +72,7 @@ class LlamaEmbedder(LlamaContext):
         """How many numbers a text gets: of its vector, or 1 or more scores."""
 
         # A reranker's template, with {query} and {document}; None without one.
-        self._pair_template: str | None = None
-        template: bytes | None = llama_cpp.llama_model_chat_template(model, _PAIR)
-        if template is not None:
-            self._pair_template = template.decode("utf-8", "replace")
+        self._pair_template = stored_template(model, _PAIR)
         self._begin, self._end = self._special_tokens_around(vocab)
         self._eos = llama_cpp.llama_vocab_eos(vocab)
         self._sep = llama_cpp.llama_vocab_sep(vocab)

@@ -222,9 +222,7 @@ class LlamaHead(LlamaContext):
             raise
         if num_logits == 0:
             return np.empty((0, self.vocab_size), dtype=np.float32)
-        pointer = llama_cpp.llama_get_logits(self.handle.context)
-        logits = np.ctypeslib.as_array(pointer, (num_rows, self.vocab_size))
-        return logits[num_rows - num_logits :]
+        return self._last_logits(num_rows)[num_rows - num_logits :]
 
     def _read_text(self, tokens: Sequence[int], num_logits: int) -> int:
         """Read tokens of the text with the target's rows, in batches.
@@ -374,6 +372,11 @@ class LlamaHead(LlamaContext):
             num_rows = num_logits
         last: Rows = self._last_rows(num_rows)[-1]
         return last
+
+    def _last_logits(self, num_rows: int) -> Logits:
+        """(num_rows, vocab) logits of the head's last decode: a view until the next one."""
+        pointer = llama_cpp.llama_get_logits(self.handle.context)
+        return np.ctypeslib.as_array(pointer, (num_rows, self.vocab_size))
 
     def _last_rows(self, count: int) -> Rows:
         """(count, width) the head's rows of its last decode: a view until the next one.
@@ -558,10 +561,8 @@ class DflashHead(LlamaHead):
             self._decode_batch(block, self._next_position, size, 0)
         finally:
             self._cut(self.num_cached)
-        context = self.handle.context
         first = self.first_row
-        pointer = llama_cpp.llama_get_logits(context)
-        logits = np.ctypeslib.as_array(pointer, (size, self.vocab_size))
+        logits = self._last_logits(size)
         self._logits = logits[first:]
         if self._block.num_candidates or self._block.has_confidences:
             rows = self._last_rows(size)

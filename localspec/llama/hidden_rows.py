@@ -88,7 +88,7 @@ class HiddenRows:
         other = copy.copy(self)
         other.first = 0
         other.end = 0
-        other._ring = np.empty((self.capacity, self.width), dtype=np.float32)
+        other._ring = np.empty_like(self._ring)
         return other
 
     def copy_rows(self) -> Self:

@@ -65,6 +65,19 @@ def amx_is_left_out() -> bool:
     return amx_verdict in (amx.AmxTrial.WRONG, amx.AmxTrial.UNTRIED)
 
 
+def stored_template(model: Any, name: bytes | None) -> str | None:
+    """The text of a chat template in a model's file; None if the file has no such template.
+
+    Args:
+        model: libllama's pointer to the model.
+        name: The template's name; None for the default template.
+    """
+    template: bytes | None = llama_cpp.llama_model_chat_template(model, name)
+    if template:
+        return template.decode("utf-8", errors="replace")
+    return None
+
+
 def mtmd() -> Any:
     """The module of llama_cpp for libmtmd, which reads pictures.
 

@@ -13,7 +13,6 @@ import copy
 import functools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -28,7 +27,7 @@ from localspec.llama.context import LlamaContext
 from localspec.llama.handle import Handle, Stop
 from localspec.llama.hidden_rows import HiddenRows, OutputRows, Rows, TargetRows
 from localspec.llama.kv_cache import Cache
-from localspec.llama.library import Llama, kernels, llama_cpp
+from localspec.llama.library import Llama, kernels, llama_cpp, stored_template
 from localspec.llama.model_options import LlamaOptions, text_batch_size
 from localspec.llama.model_vocabulary import LlamaVocabulary
 from localspec.llama.native import LoadWatch
@@ -110,8 +109,8 @@ class LlamaModel(LlamaContext):
             )
         vocab = llama_cpp.llama_model_get_vocab(model)
         self.vocabulary = LlamaVocabulary(vocab, handle.require_open, handle.in_use)
-        self.chat_template = _template(model, None)
-        self.tool_template = _template(model, b"tool_use")
+        self.chat_template = stored_template(model, None)
+        self.tool_template = stored_template(model, b"tool_use")
         self.trained_context_length: int = llama_cpp.llama_model_n_ctx_train(model)
         self.context_length = min(context_length, int(llama_cpp.llama_n_ctx_seq(context)))
         self.max_outputs = max_outputs
@@ -583,16 +582,3 @@ class LlamaModel(LlamaContext):
         finally:
             if self._rows is not None:
                 self._rows.resume_at(self.num_cached)
-
-
-def _template(model: Any, name: bytes | None) -> str | None:
-    """The text of a chat template in the model's file; None if the file has no such template.
-
-    Args:
-        model: libllama's pointer to the model.
-        name: The template's name; None for the default template.
-    """
-    template: bytes | None = llama_cpp.llama_model_chat_template(model, name)
-    if template:
-        return template.decode("utf-8", errors="replace")
-    return None
