@@ -70,9 +70,10 @@ def driver_version(device: Device) -> str:
 
 
 def _vulkan_versions() -> dict[str, str]:
-    """The versions of Vulkan's drivers in words, by the names of their devices.
+    """For each Vulkan device, by name, a text that differs for each version of its driver.
 
-    Empty if Vulkan's loader is not installed, or fails.
+    The numbers are packed and shown as they are, in hexadecimal: they are only compared. Empty
+    if Vulkan's loader is not installed, or fails.
     """
     try:
         vulkan: Any = ctypes.CDLL(_VULKAN.get(sys.platform, "libvulkan.so.1"))

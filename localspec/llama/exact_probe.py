@@ -152,11 +152,12 @@ class _ExactProbe:
         """The largest size up to which all sizes have the rows of single tokens.
 
         Args:
-            exactness: The class of sizes in which all tokens are decoded, padded where the
-                size is below the smallest of the class.
+            exactness: The class of sizes to keep to: decodes below its smallest size are padded
+                to it, those of single tokens, too.
 
         Returns:
-            The size, 1 if there is none; and why larger sizes differ, "" if none does.
+            The size: 1 if no larger one is exact, or if another number of threads gives other
+            rows. And the reason, "" if all sizes are exact.
         """
         sizes = _SIZES
         reason = ""

@@ -206,16 +206,17 @@ class Cache:
     def _is_whole(self, num_cached: int) -> bool:
         """Whether the cache ends after num_cached tokens, with all entries the next one needs.
 
-        Entries can be missing with sliding windows: libllama removes entries from any token on,
-        but the older entries to which the window then moves back may have been overwritten, or
-        may never have been in a restored state.
+        With a sliding window, entries can be missing. libllama lets us cut at any token, and
+        the window then reaches back to older entries. These may have been overwritten, or the
+        `CacheState` that was restored did not contain them.
         """
         memory = self._handle.memory
         last = self._spans.last_position(num_cached)
         if llama_cpp.llama_memory_seq_pos_max(memory, self.number) != last:
             return False
         if self._window == 0 or self.is_recurrent:
-            return True  # a recurrent model has its last state, and no positions before it
+            # Of a recurrent or hybrid model libllama reports the last position alone.
+            return True
         oldest_needed = max(0, self._spans.position(num_cached) - self._window + 1)
         oldest: int = llama_cpp.llama_memory_seq_pos_min(memory, self.number)
         return oldest <= oldest_needed

@@ -45,9 +45,8 @@ from localspec.pictures.cells import LAST_CELL, cell_ranges
 from localspec.sampling.distribution import Logits
 from localspec.system.machine import OtherPrograms
 
-_UNUSED = (
-    -1
-)  # put at the place of an adopted `Llama`'s first token: its next decode replaces it
+# Put in the place of an adopted `Llama`'s first token: its next decode replaces it.
+_UNUSED = -1
 
 
 class LlamaModel(LlamaContext):

@@ -245,8 +245,10 @@ class Projector:
         """(count, width) float32: the rows of a chunk, computed by libmtmd.
 
         Args:
-            chunk: libmtmd's pointer to a picture's part; None if it has no such part now.
-            count: The number of cells that the part had when its tokens were made.
+            chunk: libmtmd's pointer to a part of a picture, made anew with its pixels; None if
+                libmtmd made fewer parts than without them.
+            count: The number of the part's cells when it was made without pixels
+                (`_tokenized`).
             is_cancelled: See `rows`.
         """
         if chunk is None or self._mtmd.mtmd_input_chunk_get_n_tokens(chunk) != count:

@@ -4,10 +4,8 @@ A draft goes onto GPUs first, as a whole if it fits: it runs several times a ste
 memory gets as many of the target's layers as fit, counted from the last one. RPC servers hold
 layers as GPUs do, for the models whose options name them. The experts of a mixture of experts
 go last: a token reads only a few of them, but all the other weights of a layer, so a GPU's
-memory
-    is
-better used for those. Numbers that a user sets do not change, except that there are fewer
-snapshots where memory is short.
+memory is better used for those. Numbers that a user sets do not change, except that there are
+fewer snapshots where memory is short.
 """
 
 from __future__ import annotations
@@ -341,16 +339,17 @@ def plan_side_by_side(
 ) -> Plan:
     """The plan for as many texts side by side as fit, at most `parallel`.
 
-    All texts but the first take at most half of kept_bytes, so that a copy of any text fits
-    into the other half. They cost no layer on a GPU and no snapshot. With RPC servers, the plan
-    is for one text.
+    Together, all texts but the first take at most half of kept_bytes. All texts are equally
+    large, so a copy of any of them fits into the other half. They cost no layer on a GPU and no
+    snapshot. With RPC servers, the plan is for one text.
 
     Args:
         wanted: The models with the options that the user set, the target first.
         context_length: Tokens.
         free: The free memory.
         parallel: The most texts.
-        kept_bytes: The limit of the memory for other texts than the one that is decoded.
+        kept_bytes: The memory for all texts but the first one: for those beside it in the
+            contexts, and for copies of those that wait.
     """
     alone = plan_layers(wanted, context_length, free)
     if any(model.options.rpc for model in wanted):
@@ -360,10 +359,10 @@ def plan_side_by_side(
         plan = plan_layers(models, context_length, free)
         # Nothing but the sequences may differ from the plan for one text.
         of_one_text = [model.changed(num_sequences=1) for model in plan.models]
-        costs_no_layer = of_one_text == list(alone.models)
+        is_otherwise_equal = of_one_text == list(alone.models)
         reserved = plan.memory.needed_bytes - alone.memory.needed_bytes
         is_small = reserved <= kept_bytes // 2
-        if is_small and costs_no_layer and not free.shortages(plan.memory):
+        if is_small and is_otherwise_equal and not free.shortages(plan.memory):
             return replace(plan, reserved_bytes=reserved)
     return alone
 
