@@ -1,4 +1,4 @@
-// Questions, their answers, and what is attached to them.
+// Asks questions, reads their answers, and attaches files to questions.
 
 import { ApiError, ask, callTool, sees } from "./api.js";
 import {
@@ -33,9 +33,10 @@ import * as store from "./store.js";
 import { alone } from "./tabs.js";
 import { placeBefore, shown, turnTo } from "./versions.js";
 
-const SAVE_MS = 500; // between two savings of an answer that is coming
-const MOST_CALLS = 20; // of MCP servers' tools behind a question
+const SAVE_MS = 500; // an answer that is coming is stored at most this often
+const MOST_CALLS = 20; // of MCP servers' tools after one question
 
+// Asks the question that is typed.
 export async function send() {
   const { open } = state;
   await state.attaching;
@@ -44,7 +45,7 @@ export async function send() {
     const text = $("question").value.trim();
     const files = state.attached;
     const sent = { name: draftName(), text, files };
-    const path = before(open.messages[open.editing]);
+    const path = pathBefore(open.messages[open.editing]);
     if (open.editing === undefined) {
       $("question").value = "";
       grow();
@@ -58,8 +59,8 @@ export async function send() {
   });
 }
 
-// Answers in the open conversation, unless it is being answered, here or in another tab.
-// prepare: makes what `answer` takes, when nothing is against one.
+// Has the open conversation answered, unless it is being answered, here or in another tab.
+// prepare: called once nothing prevents the answer; returns the argument of `answer`.
 async function answerAlone(prepare) {
   const { open } = state;
   if (running.has(open.id)) return;
@@ -69,10 +70,10 @@ async function answerAlone(prepare) {
   drawState();
   try {
     isAlone = await alone(open.id, async () => {
-      await takeOver(open); // what another tab has just asked
-      const what = open === state.open && areRight(open) && prepare();
+      await takeOver(open); // another tab may just have asked something
+      const request = open === state.open && areRight(open) && prepare();
       state.begins = false;
-      if (what) run = await answer(what);
+      if (request) run = await answer(request);
     });
   } finally {
     state.begins = false;
@@ -84,21 +85,23 @@ async function answerAlone(prepare) {
   say(ELSEWHERE);
 }
 
-// What leads to a message; without one, all that is shown.
-function before(message) {
+// The messages that lead to a message of the open conversation; without one, all that are shown.
+function pathBefore(message) {
   const { open } = state;
   return message ? shown({ ...open, end: placeBefore(open, open.messages.indexOf(message)) }) : shown(open);
 }
 
-// Returns whether it is kept. sent: what was typed and attached for it, which is forgotten then.
-async function keep(conversation, sent) {
-  const isKept = await save(conversation);
-  if (isKept && sent) await forget(sent.name, sent);
-  return isKept;
+// Stores a conversation, and then deletes the draft that was sent. Returns whether it is stored.
+// sent: the name, the text and the files of the draft; null without one.
+async function saveSent(conversation, sent) {
+  const isStored = await save(conversation);
+  if (isStored && sent) await forget(sent.name, sent);
+  return isStored;
 }
 
-// path: what is answered. continued: the answer to go on with. sent: as above. Returns the run,
-// whose answer is whole and kept.
+// Requests an answer in the open conversation, and stores it. Returns the run once it has ended.
+// path: the messages that are answered. continued: an answer to be continued; null for a new one.
+// sent: see `saveSent`.
 async function answer({ path = shown(state.open), continued = null, sent = null } = {}) {
   const conversation = state.open;
   sessionStorage.setItem("localspec.open", conversation.id);
@@ -118,7 +121,7 @@ async function answer({ path = shown(state.open), continued = null, sent = null 
   message.state = "partial";
   delete message.error;
   delete message.tooLong;
-  delete message.stats; // of what is there already
+  delete message.stats; // those of an answer that is continued
   if (!continued) add(message, path);
   const run = {
     conversation,
@@ -126,7 +129,7 @@ async function answer({ path = shown(state.open), continued = null, sent = null 
     abort: new AbortController(),
     savedMs: performance.now(),
     drawMs: 0,
-    waits: false,
+    isDrawPlanned: false,
     pace: new Pace(),
   };
   running.set(conversation.id, run);
@@ -134,9 +137,9 @@ async function answer({ path = shown(state.open), continued = null, sent = null 
   progressOf(run, "Waiting for the model.");
   say("The answer has started.");
   noteEdition(message);
-  const isKept = await keep(conversation, sent);
+  const isStored = await saveSent(conversation, sent);
   try {
-    await ask(body, run.abort.signal, (event) => take(run, event));
+    await ask(body, run.abort.signal, (event) => takeEvent(run, event));
     if (message.state === "partial") message.state = "done";
   } catch (error) {
     if (error.name === "AbortError") message.state = "stopped";
@@ -153,11 +156,12 @@ async function answer({ path = shown(state.open), continued = null, sent = null 
   message.speeds = run.pace.speeds;
   noteTime(message, message.stats?.timings ?? run.pace.timings);
   noteEdition(message);
-  await keep(conversation, isKept ? null : sent);
+  await saveSent(conversation, isStored ? null : sent);
   return run;
 }
 
-// What follows a whole answer, when other tabs may answer in its conversation again.
+// Does what follows an answer, once other tabs may answer in its conversation again: shows that it
+// is complete, makes the calls in it, and asks for a key if it is missing.
 async function end(run) {
   const { conversation, message } = run;
   running.delete(conversation.id);
@@ -176,11 +180,12 @@ async function end(run) {
   if (run.needsKey && (await askKey()) && conversation === state.open && !hasCome(message)) await retry(message);
 }
 
-// Of the copies of a message in several tabs the latest counts.
+// Counts a change of a message: of its copies in several tabs, the one of the latest edition counts.
 function noteEdition(message) {
   message.edition = (message.edition ?? 0) + 1;
 }
 
+// Stores an answer that is still coming.
 export async function keepRun({ conversation, message }) {
   noteEdition(message);
   await store.put(conversation);
@@ -188,18 +193,18 @@ export async function keepRun({ conversation, message }) {
 
 const hasCome = ({ content, calls }) => content || calls?.length;
 
-// An answer that was gone on with took what all its parts took.
+// Adds the tokens and the time of a run to those of its answer, which it may have continued.
 function noteTime(message, { predicted_n: num, predicted_ms: ms }) {
   const { num: before = 0, ms: msBefore = 0 } = message.took ?? {};
   message.took = { num: before + num, ms: msBefore + ms };
 }
 
-// One event of the stream.
-function take(run, event) {
+// Adds an event of the stream to the answer, and shows it soon.
+function takeEvent(run, event) {
   const { message } = run;
   if (event.queue_position !== undefined) {
-    const place = event.queue_position;
-    progressOf(run, place ? `Waiting in line for the model: number ${place}.` : "The model is working.");
+    const position = event.queue_position;
+    progressOf(run, position ? `Waiting in line for the model: number ${position}.` : "The model is working.");
   }
   if (event.prompt_progress) {
     const { processed, total } = event.prompt_progress;
@@ -210,17 +215,19 @@ function take(run, event) {
   for (const name of ["timings", "explanation", "usage"]) {
     if (event[name]) message.stats = { ...message.stats, [name]: event[name] };
   }
-  if (!run.waits) {
-    run.waits = true;
+  if (!run.isDrawPlanned) {
+    run.isDrawPlanned = true;
     // At most a fifth of the time goes to drawing, however long the answer is.
     setTimeout(() => requestAnimationFrame(() => drawRun(run)), 4 * run.drawMs);
   }
 }
 
+// Shows the progress of a run, if its conversation is open.
 function progressOf(run, words, share = null) {
   if (run.conversation === state.open) showProgress(words, share);
 }
 
+// Adds the choice in an event to the answer.
 function takeChoice(run, { delta, provenance, step, logprobs, finish_reason: reason }) {
   const { message } = run;
   message.content += delta.content ?? "";
@@ -233,44 +240,45 @@ function takeChoice(run, { delta, provenance, step, logprobs, finish_reason: rea
   if (step) message.steps = addStep(message.steps, step);
   if (!provenance) return;
   if (!run.pace.num) progressOf(run, "");
-  const [found] = logprobs?.content ?? [];
-  const others = found?.top_logprobs.map((each) => [each.token, each.logprob]) ?? [];
+  const [token] = logprobs?.content ?? [];
+  const others = token?.top_logprobs.map((other) => [other.token, other.logprob]) ?? [];
   message.tokens.push([
-    found?.token ?? delta.content ?? delta.reasoning_content ?? "",
+    token?.token ?? delta.content ?? delta.reasoning_content ?? "",
     provenance,
-    found?.logprob ?? null,
+    token?.logprob ?? null,
     others,
   ]);
   if (run.pace.token() && run.conversation === state.open) live.draw(message, run.pace);
 }
 
+// Draws the answer of a run as it is now, and stores it now and then.
 function drawRun(run) {
-  const began = performance.now();
-  run.waits = false;
+  const startMs = performance.now();
+  run.isDrawPlanned = false;
   if (!running.has(run.conversation.id)) return;
   if (run.conversation === state.open) {
     views.get(run.message)?.update(false);
-    if (run.message.calls.length) views.get(run.message)?.drawRest();
+    if (run.message.calls.length) views.get(run.message)?.drawFooter();
     follow();
   }
-  run.drawMs = performance.now() - began;
-  if (began - run.savedMs > SAVE_MS) {
-    run.savedMs = began;
+  run.drawMs = performance.now() - startMs;
+  if (startMs - run.savedMs > SAVE_MS) {
+    run.savedMs = startMs;
     keepRun(run).catch(() => {});
   }
 }
 
 const goOn = (continued) => answerAlone(() => ({ continued }));
 
-// Another version of an answer; one of which nothing came is asked for again.
+// Has another version of an answer made; an answer that is empty is made again in its place.
 const retry = (message) =>
   answerAlone(() => {
-    const path = before(message);
+    const path = pathBefore(message);
     return hasCome(message) ? { path } : { path, continued: message };
   });
 
-// Have what is typed be another version of a question; without one, the next question again.
-// What was typed for either stays until it is sent.
+// Edits a question: what is typed becomes another version of it. Without a message, editing ends,
+// and what is typed is the next question again. Both have a draft of their own.
 export async function edit(message) {
   const { open } = state;
   if (running.has(open.id) || isElsewhere()) return;
@@ -283,16 +291,18 @@ export async function edit(message) {
   await save(open);
 }
 
+// Shows another version of a message.
+// name: the label of the arrow that was clicked, which gets the focus again.
 async function toVersion(message, name) {
   turnTo(state.open, message);
   draw();
-  const { rest, versions } = views.get(message);
-  rest.querySelector(`[aria-label="${name}"]`).focus();
+  const { footer, versions } = views.get(message);
+  footer.querySelector(`[aria-label="${name}"]`).focus();
   say(`Version ${versions.indexOf(message) + 1} of ${versions.length}.`);
   if (!isElsewhere()) await save(state.open); // or the tab that answers would turn to it, too
 }
 
-// A form for what the called tools returned.
+// Shows a form in which the user enters the results of the calls in an answer.
 function result(message) {
   const fields = message.calls.map(({ name }) =>
     element("textarea", { rows: 2, "aria-label": `Result of ${name}`, placeholder: `What ${name} returns` }),
@@ -300,17 +310,19 @@ function result(message) {
   const sendResults = () =>
     answerAlone(() => {
       form.remove();
-      message.calls.forEach((call, at) => add({ role: "tool", content: fields[at].value, callId: call.id }, before()));
+      message.calls.forEach((call, at) =>
+        add({ role: "tool", content: fields[at].value, callId: call.id }, pathBefore()),
+      );
       return {};
     });
   const form = element("div", { class: "results" }, ...fields, button("Send", sendResults, { class: "primary" }));
-  views.get(message).root.append(form); // not among what is drawn again
+  views.get(message).root.append(form); // not in the footer, which is drawn again
   fields[0].focus();
 }
 
 // ---- Calls of MCP servers' tools
 
-// Makes the calls in an answer that need no question.
+// Makes the calls in an answer that may be made without asking the user.
 async function makeAllowed(conversation, message) {
   for (const call of message.calls) {
     const tool = toolOf(call.name);
@@ -323,7 +335,8 @@ async function makeAllowed(conversation, message) {
   await answerResults(conversation, message);
 }
 
-// choice: once, chat, always or no.
+// Makes a call, or refuses it, as the user has decided.
+// choice: "once", "chat", "always" or "no".
 async function decide(message, call, choice) {
   const { open } = state;
   const tool = toolOf(call.name);
@@ -333,11 +346,12 @@ async function decide(message, call, choice) {
   else await makeCall(open, message, call, choice === "always" ? "always" : "once");
   noteEdition(message);
   await save(open);
-  views.get(message)?.drawRest();
+  views.get(message)?.drawFooter();
   await answerResults(open, message);
 }
 
-// approved: as a person has answered; without it the tool is allowed already.
+// Makes a call of a tool, and notes its result in the call.
+// approved: "once" or "always", as the user has approved the call or the tool.
 async function makeCall(conversation, message, call, approved = "once") {
   const run = { conversation, message, abort: new AbortController(), pace: new Pace() };
   running.set(conversation.id, run);
@@ -358,20 +372,20 @@ async function makeCall(conversation, message, call, approved = "once") {
   }
 }
 
-// Goes on once each call has a result.
+// Has the model answer the results of the calls in an answer, once all calls have one.
 async function answerResults(conversation, message) {
   const { calls } = message;
   if (conversation !== state.open || !calls.length || calls.some(({ result }) => result === undefined)) return;
   const path = shown(conversation);
   if (path.at(-1) !== message) return;
-  const since = path.slice(path.findLastIndex(({ role }) => role === "user"));
-  if (since.filter(({ role }) => role === "tool").length >= MOST_CALLS) {
+  const sinceQuestion = path.slice(path.findLastIndex(({ role }) => role === "user"));
+  if (sinceQuestion.filter(({ role }) => role === "tool").length >= MOST_CALLS) {
     banner(`${MOST_CALLS} calls were made for this question. Ask again to go on.`);
     return;
   }
   await answerAlone(() => {
     for (const call of calls) {
-      add({ role: "tool", content: call.result, callId: call.id, files: call.files ?? [] }, before());
+      add({ role: "tool", content: call.result, callId: call.id, files: call.files ?? [] }, pathBefore());
       delete call.files; // they are in that message now
     }
     return {};
@@ -380,26 +394,28 @@ async function answerResults(conversation, message) {
 
 // ---- Files
 
+// Attaches files to the next question, after those that are being attached.
 export function attach(files) {
-  const to = state.open;
-  state.attaching = state.attaching.then(() => attachTo(to, files));
+  const { open } = state;
+  state.attaching = state.attaching.then(() => attachTo(open, files));
 }
 
 async function attachTo(conversation, files) {
   for (const file of files) {
     try {
       if (isPicture(file)) await requireSight(file.name);
-      const read = isPicture(file) ? await pictureOf(file) : { name: file.name, text: await textOf(file) };
+      const attachment = isPicture(file) ? await pictureOf(file) : { name: file.name, text: await textOf(file) };
       if (conversation !== state.open)
         throw new Error(`${file.name} is not attached: another conversation was opened meanwhile.`);
       banner("");
-      await setAttached([...state.attached, read]);
+      await setAttached([...state.attached, attachment]);
     } catch (error) {
       banner(error.message);
     }
   }
 }
 
+// Throws an Error if the chosen model cannot read pictures.
 async function requireSight(name) {
   const model = $("model").value;
   if (await sees(model)) return;

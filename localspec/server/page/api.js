@@ -1,4 +1,5 @@
-// Asks the server. Addresses are relative, so that the page works behind a proxy's path, too.
+// Requests to the server. Their paths are relative, so that the page also works behind a proxy
+// that adds a path.
 
 const KEY = "localspec.key";
 
@@ -12,6 +13,7 @@ export class ApiError extends Error {
 
 export const rememberKey = (key) => sessionStorage.setItem(KEY, key);
 
+// Returns a response with a status of success. Throws an ApiError for any other.
 async function request(path, options = {}) {
   const key = sessionStorage.getItem(KEY);
   const headers = { ...(key ? { authorization: `Bearer ${key}` } : {}), ...options.headers };
@@ -23,20 +25,20 @@ async function request(path, options = {}) {
     throw new ApiError("The server does not answer. Is “localspec serve” still running?");
   }
   if (response.ok) return response;
-  const told = await response.json().catch(() => null);
-  const message = told?.error?.message ?? told?.error ?? response.statusText;
-  throw new ApiError(String(message), response.status, told?.error?.code);
+  const body = await response.json().catch(() => null);
+  const message = body?.error?.message ?? body?.error ?? response.statusText;
+  throw new ApiError(String(message), response.status, body?.error?.code);
 }
 
 export const models = async () => (await (await request("v1/models")).json()).data;
 
 const props = async (model) => (await request(`props?model=${encodeURIComponent(model)}`)).json();
 
-// Whether the model is shown pictures.
+// Whether a model reads pictures.
 export const sees = async (model) => (await props(model)).modalities.vision;
 
-// What holds where a request says nothing of it.
-export const usual = async (model) => (await props(model)).default_generation_settings.params;
+// The sampling options of a model for a request that sets none.
+export const defaultOptions = async (model) => (await props(model)).default_generation_settings.params;
 
 export const loaded = async () => (await (await request("api/ps")).json()).models;
 
@@ -48,12 +50,12 @@ const post = async (path, body, signal) => {
 // The tools of the MCP servers that the server was started with.
 export const mcpTools = () => post("mcp/tools", {});
 
-// What comes of a call of one of them: its text, a note where that was cut, and its pictures.
+// Calls a tool. Returns the text of its result, a note if that was cut, and its pictures.
 export const callTool = (body, signal) => post("mcp/call", body, signal);
 
-// Streams an answer: on(event) gets each event's JSON. Raises ApiError, also for a stream that
-// ends before it says that it is complete.
-export async function ask(body, signal, on) {
+// Requests an answer as a stream. Throws an ApiError, also if the stream ends too early.
+// onEvent: called with each event's JSON.
+export async function ask(body, signal, onEvent) {
   const response = await request("v1/chat/completions", {
     method: "POST",
     headers: { "content-type": "application/json" },
@@ -61,7 +63,7 @@ export async function ask(body, signal, on) {
     signal,
   });
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  let held = "";
+  let unfinished = ""; // the beginning of an event
   for (;;) {
     let part;
     try {
@@ -71,14 +73,14 @@ export async function ask(body, signal, on) {
       throw new ApiError("The connection was lost before the answer was complete.");
     }
     if (part.done) throw new ApiError("The server ended before the answer was complete.");
-    const events = (held + part.value).split("\n\n");
-    held = events.pop();
+    const events = (unfinished + part.value).split("\n\n");
+    unfinished = events.pop();
     for (const event of events) {
       const data = event.slice(event.indexOf("data: ") + 6);
       if (data === "[DONE]") return;
-      const told = JSON.parse(data);
-      if (told.error) throw new ApiError(told.error.message, 500, told.error.code);
-      on(told);
+      const json = JSON.parse(data);
+      if (json.error) throw new ApiError(json.error.message, 500, json.error.code);
+      onEvent(json);
     }
   }
 }

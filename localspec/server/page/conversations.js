@@ -11,32 +11,33 @@ import { append, shown, versionsOf } from "./versions.js";
 
 export const ELSEWHERE = "This chat is being answered in another tab.";
 
-// What buttons at a message do, which others say: edit, retry, goOn, result, toVersion.
+// What the buttons at a message do: edit, retry, goOn, result, decide, toVersion. answers.js sets
+// them.
 export const actions = {};
 
 // ---- The list
 
 export async function drawList() {
   const words = $("search").value.trim();
-  let found;
+  let conversations;
   try {
-    found = await store.texts();
+    conversations = await store.texts();
   } catch (error) {
     banner(`The conversations of this browser cannot be read: ${error.message}`);
     return;
   }
-  const items = found
-    .sort((one, other) => other.updated - one.updated)
-    .filter((each) => !words || store.matches(each, words))
-    .map((each) => {
-      const title = element(
+  const items = conversations
+    .sort((first, second) => second.updated - first.updated)
+    .filter((conversation) => !words || store.matches(conversation, words))
+    .map(({ id, title, updated }) => {
+      const entry = element(
         "button",
-        { type: "button", class: "quiet", dir: "auto", title: each.title, onclick: () => show(each.id) },
-        element("span", { class: "name" }, each.title || "Untitled"),
-        element("time", { class: "note" }, dateOf(each.updated)),
+        { type: "button", class: "quiet", dir: "auto", title, onclick: () => show(id) },
+        element("span", { class: "name" }, title || "Untitled"),
+        element("time", { class: "note" }, dateOf(updated)),
       );
-      if (each.id === state.open.id) title.setAttribute("aria-current", "true");
-      return element("li", {}, title);
+      if (id === state.open.id) entry.setAttribute("aria-current", "true");
+      return element("li", {}, entry);
     });
   const none = words ? "Nothing found." : "Your conversations will appear here.";
   $("list").replaceChildren(...(items.length ? items : [element("li", { class: "note" }, none)]));
@@ -50,14 +51,15 @@ function dateOf(ms) {
     : date.toLocaleDateString([], { dateStyle: "medium" });
 }
 
-// Returns whether it is kept.
+// Stores a conversation. Returns whether that succeeded.
 export async function save(conversation) {
-  const isKept = await keeping(() => store.put(conversation));
-  if (isKept) await drawList();
-  return isKept;
+  const isStored = await stores(() => store.put(conversation));
+  if (isStored) await drawList();
+  return isStored;
 }
 
-async function keeping(work) {
+// Whether work that stores something succeeds. Else it shows the error.
+async function stores(work) {
   try {
     await work();
     return true;
@@ -67,29 +69,30 @@ async function keeping(work) {
   }
 }
 
+// Stores the conversations in a file. Returns their number. Throws an Error with what is wrong.
 export async function importFile(file) {
-  const found = fromFile(file.name, await file.text());
-  for (const each of found) await store.put({ ...store.newConversation(), ...each });
+  const conversations = fromFile(file.name, await file.text());
+  for (const conversation of conversations) await store.put({ ...store.newConversation(), ...conversation });
   await drawList();
-  return found.length;
+  return conversations.length;
 }
 
 // ---- The open conversation
 
 async function show(id) {
-  const found = running.get(id)?.conversation ?? (await store.get(id));
-  if (found) use(found);
+  const conversation = running.get(id)?.conversation ?? (await store.get(id));
+  if (conversation) use(conversation);
 }
 
-// Another tab has written something.
+// Shows what another tab has stored.
 export async function refresh() {
   await drawList();
   const answered = [...running.values()].map(({ conversation }) => conversation);
-  for (const each of new Set([state.open, ...answered])) await takeOver(each);
+  for (const conversation of new Set([state.open, ...answered])) await takeOver(conversation);
   await noteOthers();
 }
 
-// Lets a conversation have what other tabs have written of it.
+// Merges what other tabs have stored of a conversation into this tab's copy, and shows it.
 export async function takeOver(conversation) {
   const before = outlineOf(conversation);
   const changed = await store.takeOver(conversation).catch(() => []);
@@ -107,25 +110,27 @@ export async function takeOver(conversation) {
   if (changed.length) follow();
 }
 
-// What of a conversation decides more than what stands in one message.
+// A text that changes when more of a conversation has to be drawn than the texts of messages.
 const outlineOf = (conversation) =>
   JSON.stringify([conversation.title, conversation.messages.map(({ id, state: at }) => [id, at]), conversation.end]);
 
 export const isElsewhere = ({ id } = state.open) => state.elsewhere.has(id) && !running.has(id);
 
-let asking;
-// Finds out what other tabs answer, and asks again until they have ended: a tab that crashes says nothing.
+let nextCheck; // the timer of the next call of noteOthers
+// Notes which conversations other tabs answer, again and again until there are none: a tab that
+// crashes sends no message.
 export async function noteOthers() {
-  clearTimeout(asking);
+  clearTimeout(nextCheck);
   const wasElsewhere = isElsewhere();
   state.elsewhere = await answeredElsewhere();
-  clearTimeout(asking);
-  if (state.elsewhere.size) asking = setTimeout(noteOthers, 1000);
+  clearTimeout(nextCheck);
+  if (state.elsewhere.size) nextCheck = setTimeout(noteOthers, 1000);
   if (isElsewhere() === wasElsewhere) return;
   await takeOver(state.open);
   drawState();
 }
 
+// Opens a conversation.
 export function use(conversation) {
   state.open = conversation;
   sessionStorage.setItem("localspec.open", conversation.id);
@@ -137,8 +142,8 @@ export function use(conversation) {
   takeOver(conversation).then(noteOthers);
 }
 
-// Shows what was typed for the next question, or for the one that is edited, and soon after what
-// was attached.
+// Shows the draft of the next question, or of the question that is edited: its text at once, its
+// files soon after.
 export function useDraft() {
   const { open } = state;
   const name = draftName();
@@ -147,46 +152,50 @@ export function useDraft() {
   state.attached = [];
   drawState();
   state.attaching = state.attaching.then(async () => {
-    const found = await store.getAttached(name).catch(() => []);
+    const stored = await store.getAttached(name).catch(() => []);
     if (state.open !== open || draftName() !== name) return;
-    // It may have been opened twice meanwhile.
+    // The draft may have been opened twice meanwhile.
     const isNew = (file) => !state.attached.some((other) => store.isSame(file, other));
-    state.attached = [...found.filter(isNew), ...state.attached];
+    state.attached = [...stored.filter(isNew), ...state.attached];
     drawState();
   });
 }
 
-// New chats share one, so that it outlives a reload. A question that is edited has its own.
+// The name of a conversation's draft. All new chats share one, so that it outlives a reload. A
+// question that is edited has a draft of its own.
 export const draftName = ({ id, messages, editing } = state.open) =>
   store.nameOfDraft(messages.length || running.has(id) ? id : undefined, editing);
 
-// What is typed outlives a reload.
+// Stores the text of the draft, so that it outlives a reload.
 export function keepDraft() {
   const text = $("question").value;
   if (text || state.open.editing !== undefined) localStorage.setItem(draftName(), text);
   else localStorage.removeItem(draftName());
 }
 
-// And so does what is attached.
+// Shows and stores the files of the draft.
 export async function setAttached(files) {
   state.attached = files;
   drawState();
-  await keeping(() => store.putAttached(draftName(), files));
+  await stores(() => store.putAttached(draftName(), files));
 }
 
-// What was typed and attached was sent; what came after it stays. Without sent, nothing is
-// wanted any more.
+// Deletes a draft.
+// sent: the text and the files that were sent, if only these are to be deleted, and not what was
+// typed or attached since.
 export async function forget(name, sent) {
   if (!sent || localStorage.getItem(name)?.trim() === sent.text) localStorage.removeItem(name);
-  await keeping(() => (sent ? store.removeAttached(name, sent.files) : store.putAttached(name, [])));
+  await stores(() => (sent ? store.removeAttached(name, sent.files) : store.putAttached(name, [])));
 }
 
+// Fits the height of the field for a question to its text.
 export function grow() {
   const field = $("question");
   field.style.height = "auto";
   field.style.height = `${Math.min(field.scrollHeight, window.innerHeight / 3)}px`;
 }
 
+// Draws the open conversation.
 export function draw() {
   const { open } = state;
   $("title").textContent = $("title").title = open.title || "New chat";
@@ -206,7 +215,7 @@ export function draw() {
   drawState();
 }
 
-// What depends on whether an answer is coming.
+// Draws what depends on whether an answer is coming: buttons, notes, attached files, live view.
 export function drawState() {
   const { open, attached } = state;
   const run = running.get(open.id);
@@ -230,16 +239,18 @@ export function drawState() {
         "li",
         {},
         file.image ? fileView(file) : `${file.name} `,
-        button("✕", () => setAttached(attached.filter((each) => each !== file)), {
+        button("✕", () => setAttached(attached.filter((other) => other !== file)), {
           "aria-label": `Remove ${file.name}`,
         }),
       ),
     ),
   );
   if (!run) showProgress(isAway ? ELSEWHERE : "");
-  live.draw(run?.message ?? path.findLast((each) => each.role === "assistant"), run?.pace);
+  live.draw(run?.message ?? path.findLast(({ role }) => role === "assistant"), run?.pace);
 }
 
+// Adds a message to the open conversation.
+// path: the messages that lead to it.
 export function add(message, path) {
   message.id = store.newId();
   append(state.open, message, path);
@@ -247,7 +258,9 @@ export function add(message, path) {
   follow(true);
 }
 
-let follows = true; // whether the page keeps to the end of the answer
+let follows = true; // whether the page stays at the end of the answer while it grows
+// Scrolls to the end, if the page follows the answer.
+// always: whether to scroll and to follow the answer in any case.
 export function follow(always = false) {
   if (always) setFollows(true);
   if (follows) $("scroll").scrollTop = $("scroll").scrollHeight;
@@ -255,10 +268,10 @@ export function follow(always = false) {
 
 export const scrolled = ({ target }) => setFollows(target.scrollHeight - target.scrollTop - target.clientHeight < 40);
 
-// Further up a button leads back to the end.
-function setFollows(does) {
-  follows = does;
-  $("to-end").hidden = does;
+// While the page does not follow the answer, a button leads back to its end.
+function setFollows(value) {
+  follows = value;
+  $("to-end").hidden = value;
 }
 
 export function banner(text) {
@@ -266,6 +279,7 @@ export function banner(text) {
   $("banner").textContent = text;
 }
 
+// Shows the progress of an answer in words, and as a bar if it has a share from 0 to 1.
 export function showProgress(words, share = null) {
   $("progress").hidden = share === null;
   if (share !== null) $("progress").firstElementChild.value = share;

@@ -1,19 +1,19 @@
-// Elements in few words.
+// Short ways to find, make and use elements of the page.
 
 export const $ = (id) => document.getElementById(id);
 
-// element("button", { class: "quiet", onclick }, "Copy"): properties, or attributes by a dash or
-// where there is no property; children are elements or texts.
+// A new element: element("button", { class: "quiet", onclick }, "Copy"). A name with a dash, or one
+// that is no property of the element, sets an attribute. Children are elements or texts.
 export function element(tag, properties = {}, ...children) {
-  const made = document.createElement(tag);
+  const node = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
     if (value === undefined || value === null || value === false) continue;
-    if (name === "class") made.className = value;
-    else if (name in made && !name.includes("-")) made[name] = value;
-    else made.setAttribute(name, value);
+    if (name === "class") node.className = value;
+    else if (name in node && !name.includes("-")) node[name] = value;
+    else node.setAttribute(name, value);
   }
-  made.append(...children.filter((each) => each !== null && each !== undefined && each !== false));
-  return made;
+  node.append(...children.filter((child) => child !== null && child !== undefined && child !== false));
+  return node;
 }
 
 // counted(1, "word"): "1 word"; counted(2, "word"): "2 words".
@@ -22,19 +22,19 @@ export const counted = (num, name) => `${num} ${name}${num === 1 ? "" : "s"}`;
 export const button = (text, onclick, properties = {}) =>
   element("button", { type: "button", class: "quiet", onclick, ...properties }, text);
 
-// Tells people who do not see the page what happened.
+// Has a screen reader say what happened.
 export const say = (text) => ($("said").textContent = text);
 
-// Opens a dialog of this page; the value of the button that closed it.
+// Opens a dialog. Returns a promise of the value of the button that closes it.
 export function answerOf(dialog) {
   dialog.returnValue = "";
   dialog.showModal();
   return new Promise((resolve) => dialog.addEventListener("close", () => resolve(dialog.returnValue), { once: true }));
 }
 
-const MOST_IN_NAME = 60; // characters of a title
+const MOST_IN_NAME = 60; // characters of a title in the name of a file
 
-// A title as a name of a file, which has no end of its own yet.
+// The name of a file for a conversation's title, without an extension.
 export function fileName(title) {
   const plain = title.replace(/[^\p{L}\p{M}\p{N}._-]+/gu, " ");
   const short = [...plain].slice(0, MOST_IN_NAME).join("");

@@ -1,4 +1,4 @@
-// Conversations as files: JSON, which holds everything, and Markdown, which holds the texts.
+// Writes conversations to files and reads them: JSON with everything, or Markdown with the texts.
 
 import { isImage } from "./pictures.js";
 import { placeBefore, shown } from "./versions.js";
@@ -8,41 +8,45 @@ const HEAD = /^<!-- localspec conversation (\{.*\}) -->$/m;
 
 export const toJson = (conversations) => JSON.stringify({ kind: KIND, version: 1, conversations }, null, 1);
 
-// Each message follows a comment with a word that is in none of the messages; those that are not
-// shown come last, and say which they follow.
+// A conversation in Markdown. A comment stands before each message, with a word that is in none of
+// the messages. Messages that are not shown come last; their comments name the message before them.
 export function toMarkdown(conversation) {
-  const texts = conversation.messages.map((each) => each.content).join("\n");
+  const texts = conversation.messages.map(({ content }) => content).join("\n");
   let mark = "message";
   while (texts.includes(`<!-- ${mark}`)) mark += "-";
   const path = shown(conversation);
   const { title, messages, settings } = conversation;
   const head = JSON.stringify({ title, mark, system: settings.system ?? "", end: path.length - 1 });
-  const order = [...path, ...messages.filter((each) => !path.includes(each))];
-  const parts = order.map((each, at) => {
-    const before = order.indexOf(messages[placeBefore(conversation, messages.indexOf(each))]);
-    return `<!-- ${mark} ${each.role}${before === at - 1 ? "" : ` after ${before}`} -->\n${each.content}\n\n`;
+  const order = [...path, ...messages.filter((message) => !path.includes(message))];
+  const parts = order.map((message, at) => {
+    const parent = messages[placeBefore(conversation, messages.indexOf(message))];
+    const after = order.indexOf(parent);
+    const suffix = after === at - 1 ? "" : ` after ${after}`;
+    return `<!-- ${mark} ${message.role}${suffix} -->\n${message.content}\n\n`;
   });
   return `<!-- localspec conversation ${head.replaceAll("--", "\\u002d-")} -->\n# ${title}\n\n${parts.join("")}`;
 }
 
-// The conversations of a file, checked. Raises Error with what is wrong.
+// The conversations in a file, checked. Throws an Error with what is wrong.
 export function fromFile(name, text) {
-  const found = HEAD.exec(text) ? [fromMarkdown(text)] : fromJson(name, text);
-  return found.map(checked);
+  const conversations = HEAD.exec(text) ? [fromMarkdown(text)] : fromJson(name, text);
+  return conversations.map(checked);
 }
 
+// The conversations in a JSON file, not checked yet.
 function fromJson(name, text) {
-  let told;
+  let content;
   try {
-    told = JSON.parse(text);
+    content = JSON.parse(text);
   } catch {
     throw new Error(`${name} is neither JSON nor a Markdown file that was exported here.`);
   }
-  if (told?.kind !== KIND || !Array.isArray(told.conversations))
+  if (content?.kind !== KIND || !Array.isArray(content.conversations))
     throw new Error(`${name} holds no conversations of this page.`);
-  return told.conversations;
+  return content.conversations;
 }
 
+// The conversation in a Markdown file, not checked yet.
 function fromMarkdown(text) {
   const { title, mark, system, end } = JSON.parse(HEAD.exec(text)[1]);
   const roles = new RegExp(
@@ -60,39 +64,45 @@ function fromMarkdown(text) {
 
 const isPlace = (value, first, end) => Number.isInteger(value) && value >= first && value < end;
 const isText = (value) => value === undefined || typeof value === "string";
-const areAll = (list, is) => list === undefined || (Array.isArray(list) && list.every(is));
+// Whether a list is missing, or has only items for which `isRight` is true.
+const areAll = (list, isRight) => list === undefined || (Array.isArray(list) && list.every(isRight));
 
-// A message as this page writes one: of another the page could not draw the rest.
-function isMessage(told, at) {
+// Whether a value is a message as this page writes them: it could not draw any other.
+// at: the index of the message.
+function isMessage(value, at) {
   return (
-    isPlace(told?.after ?? at - 1, -1, at) &&
-    ["user", "assistant", "tool"].includes(told?.role) &&
-    typeof told.content === "string" &&
-    ["thoughts", "model", "state", "error", "callId"].every((name) => isText(told[name])) &&
+    isPlace(value?.after ?? at - 1, -1, at) &&
+    ["user", "assistant", "tool"].includes(value?.role) &&
+    typeof value.content === "string" &&
+    ["thoughts", "model", "state", "error", "callId"].every((name) => isText(value[name])) &&
     areAll(
-      told.files,
+      value.files,
       (file) =>
         typeof file?.name === "string" &&
         (file.image === undefined ? typeof file.text === "string" : isImage(file.image)),
     ) &&
-    areAll(told.calls, (call) => typeof call?.name === "string" && typeof call.json === "string") &&
+    areAll(value.calls, (call) => typeof call?.name === "string" && typeof call.json === "string") &&
     areAll(
-      told.tokens,
+      value.tokens,
       (token) => Array.isArray(token) && typeof token[0] === "string" && areAll(token[3], Array.isArray),
     )
   );
 }
 
-function checked(told) {
-  const end = told?.end ?? told?.messages?.length - 1;
-  if (!Array.isArray(told?.messages) || !told.messages.every(isMessage) || !isPlace(end, -1, told.messages.length))
+// A conversation with only the fields that can be imported. Throws an Error if it is malformed.
+function checked(conversation) {
+  const { messages: imported } = conversation ?? {};
+  const end = conversation?.end ?? imported?.length - 1;
+  if (!Array.isArray(imported) || !imported.every(isMessage) || !isPlace(end, -1, imported.length))
     throw new Error("A conversation in the file has messages in a format that this page does not write.");
-  const settings = Object.entries(told.settings ?? {}).filter(([, value]) => typeof value === "string");
-  // Messages get ids of this browser's, and pictures keys.
-  const messages = told.messages.map(({ id: _id, edition: _edition, ...message }) =>
+  const settings = Object.entries(conversation.settings ?? {}).filter(([, value]) => typeof value === "string");
+  // This browser gives the messages new ids, and the pictures new keys.
+  const messages = imported.map(({ id: _id, edition: _edition, ...message }) =>
     message.files ? { ...message, files: message.files.map(({ key: _key, ...file }) => file) } : message,
   );
-  const times = ["created", "updated"].filter((name) => Number.isFinite(told[name])).map((name) => [name, told[name]]);
-  const title = String(told.title ?? "").slice(0, 200);
+  const times = ["created", "updated"]
+    .filter((name) => Number.isFinite(conversation[name]))
+    .map((name) => [name, conversation[name]]);
+  const title = String(conversation.title ?? "").slice(0, 200);
   return { ...Object.fromEntries(times), title, settings: Object.fromEntries(settings), messages, end };
 }

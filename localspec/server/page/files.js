@@ -2,7 +2,7 @@
 
 const MOST_BYTES = 2_000_000;
 const PDF = /^%PDF-\d/;
-// Longer marks first: that of UTF-32 begins as that of UTF-16 does.
+// Byte order marks. UTF-32's begins with UTF-16's, so it has to be tried first.
 const MARKS = [
   ["utf-8", [0xef, 0xbb, 0xbf]],
   ["utf-32le", [0xff, 0xfe, 0, 0]],
@@ -10,10 +10,10 @@ const MARKS = [
   ["utf-16le", [0xff, 0xfe]],
   ["utf-16be", [0xfe, 0xff]],
 ];
-// Bytes that stand for no character in the encoding of Windows.
+// Bytes that are no character in windows-1252.
 const UNUSED = new Set([0x81, 0x8d, 0x8f, 0x90, 0x9d]);
 
-// The text of a file. Raises Error with why it cannot be attached.
+// The text of a file. Throws an Error with why the file cannot be attached.
 export async function textOf(file) {
   if (file.size > MOST_BYTES)
     throw new Error(`${file.name} has ${(file.size / 1e6).toFixed(1)} MB; the limit is 2 MB.`);
@@ -26,17 +26,19 @@ export async function textOf(file) {
   return text.replaceAll("\r\n", "\n");
 }
 
-// The text; null where the bytes are none.
+// The text in a file's bytes; null if they are no text.
 function decoded(bytes) {
-  const [encoding, mark] = MARKS.find(([, signs]) => signs.every((sign, at) => bytes[at] === sign)) ?? [];
+  const startsWith = (mark) => mark.every((byte, at) => bytes[at] === byte);
+  const [encoding, mark] = MARKS.find(([, candidate]) => startsWith(candidate)) ?? [];
   if (mark) return decodedAs(encoding, bytes.subarray(mark.length));
   const text = decodedAs("utf-8", bytes);
   if (text !== null) return text;
   return isOneByte(bytes) ? decodedAs("windows-1252", bytes) : null;
 }
 
+// The text in bytes of an encoding; null if they are not in it.
 function decodedAs(encoding, bytes) {
-  if (encoding.startsWith("utf-32")) return decodedWide(bytes, encoding === "utf-32le");
+  if (encoding.startsWith("utf-32")) return decodedUtf32(bytes, encoding === "utf-32le");
   try {
     return new TextDecoder(encoding, { fatal: true, ignoreBOM: true }).decode(bytes);
   } catch {
@@ -44,27 +46,29 @@ function decodedAs(encoding, bytes) {
   }
 }
 
-// UTF-32, which browsers do not read.
-function decodedWide(bytes, isLittle) {
+// The text in bytes of UTF-32, which browsers do not decode; null if they are not UTF-32.
+function decodedUtf32(bytes, isLittleEndian) {
   if (bytes.length % 4) return null;
   const view = new DataView(bytes.buffer, bytes.byteOffset, bytes.length);
-  const signs = [];
+  const characters = [];
   for (let at = 0; at < bytes.length; at += 4) {
-    const number = view.getUint32(at, isLittle);
-    if (number > 0x10ffff || (number >= 0xd800 && number <= 0xdfff)) return null;
-    signs.push(String.fromCodePoint(number));
+    const codePoint = view.getUint32(at, isLittleEndian);
+    if (codePoint > 0x10ffff || (codePoint >= 0xd800 && codePoint <= 0xdfff)) return null;
+    characters.push(String.fromCodePoint(codePoint));
   }
-  return signs.join("");
+  return characters.join("");
 }
 
-// Whether no text has the byte, whatever its encoding; tabs, line ends, form feeds and escapes some have.
+// Whether a byte is a control character that no text has. Texts may have tabs, line ends, form
+// feeds and escapes.
 const isControl = (byte) => byte < 9 || (byte > 13 && byte < 27) || (byte > 27 && byte < 32) || byte === 127;
 
-// Whether bytes that are not UTF-8 are a text of one byte a character, and not damaged UTF-8.
+// Whether bytes that are not valid UTF-8 are a text with one byte for each character, and not
+// damaged UTF-8, which has more whole characters beyond ASCII than damaged ones.
 function isOneByte(bytes) {
   if (bytes.some((byte) => isControl(byte) || UNUSED.has(byte))) return false;
-  const read = new TextDecoder("utf-8").decode(bytes);
-  const numDamaged = read.split("\ufffd").length - 1;
-  const numWhole = [...read].filter((sign) => sign > "\x7f" && sign !== "\ufffd").length;
+  const text = new TextDecoder("utf-8").decode(bytes);
+  const numDamaged = text.split("\ufffd").length - 1;
+  const numWhole = [...text].filter((character) => character > "\x7f" && character !== "\ufffd").length;
   return numWhole <= numDamaged;
 }

@@ -1,4 +1,4 @@
-// The live view: how fast the answer comes, what drafts are worth, and why none was made.
+// The live view: how fast an answer comes, what its drafts are worth, and why none was made.
 
 import { $, counted, element } from "./dom.js";
 import { legend } from "./tokens.js";
@@ -6,36 +6,36 @@ import { legend } from "./tokens.js";
 const SAMPLES = 60; // of the speed, one each half second
 const SVG = "http://www.w3.org/2000/svg";
 
-// How fast an answer comes.
+// Measures how fast an answer comes.
 export class Pace {
   speeds = []; // tokens/s of the last half seconds
-  num = 0; // tokens so far
-  #first = null; // when the first came, and the last
-  #last = 0;
-  #since = performance.now();
-  #before = 0; // tokens until then
+  num = 0; // tokens until now
+  #firstMs = null; // when the first token came
+  #lastMs = 0; // when the last token came
+  #sampleMs = performance.now(); // when the last speed was taken
+  #numAtSample = 0; // tokens until then
 
-  // A token came: whether there is a new speed.
+  // Counts a token. Returns whether there is a new speed.
   token() {
     this.num += 1;
-    const now = performance.now();
-    this.#first ??= now;
-    this.#last = now;
-    const seconds = (now - this.#since) / 1000;
+    const nowMs = performance.now();
+    this.#firstMs ??= nowMs;
+    this.#lastMs = nowMs;
+    const seconds = (nowMs - this.#sampleMs) / 1000;
     if (seconds < 0.5) return false;
-    this.speeds = [...this.speeds, (this.num - this.#before) / seconds].slice(-SAMPLES);
-    this.#since = now;
-    this.#before = this.num;
+    this.speeds = [...this.speeds, (this.num - this.#numAtSample) / seconds].slice(-SAMPLES);
+    this.#sampleMs = nowMs;
+    this.#numAtSample = this.num;
     return true;
   }
 
-  // As the server says it of an answer that it ends itself.
+  // The timings of an answer that was stopped, in the fields of the server's timings.
   get timings() {
-    return { predicted_n: this.num, predicted_ms: this.num && this.#last - this.#first };
+    return { predicted_n: this.num, predicted_ms: this.num && this.#lastMs - this.#firstMs };
   }
 }
 
-// Adds a step, as the server tells it, to what is known of an answer's steps.
+// Adds a step, as the server describes it, to the sums of an answer's steps. Returns the sums.
 export function addStep(steps = { drafted: 0, accepted: 0, lengths: [], off: {} }, step) {
   steps.drafted += step.drafted;
   steps.accepted += step.accepted;
@@ -51,7 +51,8 @@ export class Live {
   device = null; // in words
   outlook = null; // what the policy expected at the end of the last answer
 
-  // Draws the picture of an answer; pace: while it is coming.
+  // Draws the facts about an answer.
+  // pace: the speed of an answer that is still coming.
   draw(message, pace) {
     this.outlook = message?.stats?.explanation?.outlook ?? this.outlook;
     if ($("live").hidden) return;
@@ -75,6 +76,7 @@ export class Live {
     );
   }
 
+  // The names and values of facts about the machine and the context.
   machine(message, pace) {
     const { explanation, usage } = message?.stats ?? {};
     const last = message?.steps?.last;
@@ -91,27 +93,29 @@ export class Live {
   }
 }
 
+// A drawing of the speeds over time.
 function curve(speeds) {
   const drawing = document.createElementNS(SVG, "svg");
   drawing.setAttribute("viewBox", `0 0 ${SAMPLES} 20`);
   drawing.setAttribute("preserveAspectRatio", "none");
   drawing.setAttribute("role", "img");
   drawing.setAttribute("aria-label", "Speed over time");
-  const most = Math.max(...speeds, 1);
+  const fastest = Math.max(...speeds, 1);
   const line = document.createElementNS(SVG, "polyline");
-  line.setAttribute("points", speeds.map((speed, at) => `${at},${20 - (19 * speed) / most}`).join(" "));
+  line.setAttribute("points", speeds.map((speed, at) => `${at},${20 - (19 * speed) / fastest}`).join(" "));
   drawing.append(line);
   return drawing;
 }
 
 const percent = (share) => `${Math.round(100 * share)} %`;
 
-// What the drafts do now, or why there are none; of a whole answer, why most steps had none.
+// What the last step drafted, or why it drafted nothing; for a whole answer, why most of its steps
+// drafted nothing.
 function reason(message, pace) {
   const last = message?.steps?.last;
   if (!pace) {
-    const off = message?.stats?.timings?.draft_off;
-    return off && `Where nothing was drafted: ${off}.`;
+    const draftOff = message?.stats?.timings?.draft_off;
+    return draftOff && `Where nothing was drafted: ${draftOff}.`;
   }
   if (!last) return null;
   return (
@@ -120,11 +124,13 @@ function reason(message, pace) {
   );
 }
 
+// The names and values of facts about drafts.
+// counts: the number of tokens from each source.
 function drafting(message, counts) {
   const { timings, explanation } = message?.stats ?? {};
   const drafted = timings?.draft_n ?? message?.steps?.drafted;
   const accepted = timings?.draft_n_accepted ?? message?.steps?.accepted;
-  const total = Object.values(counts).reduce((sum, each) => sum + each, 0);
+  const total = Object.values(counts).reduce((sum, count) => sum + count, 0);
   const decodes = total - (counts.accepted ?? 0);
   return [
     ["Tokens per decode", decodes ? (total / decodes).toFixed(2) : null],
@@ -133,6 +139,7 @@ function drafting(message, counts) {
   ];
 }
 
+// The names and values of facts about reading the prompt.
 function reading(timings) {
   return [
     ["First token after", timings && `${(timings.prompt_ms / 1000).toFixed(2)} s`],
@@ -140,12 +147,16 @@ function reading(timings) {
   ];
 }
 
-function outlookWords(told) {
-  if (!told) return null;
-  const pays = told.break_even === null ? "never worth it here" : `worth it above ${percent(told.break_even)}`;
-  return `${percent(told.acceptance)} likely to be kept; ${pays}`;
+// What the policy expects of the next draft token, in words.
+function outlookWords(outlook) {
+  if (!outlook) return null;
+  const { acceptance, break_even: breakEven } = outlook;
+  const worth = breakEven === null ? "never worth it here" : `worth it above ${percent(breakEven)}`;
+  return `${percent(acceptance)} likely to be kept; ${worth}`;
 }
 
+// A list of facts.
+// pairs: the name and the value of each; a fact without a value is left out.
 function facts(pairs) {
   const shown = pairs.filter(([, value]) => value !== null && value !== undefined && value !== "");
   return element(
@@ -155,7 +166,8 @@ function facts(pairs) {
   );
 }
 
-// A table of bars: pairs of what a row is about and its number.
+// A heading and a table of bars; [] if there are none.
+// pairs: the name and the number of each bar. shown: makes the text of a number.
 function bars(title, pairs, shown = String) {
   const rows = [...pairs];
   if (!rows.length) return [];
@@ -172,26 +184,28 @@ function bars(title, pairs, shown = String) {
   return [element("h3", {}, title), element("table", { class: "bars" }, ...drawn)];
 }
 
-function costs(told) {
-  if (!told) return [];
-  const measured = Object.entries(told.step_ratios ?? {});
+// What decodes and drafts cost on this machine, as the policy has measured it.
+function costs(outlook) {
+  if (!outlook) return [];
+  const ratios = Object.entries(outlook.step_ratios ?? {});
   const times = [
-    ["Decode of one token", `${(1000 * told.plain_step_s).toFixed(1)} ms`],
-    ["Drafting one token", `${(1000 * told.draft_token_s).toFixed(1)} ms`],
+    ["Decode of one token", `${(1000 * outlook.plain_step_s).toFixed(1)} ms`],
+    ["Drafting one token", `${(1000 * outlook.draft_token_s).toFixed(1)} ms`],
   ];
   const title = "Cost of a decode of n tokens: v(n)";
   return [
     element("h3", {}, "Cost of a decode here"),
     facts(times),
-    ...bars(title, measured, (ratio) => ratio.toFixed(2)),
+    ...bars(title, ratios, (ratio) => ratio.toFixed(2)),
   ];
 }
 
-function proposers(told) {
-  const found = Object.entries(told ?? {});
-  if (!found.length) return [];
+// How many tokens each proposer drafted, and how many of them were kept.
+function proposers(counts) {
+  const entries = Object.entries(counts ?? {});
+  if (!entries.length) return [];
   return [
     element("h3", {}, "Drafted by"),
-    facts(found.map(([name, { accepted, drafted }]) => [name, `${accepted} of ${drafted} kept`])),
+    facts(entries.map(([name, { accepted, drafted }]) => [name, `${accepted} of ${drafted} kept`])),
   ];
 }

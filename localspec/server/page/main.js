@@ -1,4 +1,4 @@
-// The page: conversations on the left, the one that is open, and what the model does.
+// The page: the list of conversations, the open one, and the live view of what the model does.
 
 import { attach, edit, keepRun, send } from "./answers.js";
 import {
@@ -29,7 +29,7 @@ import { shown } from "./versions.js";
 
 const EXAMPLES = ["What is speculative decoding?", "Write a haiku about rain.", "Tell me a story about a fox."];
 
-// Where the live view lies over the conversation: it does not come back by itself there.
+// Whether the live view covers the conversation: then it is not opened again after a reload.
 const isNarrow = () => matchMedia("(max-width: 56rem)").matches;
 
 // Phone keyboards have no Shift+Enter: there Enter starts a new line, and the button sends.
@@ -49,6 +49,7 @@ function toggleLive() {
   drawState();
 }
 
+// Asks the user a question. Returns whether the answer is yes.
 async function confirmed(text) {
   $("confirm-text").textContent = text;
   return (await answerOf($("confirm"))) === "yes";
@@ -81,24 +82,26 @@ async function rename() {
   await save(state.open);
 }
 
-function typed(event) {
-  if (event.isComposing) return; // a word of an input method
+// A key was pressed in the field for a question.
+function onQuestionKey(event) {
+  if (event.isComposing) return; // an input method is composing a word
   const sends = FINGERS.matches ? event.ctrlKey || event.metaKey : !event.shiftKey;
   if (event.key === "Enter" && sends) {
     event.preventDefault();
     send();
   } else if (event.key === "ArrowUp" && !$("question").value && state.open.editing === undefined) {
-    const last = shown(state.open).findLast((each) => each.role === "user");
-    if (last) edit(last);
+    const lastQuestion = shown(state.open).findLast(({ role }) => role === "user");
+    if (lastQuestion) edit(lastQuestion);
   }
 }
 
-// A menu closes when anything else gets the focus or a click.
-function leaveMenu({ target }) {
+// Closes the menu when anything else gets the focus or a click.
+function closeMenu({ target }) {
   if (!$("menu").contains(target)) $("menu").open = false;
 }
 
-function shortcut(event) {
+// Does what a key pressed anywhere on the page is for: Escape, or Alt with a letter.
+function onPageKey(event) {
   if (event.key === "Escape" && !document.querySelector("dialog[open]")) {
     if ($("menu").open) {
       $("menu").open = false;
@@ -138,7 +141,8 @@ async function readFile(file) {
   }
 }
 
-function wire() {
+// Connects the page's elements with what they do.
+function connect() {
   const clicks = {
     new: newChat,
     "leave-edit": () => edit(),
@@ -148,7 +152,7 @@ function wire() {
     "export-all": async () =>
       saveFile(
         "localspec conversations.json",
-        toJson((await store.all()).sort((one, other) => other.updated - one.updated)),
+        toJson((await store.all()).sort((first, second) => second.updated - first.updated)),
         "application/json",
       ),
     "export-md": () => saveFile(`${fileName(state.open.title)}.md`, toMarkdown(state.open), "text/markdown"),
@@ -167,7 +171,7 @@ function wire() {
   for (const [id, act] of Object.entries(clicks)) $(id).onclick = act;
   $("menu").addEventListener("click", (event) => event.target.tagName === "BUTTON" && ($("menu").open = false));
   $("composer").onsubmit = (event) => (event.preventDefault(), send());
-  $("question").onkeydown = typed;
+  $("question").onkeydown = onQuestionKey;
   FINGERS.addEventListener("change", fitToPointer);
   $("question").oninput = () => (grow(), keepDraft());
   $("search").oninput = drawList;
@@ -183,9 +187,9 @@ function wire() {
     noteModel();
   };
   $("scroll").onscroll = scrolled;
-  document.addEventListener("keydown", shortcut);
-  document.addEventListener("pointerdown", leaveMenu);
-  document.addEventListener("focusin", leaveMenu);
+  document.addEventListener("keydown", onPageKey);
+  document.addEventListener("pointerdown", closeMenu);
+  document.addEventListener("focusin", closeMenu);
   document.addEventListener("dragover", (event) => event.preventDefault());
   document.addEventListener("drop", (event) => (event.preventDefault(), attach([...event.dataTransfer.files])));
   document.addEventListener(
@@ -195,13 +199,13 @@ function wire() {
   addEventListener("pagehide", () => ($("question").value && keepDraft(), [...running.values()].forEach(keepRun)));
   store.onOtherTab(refresh);
   onAnswering(noteOthers);
-  store.onFree(() => (banner(""), drawList()));
+  store.onUnblocked(() => (banner(""), drawList()));
 }
 
 async function start() {
   useTheme();
   fitToPointer();
-  wire();
+  connect();
   addDraftLengths();
   const isLocal = ["localhost", "127.0.0.1", "[::1]"].includes(location.hostname);
   $("privacy").textContent = isLocal
@@ -221,7 +225,7 @@ async function start() {
   use((await store.get(id).catch(() => null)) ?? { ...state.open, ...store.unsent.get(id) });
   await readModels();
   $("question").focus();
-  await store.sweep().catch(drawList); // which says what is wrong
+  await store.sweep().catch(drawList); // it shows the error
 }
 
 start();

@@ -1,22 +1,27 @@
-// Markdown as it arrives → elements. Text of a model never becomes HTML of its own: marked is
-// told to show HTML as text, and DOMPurify keeps only the tags that Markdown has.
+// Draws Markdown while it arrives. HTML in a model's text is never used as HTML: marked shows it
+// as text, and DOMPurify keeps only the tags that Markdown can make.
 
 import { Marked } from "./vendor/marked.js";
 import DOMPurify from "./vendor/purify.js";
 
-const LONG = 20_000; // characters of one block from which on it is shown as plain text
-const LONG_MATHS = 5_000; // and of a formula that is not set
+const LONG = 20_000; // a block with more characters is shown as plain text
+const LONG_MATHS = 5_000; // a formula with more characters is shown as it is written
 const TAGS =
   "p br hr h1 h2 h3 h4 h5 h6 strong em del code pre blockquote ul ol li table thead tbody tr th td a span".split(" ");
-const escaped = (text) => text.replace(/[&<>"']/g, (sign) => `&#${sign.charCodeAt(0)};`);
+const escaped = (text) => text.replace(/[&<>"']/g, (character) => `&#${character.charCodeAt(0)};`);
 const plain = ({ raw }) => escaped(raw);
 
-// Between $ no blank stands beside them, no digit behind them, and "$5 or 6$" and "5$, 6$" are money.
+// A formula within a line. Between two $ it neither begins nor ends with a space, and no digit
+// follows it: "$5 or 6$" and "5$, 6$" are money.
 const INLINE =
   /^(?:\$\$[^]+?\$\$|\\\[[^]+?\\\]|\\\([^]+?\\\)|\$(?![\s$)/]|[.,;:?!]\s|\d[^$\n\\^_={}]*\s[a-z]{2})(?:[^$\n\\]|\\.)*?[^\s$\\]\$(?!\d))/i;
-// Until it is closed it is a block, too, so that no line of it becomes a list or a heading.
+// A formula that is a block. One that is not closed yet counts, too, so that no line of it becomes
+// a list or a heading.
 const BLOCK = /^(?:\$\$|\\\[)(?:(?!\n[ \t]*\n|\$\$|\\\])[^])+(?:(?:\$\$|\\\])[ \t]*(?:\n|$)|(?=\n[ \t]*\n)|$)/;
-const maths = (level, form, start, shown) => ({
+// An extension of marked for formulas.
+// level: "inline" or "block". form: matches a formula. start: matches where one may begin.
+// tag: the tag of the element that shows it.
+const maths = (level, form, start, tag) => ({
   name: `${level} maths`,
   level,
   start: (text) => text.search(start),
@@ -24,7 +29,7 @@ const maths = (level, form, start, shown) => ({
     const raw = form.exec(text)?.[0];
     return raw && { type: `${level} maths`, raw };
   },
-  renderer: ({ raw }) => `<${shown} class="maths">${escaped(raw.trim())}</${shown}>`,
+  renderer: ({ raw }) => `<${tag} class="maths">${escaped(raw.trim())}</${tag}>`,
 });
 const marked = new Marked({
   gfm: true,
@@ -37,7 +42,7 @@ const marked = new Marked({
   },
 });
 
-// Sets a formula; one that is not understood, or not closed yet, stays as it is written.
+// Typesets a formula. One that has an error, or is not closed yet, stays as it is written.
 function setMaths(element) {
   const [, mark, tex] = /^(\$\$?|\\[([])([^]*?)(?:\$\$?|\\[\])])$/.exec(element.textContent) ?? [];
   if (!tex || tex.length > LONG_MATHS) return;
@@ -52,7 +57,7 @@ function setMaths(element) {
   if (element.tagName === "P") element.tabIndex = 0; // it scrolls
 }
 
-const KEEP = {
+const ALLOWED = {
   ALLOWED_TAGS: TAGS,
   ALLOWED_ATTR: ["href", "class", "start", "align", "title"],
   ADD_URI_SAFE_ATTR: ["start", "align"], // else only addresses may be their values
@@ -67,16 +72,18 @@ DOMPurify.addHook("afterSanitizeAttributes", (element) => {
   element.rel = "noopener noreferrer";
 });
 
-let highlighting; // the library, once there is code
+let highlighting; // a promise of the library, which is loaded once there is code
 
 async function highlight(code, language) {
-  highlighting ??= import("./vendor/highlight.js").then((found) => found.default);
+  highlighting ??= import("./vendor/highlight.js").then((module) => module.default);
   const library = await highlighting;
   if (!library.getLanguage(language) || code.textContent.length > LONG) return;
   const { value } = library.highlight(code.textContent, { language, ignoreIllegals: true });
-  code.replaceChildren(DOMPurify.sanitize(value, KEEP));
+  code.replaceChildren(DOMPurify.sanitize(value, ALLOWED));
 }
 
+// Puts a block of code under a heading with its language and a button that copies it. Returns the
+// code's element, if there is one, and its language, or "".
 function withHeading(pre) {
   const code = pre.querySelector("code");
   const language = /language-(\S+)/.exec(code?.className ?? "")?.[1] ?? "";
@@ -101,15 +108,16 @@ function withHeading(pre) {
   return { code, language };
 }
 
+// Copies a text, and shows on a button for a while whether that succeeded.
 export async function copyText(text, button) {
-  const told = button.textContent;
+  const label = button.textContent;
   try {
     await navigator.clipboard.writeText(text);
     button.textContent = "Copied";
   } catch {
     button.textContent = "Not allowed"; // by the browser, as on a plain http address elsewhere
   }
-  setTimeout(() => (button.textContent = told), 1500);
+  setTimeout(() => (button.textContent = label), 1500);
 }
 
 // A growing text in Markdown, drawn into an element. Blocks that are complete are drawn once;
@@ -123,24 +131,26 @@ export class Markdown {
   clear() {
     this.element.replaceChildren();
     this.text = "";
-    this.start = 0; // of the block that is open
+    this.start = 0; // where the open block begins in the text
     this.open = document.createElement("div");
     this.element.append(this.open);
     this.isPlain = false;
   }
 
+  // Draws the text as it is now. isComplete: whether it will not grow any more.
   update(text, isComplete = false) {
     if (!text.startsWith(this.text)) this.clear();
     this.text = text;
     if (this.isPlain || text.length - this.start > LONG) this.drawLong();
     if (this.isPlain) return;
-    // What follows a $ says whether it closes a formula or begins a price.
-    const rest = isComplete ? text.slice(this.start) : text.slice(this.start).replace(/\$+$/, "");
-    const blocks = marked.lexer(rest);
-    // A list goes on behind an empty line, so what is before one stays open; and what is complete
-    // may be gone on with.
-    const open = blocks.findLastIndex((block) => block.type !== "space");
-    const closed = blocks.slice(0, Math.max(open, 0));
+    // A $ at the end waits for the next character, which says whether it closes a formula or begins
+    // a price.
+    const undrawn = isComplete ? text.slice(this.start) : text.slice(this.start).replace(/\$+$/, "");
+    const blocks = marked.lexer(undrawn);
+    // The last block that is not space stays open: a list may go on after an empty line, and a
+    // complete answer may be continued.
+    const lastIndex = blocks.findLastIndex((block) => block.type !== "space");
+    const closed = blocks.slice(0, Math.max(lastIndex, 0));
     if (closed.length) {
       this.start += closed.reduce((length, block) => length + block.raw.length, 0);
       this.open.before(this.drawn(closed, true));
@@ -149,8 +159,9 @@ export class Markdown {
     this.open.replaceChildren(last.length ? this.drawn(last, isComplete) : "");
   }
 
+  // The elements of blocks. isClosed: whether they will not change, so that code is highlighted.
   drawn(blocks, isClosed) {
-    const fragment = DOMPurify.sanitize(marked.parser(blocks), KEEP);
+    const fragment = DOMPurify.sanitize(marked.parser(blocks), ALLOWED);
     for (const pre of fragment.querySelectorAll("pre")) {
       const { code, language } = withHeading(pre);
       if (isClosed && code && language) highlight(code, language);
@@ -166,8 +177,8 @@ export class Markdown {
     return fragment;
   }
 
-  // One enormous block: as plain text in pieces, since laying it out again and again would take
-  // longer than the answer. It ends at an empty line.
+  // Draws an enormous block as plain text in pieces, since drawing all of it again and again would
+  // take longer than the answer. The block ends at an empty line.
   drawLong() {
     if (!this.isPlain) {
       this.open.replaceChildren();
@@ -184,9 +195,9 @@ export class Markdown {
         box.append(this.piece);
         this.open.before(box);
       }
-      const taken = this.text.slice(this.start, Math.min(this.start + LONG - this.piece.length, until));
-      this.piece.appendData(taken);
-      this.start += taken.length;
+      const pieceEnd = Math.min(this.start + LONG - this.piece.length, until);
+      this.piece.appendData(this.text.slice(this.start, pieceEnd));
+      this.start = pieceEnd;
     }
   }
 }

@@ -2,33 +2,34 @@
 
 import { mcpTools } from "./api.js";
 
-let found = []; // as the server lists them
-const allowed = new Map(); // names of tools by the conversation in which they are allowed
+let tools = []; // as the server lists them
+const allowed = new Map(); // a conversation's id → the names of the tools that are allowed in it
 
-// Returns what is wrong with servers that have no tools.
+// Reads the tools from the server. Returns the errors of the MCP servers that do not work.
 export async function readTools() {
-  const told = await mcpTools().catch(() => ({ tools: [], errors: [] }));
-  found = told.tools;
-  return told.errors;
+  const response = await mcpTools().catch(() => ({ tools: [], errors: [] }));
+  tools = response.tools;
+  return response.errors;
 }
 
-export const hasTools = () => found.length > 0;
+export const hasTools = () => tools.length > 0;
 
-export const toolOf = (name) => found.find((each) => each.name === name);
+export const toolOf = (name) => tools.find((tool) => tool.name === name);
 
-// As a request declares them.
+// The tools as a request declares them.
 export const declared = () =>
-  found.map(({ name, description, parameters }) => ({
+  tools.map(({ name, description, parameters }) => ({
     type: "function",
     function: { name, description, parameters },
   }));
 
+// Whether a tool may be called in a conversation without asking the user.
 export function mayCall(conversation, tool) {
   const isAllowed = tool.is_allowed || allowed.get(conversation.id)?.has(tool.name);
   return !tool.is_destructive && isAllowed;
 }
 
-// choice: "chat" or "always".
+// Lets a tool be called without asking: in one conversation ("chat") or in all ("always").
 export function allow(conversation, tool, choice) {
   if (choice === "always") tool.is_allowed = true;
   if (!allowed.has(conversation.id)) allowed.set(conversation.id, new Set());

@@ -1,15 +1,16 @@
-// Copies of a conversation in two tabs → one that has all messages of both.
+// Merges the copies of a conversation that two tabs have into one with all messages of both.
 
 import { placeBefore } from "./versions.js";
 
-// Messages of an earlier page have no ids. In each copy they stand at the same places.
+// A conversation whose messages have ids. Those of an older version of the page have none: they
+// get the same ids in each copy, as they have the same places in it.
 export const withIds = (conversation) => ({
   ...conversation,
   messages: conversation.messages.map((message, at) => ({ ...message, id: message.id ?? `at ${at}` })),
 });
 
-// What a conversation has beside its messages. Places in their list differ between copies, so
-// messages are named by their ids.
+// The fields of a conversation other than its messages. Indices of messages become their ids,
+// since a message may have another index in another copy.
 export function fieldsOf({ messages, settings, end, editing, ...fields }) {
   return {
     fields: { ...fields, end: messages[end]?.id, editing: messages[editing]?.id },
@@ -17,12 +18,12 @@ export function fieldsOf({ messages, settings, end, editing, ...fields }) {
   };
 }
 
-// own: a tab's conversation. kept: the one in the store, which another tab may have written.
-// before: the fields that own and the store had in common last; undefined where there are none.
-// Of a message that both have, the one of the later edition counts; of other fields, what own
-// changed. Which message is edited is a matter of each tab.
-export function merged(own, kept, before) {
-  const messages = kept.messages.map((message, at) => ({ ...message, after: placeBefore(kept, at) }));
+// Merges two copies of a conversation. Of a message in both, the one with the later edition
+// counts; of the other fields, those that this tab has changed. `editing` is this tab's alone.
+// own: this tab's copy. stored: the stored copy, which another tab may have written.
+// common: the fields when both were last equal; undefined if they never were.
+export function merged(own, stored, common) {
+  const messages = stored.messages.map((message, at) => ({ ...message, after: placeBefore(stored, at) }));
   const places = new Map(messages.map(({ id }, at) => [id, at]));
   own.messages.forEach((message, at) => {
     const previous = own.messages[placeBefore(own, at)];
@@ -35,39 +36,41 @@ export function merged(own, kept, before) {
       messages[place] = copy;
     }
   });
-  const mine = fieldsOf(own);
-  const theirs = fieldsOf(kept);
-  const fields = withChanges(theirs.fields, mine.fields, before?.fields);
+  const ownFields = fieldsOf(own);
+  const storedFields = fieldsOf(stored);
+  const fields = withChanges(storedFields.fields, ownFields.fields, common?.fields);
   return {
     ...fields,
-    settings: withChanges(theirs.settings, mine.settings, before?.settings),
+    settings: withChanges(storedFields.settings, ownFields.settings, common?.settings),
     messages,
     end: places.get(fields.end) ?? -1,
-    editing: places.get(mine.fields.editing),
+    editing: places.get(ownFields.fields.editing),
   };
 }
 
 const editionOf = ({ edition = 0 }) => edition;
 
-function withChanges(theirs, mine, before = {}) {
-  const changes = Object.entries(mine).filter(([name, value]) => value !== before[name]);
-  return { ...theirs, ...Object.fromEntries(changes) };
+// The stored fields, with the own ones that differ from those that both had in common.
+function withChanges(storedFields, ownFields, common = {}) {
+  const changes = Object.entries(ownFields).filter(([name, value]) => value !== common[name]);
+  return { ...storedFields, ...Object.fromEntries(changes) };
 }
 
-// Lets own be what was merged. Its messages stay the same objects. Returns those that are new or
-// have changed.
-export function take(own, found) {
-  const held = new Map(own.messages.map((message) => [message.id, message]));
+// Changes this tab's copy of a conversation into the merged one. Its messages stay the same
+// objects. Returns those that are new or have changed.
+export function adopt(own, mergedCopy) {
+  const ownMessages = new Map(own.messages.map((message) => [message.id, message]));
   const changed = [];
-  const messages = found.messages.map((message) => {
-    const mine = held.get(message.id);
-    if (mine && editionOf(mine) === editionOf(message)) return Object.assign(mine, { after: message.after });
-    const taken = mine ?? {};
-    for (const name of Object.keys(taken)) delete taken[name];
-    changed.push(Object.assign(taken, message));
-    return taken;
+  const messages = mergedCopy.messages.map((message) => {
+    const ownMessage = ownMessages.get(message.id);
+    if (ownMessage && editionOf(ownMessage) === editionOf(message))
+      return Object.assign(ownMessage, { after: message.after });
+    const target = ownMessage ?? {};
+    for (const name of Object.keys(target)) delete target[name];
+    changed.push(Object.assign(target, message));
+    return target;
   });
-  Object.assign(own, found, { messages });
+  Object.assign(own, mergedCopy, { messages });
   if (own.editing === undefined) delete own.editing;
   return changed;
 }

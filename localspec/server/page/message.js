@@ -1,4 +1,4 @@
-// One message on the page.
+// Draws one message on the page.
 
 import { $, button, element } from "./dom.js";
 import { Markdown, copyText } from "./markdown.js";
@@ -13,7 +13,7 @@ const STATES = {
 };
 
 export class MessageView {
-  // actions: edit, retry, goOn, result, decide, toVersion: functions that get the message.
+  // actions: the functions edit, retry, goOn, result, decide and toVersion, which get the message.
   constructor(message, actions) {
     this.message = message;
     this.actions = actions;
@@ -29,14 +29,13 @@ export class MessageView {
       element("summary", {}, "Thoughts"),
       this.thoughts,
     );
-    this.rest = element("div");
-    this.root = element("li", { class: `message ${message.role}` }, this.who, this.thinking, this.text, this.rest);
+    this.footer = element("div"); // files, calls, notes and buttons
+    this.root = element("li", { class: `message ${message.role}` }, this.who, this.thinking, this.text, this.footer);
     this.markdown = message.role === "assistant" ? new Markdown(this.text) : null;
-    this.drawn = "";
     this.update(true);
   }
 
-  // Draws what came; isComplete: no more will.
+  // Draws the texts of the message. isComplete: whether they will not grow any more.
   update(isComplete) {
     const { content, thoughts = "" } = this.message;
     this.thinking.hidden = !thoughts;
@@ -45,38 +44,40 @@ export class MessageView {
       if (this.markdown) this.markdown.update(content, isComplete);
       else this.text.textContent = content;
     }
-    if (isComplete) this.drawRest();
+    if (isComplete) this.drawFooter();
   }
 
-  // isRunning: its answer is still coming; isLast: nothing follows it; isEdited: another version
-  // of it is being written; versions: all messages in its place.
-  set(told) {
-    Object.assign(this, told);
-    this.root.toggleAttribute("data-running", told.isRunning);
-    this.root.toggleAttribute("data-edited", told.isEdited);
-    this.drawRest();
+  // Changes the state of the message in its conversation. isRunning: whether the answer is still
+  // coming; isLast: whether no message follows; isEdited: whether another version of it is being
+  // written; versions: all versions of it.
+  set(state) {
+    Object.assign(this, state);
+    this.root.toggleAttribute("data-running", state.isRunning);
+    this.root.toggleAttribute("data-edited", state.isEdited);
+    this.drawFooter();
   }
 
-  drawRest() {
+  drawFooter() {
     const { role, model, files = [], calls = [], error, state } = this.message;
     this.who.textContent = { user: "You", assistant: model ?? "Answer", tool: "Result of a tool" }[role];
     const note = this.isRunning ? null : (error ?? STATES[state]);
-    this.rest.replaceChildren(
+    this.footer.replaceChildren(
       ...files.map(fileView),
-      ...calls.map((call) => this.call(call)),
-      ...this.took(),
+      ...calls.map((call) => this.callView(call)),
+      ...this.speed(),
       ...(note ? [element("p", { class: error ? "error" : "note" }, note)] : []),
       ...(this.isRunning ? [] : [element("div", { class: "row actions" }, ...this.buttons())]),
     );
   }
 
-  took() {
+  // A note of how fast a whole answer came, in a list; [] for any other message.
+  speed() {
     const { num, ms } = this.message.took ?? {};
     if (this.isRunning || !ms) return [];
     return [element("p", { class: "note" }, `${((1000 * num) / ms).toFixed(1)} tokens/s, ${(ms / 1000).toFixed(1)} s`)];
   }
 
-  call(call) {
+  callView(call) {
     const { name, json } = call;
     let shown = json;
     try {
@@ -93,7 +94,8 @@ export class MessageView {
     );
   }
 
-  // What a person may answer to a call of an MCP server's tool that waits for it.
+  // The buttons by which the user decides about a call of an MCP server's tool; [] if there is
+  // nothing to decide.
   choices(call) {
     const tool = toolOf(call.name);
     const waits = tool && this.isLast && !this.isRunning && this.message.state === "done" && call.result === undefined;
@@ -130,12 +132,13 @@ export class MessageView {
     ].filter(Boolean);
   }
 
-  // Whether another try can succeed: a prompt that was too long may fit another model.
+  // Whether the prompt may fit into the context: if it was too long, it may fit another model.
   mayFit() {
     const { tooLong } = this.message;
     return !tooLong || (tooLong !== true && tooLong !== $("model").value);
   }
 
+  // The buttons that lead to the other versions; [] if there are none.
   arrows() {
     const { versions } = this;
     if (versions.length < 2) return [];
@@ -156,7 +159,7 @@ export class MessageView {
       this.markdown.clear();
       this.markdown.update(this.message.content, true);
     }
-    this.drawRest();
-    this.rest.querySelector("[aria-pressed]")?.focus();
+    this.drawFooter();
+    this.footer.querySelector("[aria-pressed]")?.focus();
   }
 }

@@ -3,12 +3,12 @@
 import { counted, element } from "./dom.js";
 
 const KINDS = /^data:image\/(png|jpeg|webp|gif);base64,/;
-const MOST_MB = 23; // whose text in a request the server's usual bound still holds
+const MOST_MB = 23; // in base64 such a picture still fits into the server's default limit for a request
 
 export const isPicture = (file) => file.type.startsWith("image/");
 export const isImage = (url) => typeof url === "string" && KINDS.test(url);
 
-// A file as it is attached to a question. Raises Error with why it cannot be.
+// A picture's file as it is attached to a question. Throws an Error with why it cannot be.
 export async function pictureOf(file) {
   if (file.size > MOST_MB * 1e6)
     throw new Error(`${file.name} has ${(file.size / 1e6).toFixed(1)} MB; the limit is ${MOST_MB} MB.`);
@@ -22,7 +22,7 @@ export async function pictureOf(file) {
   return { name: file.name, image };
 }
 
-// What a message shows of a file.
+// The element that shows a file of a message.
 export function fileView({ name, text, image }) {
   if (image) return element("img", { class: "picture", src: image, alt: name, title: name });
   return element("div", { class: "file" }, `📄 ${name}, ${counted(text.length, "character")}`);

@@ -1,18 +1,18 @@
-// Settings and messages → the request that asks for its next answer.
+// Makes the request for the next answer of settings and messages.
 
 import { declared, hasTools } from "./mcp.js";
 import { contentOf } from "./pictures.js";
 
-// What is wrong in the settings.
+// A setting is wrong.
 export class SettingError extends Error {
-  // field: its name.
+  // field: the name of the field that is wrong.
   constructor(message, field) {
     super(message);
     this.field = field;
   }
 }
 
-// Raises SettingError.
+// The body of the request. Throws a SettingError.
 export function requestOf(settings, messages, model) {
   const body = { model, messages: messagesOf(settings, messages), explain: true };
   for (const name of ["temperature", "top_p", "top_k", "min_p", "seed", "max_tokens"]) {
@@ -26,12 +26,14 @@ export function requestOf(settings, messages, model) {
   return Object.assign(body, formOf(settings));
 }
 
+// The tools in the setting of that name. Throws a SettingError.
 function toolsOf(text) {
   const tools = parsed("tools", "“Tools”", text);
   if (Array.isArray(tools)) return tools;
   throw new SettingError("“Tools” in the settings is not a list: put it in [ and ].", "tools");
 }
 
+// The fields of the request that constrain the form of the answer. Throws a SettingError.
 function formOf({ form, schema, choices }) {
   if (form === "json") return { response_format: { type: "json_object" } };
   if (form === "schema") return { json_schema: parsed("schema", "“JSON schema”", schema ?? "") };
@@ -44,33 +46,37 @@ function formOf({ form, schema, choices }) {
   return { grammar: `root ::= ${lines.map((line) => JSON.stringify(line)).join(" | ")}` };
 }
 
-function parsed(name, what, text) {
+// The value of a setting in JSON. Throws a SettingError.
+// name: the field's name; label: its name for the user.
+function parsed(name, label, text) {
   try {
     return JSON.parse(text);
   } catch (error) {
-    throw new SettingError(`${what} in the settings is not valid JSON: ${error.message}`, name);
+    throw new SettingError(`${label} in the settings is not valid JSON: ${error.message}`, name);
   }
 }
 
+// The messages as the request has them, the system text first.
 function messagesOf(settings, messages) {
-  const told = settings.system ? [{ role: "system", content: settings.system }] : [];
+  const sent = settings.system ? [{ role: "system", content: settings.system }] : [];
   for (const { role, content, files = [], calls = [], callId } of messages) {
-    if (role === "tool") told.push({ role, content: contentOf(content, files), tool_call_id: callId });
+    if (role === "tool") sent.push({ role, content: contentOf(content, files), tool_call_id: callId });
     else if (role === "user") {
       const texts = [...files.filter((file) => !file.image).map(fileText), content];
-      told.push({ role, content: contentOf(texts.join("\n\n"), files) });
+      sent.push({ role, content: contentOf(texts.join("\n\n"), files) });
     } else if (content || calls.length) {
       const functions = calls.map(({ id, name, json }) => ({
         id,
         type: "function",
         function: { name, arguments: json },
       }));
-      told.push({ role, content, ...(calls.length ? { tool_calls: functions } : {}) });
+      sent.push({ role, content, ...(calls.length ? { tool_calls: functions } : {}) });
     }
   }
-  return told;
+  return sent;
 }
 
+// A text file as a question has it, in a block of code.
 function fileText({ name, text }) {
   let fence = "```";
   while (text.includes(fence)) fence += "`";

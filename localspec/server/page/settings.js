@@ -4,7 +4,7 @@ import { $, counted, element } from "./dom.js";
 import { requestOf } from "./question.js";
 import { settingsOfNew } from "./store.js";
 
-// Fills the form with what a conversation has.
+// Fills the form with the settings of a conversation.
 function fillSettings(conversation) {
   const fields = $("settings").querySelectorAll("[name]");
   for (const field of fields) {
@@ -23,7 +23,7 @@ export function openSettings(conversation) {
   $("settings").showModal();
 }
 
-// Whether a question can be asked with the settings. Else it shows the field that is wrong.
+// Whether a conversation's settings are right. Else it shows the field that is wrong.
 export function areRight(conversation) {
   const error = errorOf(conversation);
   if (!error) return true;
@@ -44,7 +44,7 @@ function showUseForNew(conversation) {
   $("used-for-new").textContent = isUsed ? "New chats begin with these settings." : "";
 }
 
-// Lets a conversation have what the form says.
+// Changes the settings of a conversation to those in the form.
 export function readSettings(conversation) {
   for (const field of $("settings").querySelectorAll("[name]")) {
     if (field.name === "theme") localStorage.setItem("localspec.theme", field.value);
@@ -58,6 +58,7 @@ export function readSettings(conversation) {
 
 const fieldOf = (name) => $("settings").querySelector(`[name=${name}]`);
 
+// The error in a conversation's settings; null if they are right.
 function errorOf(conversation) {
   try {
     requestOf(conversation.settings, [], "");
@@ -67,7 +68,7 @@ function errorOf(conversation) {
   return null;
 }
 
-// What is wrong stands below its field.
+// Shows what is wrong below the field that is wrong.
 function showError(conversation) {
   const error = errorOf(conversation);
   for (const field of $("settings").querySelectorAll("[aria-invalid]")) {
@@ -82,15 +83,16 @@ function showError(conversation) {
   field.closest("label").after($("settings-error"));
 }
 
-// What holds where a field is empty, by its name.
-export function showUsual(told) {
+// Shows the values that count if a field is empty.
+export function showDefaults(options) {
   for (const name of ["temperature", "top_p", "top_k", "min_p"])
-    $("settings").querySelector(`[name=${name}]`).placeholder = told[name] ?? "";
+    $("settings").querySelector(`[name=${name}]`).placeholder = options[name] ?? "";
 }
 
+// Shows the fields of the chosen form of answers, and hides those of the other forms.
 function showForms() {
   const chosen = $("settings").querySelector("[name=form]").value;
-  for (const each of $("settings").querySelectorAll("[data-form]")) each.hidden = each.dataset.form !== chosen;
+  for (const field of $("settings").querySelectorAll("[data-form]")) field.hidden = field.dataset.form !== chosen;
 }
 
 export function useTheme() {

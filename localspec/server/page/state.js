@@ -1,16 +1,16 @@
-// What the page has open.
+// The state of the page that its modules share.
 
 import { Live } from "./live.js";
 import { newConversation } from "./store.js";
 
 export const live = new Live();
-export const running = new Map(); // conversation's id → what answers in it
-export const views = new Map(); // message → its view, of the conversation that is open
+export const running = new Map(); // a conversation's id → the run that answers in it
+export const views = new Map(); // a message of the open conversation → its MessageView
 
 export const state = {
-  open: newConversation(),
-  attached: [], // to the next question
-  attaching: Promise.resolve(), // what is sent waits for it
-  begins: false, // an answer, as soon as it is sure that no other tab answers
-  elsewhere: new Set(), // ids of conversations that other tabs answer
+  open: newConversation(), // the conversation that is shown
+  attached: [], // files for the next question
+  attaching: Promise.resolve(), // settled once all chosen files are attached
+  begins: false, // whether an answer begins as soon as it is sure that no other tab answers
+  elsewhere: new Set(), // ids of the conversations that other tabs answer
 };

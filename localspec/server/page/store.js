@@ -1,39 +1,42 @@
-// Conversations, kept in this browser alone (IndexedDB): their texts, and apart from them the
-// pictures, each once, so that an answer that is coming rewrites no picture. Several tabs may
-// write the same conversation: each merges what the others have kept of it.
+// Conversations, stored in this browser alone (IndexedDB). Pictures are stored apart from the
+// texts, each once, so that saving a growing answer rewrites no picture. Several tabs may write
+// the same conversation: each merges its own copy with the stored one.
 
-import { fieldsOf, merged, take, withIds } from "./merging.js";
+import { adopt, fieldsOf, merged, withIds } from "./merging.js";
 
 const TEXTS = "conversations"; // by id, without pictures
 const PICTURES = "pictures"; // data URLs, by the keys that files of messages have
 const ATTACHED = "attached"; // lists of files that are not sent yet
-let opening;
-let free;
+let opening; // a promise of the database
+let callWhenUnblocked;
 
-// call: made when a page of an older version, which was in the way, has been closed.
-export const onFree = (call) => (free = call);
+// callback: called when a tab with an older version of the page, which blocked the database, is
+// closed.
+export const onUnblocked = (callback) => (callWhenUnblocked = callback);
 
+// A promise of the open database.
 function database() {
   opening ??= new Promise((resolve, reject) => {
-    const asked = indexedDB.open("localspec", 2);
+    const request = indexedDB.open("localspec", 2);
     let wasBlocked = false;
-    asked.onupgradeneeded = ({ oldVersion }) => {
-      if (!oldVersion) asked.result.createObjectStore(TEXTS, { keyPath: "id" });
-      asked.result.createObjectStore(PICTURES);
-      asked.result.createObjectStore(ATTACHED);
+    request.onupgradeneeded = ({ oldVersion }) => {
+      if (!oldVersion) request.result.createObjectStore(TEXTS, { keyPath: "id" });
+      request.result.createObjectStore(PICTURES);
+      request.result.createObjectStore(ATTACHED);
     };
-    asked.onsuccess = () => {
-      asked.result.onversionchange = () => asked.result.close(); // a newer page in another tab
-      resolve(asked.result);
+    request.onsuccess = () => {
+      // Another tab has a newer version of the page, which this one must not block.
+      request.result.onversionchange = () => request.result.close();
+      resolve(request.result);
       if (!wasBlocked) return;
-      opening = Promise.resolve(asked.result);
-      free?.();
+      opening = Promise.resolve(request.result);
+      callWhenUnblocked?.();
     };
-    asked.onerror = () => {
-      opening = undefined; // the next who asks may have more luck
-      reject(asked.error);
+    request.onerror = () => {
+      opening = undefined; // so that the next call tries again
+      reject(request.error);
     };
-    asked.onblocked = () => {
+    request.onblocked = () => {
       wasBlocked = true;
       reject(new Error("an older version of this page is open in another tab; close that."));
     };
@@ -41,31 +44,35 @@ function database() {
   return opening;
 }
 
-// work: gets a function that gives a store; what it returns is asked for its result.
+// Runs a transaction. Returns the result of the request that `work` returns, if any.
+// mode: "readonly" or "readwrite". work: gets a function from the name of a store to the store.
 async function run(mode, work) {
   const transaction = (await database()).transaction([TEXTS, PICTURES, ATTACHED], mode);
   return new Promise((resolve, reject) => {
-    const asked = work((name) => transaction.objectStore(name));
-    // Only then it is kept: a lack of room shows at the end.
-    transaction.oncomplete = () => resolve(asked?.result);
-    transaction.onabort = () => reject(transaction.error ?? asked?.error);
+    const request = work((name) => transaction.objectStore(name));
+    // Not at once: whether there is room for the data is only known at the end.
+    transaction.oncomplete = () => resolve(request?.result);
+    transaction.onabort = () => reject(transaction.error ?? request?.error);
   });
 }
 
-const others = new BroadcastChannel("localspec");
-export const onOtherTab = (call) => (others.onmessage = call);
+const otherTabs = new BroadcastChannel("localspec");
+// callback: called when another tab has changed the database.
+export const onOtherTab = (callback) => (otherTabs.onmessage = callback);
 
+// Runs a transaction that changes the database, and lets the other tabs know.
 async function change(work) {
   await run("readwrite", work);
-  others.postMessage("changed");
+  otherTabs.postMessage("changed");
 }
 
 // ---- Pictures
 
 export const newId = () => crypto.randomUUID?.() ?? `${Date.now()}-${Math.random()}`;
 
-// Files as they are kept: pictures by their keys. Those that are not there yet are put there.
-function kept(files, store) {
+// Files as they are stored, with the keys of pictures in place of the pictures. Pictures that are
+// not in their store yet are put there.
+function storedFiles(files, store) {
   return files.map((file) => {
     if (!file.image) return file;
     file.key ??= newId();
@@ -75,71 +82,81 @@ function kept(files, store) {
   });
 }
 
-// Lists of files as they were. Those of a version before have their pictures in them.
-async function whole(lists) {
-  const keys = lists.flat().flatMap(({ key, image }) => (key && !image ? [key] : []));
+// Lists of stored files, with their pictures; a file whose picture is gone is left out. Files that
+// an older version of the page stored have their pictures already.
+async function withPictures(lists) {
+  const keys = lists
+    .flat()
+    .filter(({ key, image }) => key && !image)
+    .map(({ key }) => key);
   if (!keys.length) return lists;
-  const found = new Map();
+  const pictures = new Map();
   await run("readonly", (store) => {
     for (const key of keys)
-      store(PICTURES).get(key).onsuccess = ({ target }) => target.result && found.set(key, target.result);
+      store(PICTURES).get(key).onsuccess = ({ target }) => target.result && pictures.set(key, target.result);
   });
-  const filled = (file) => (found.has(file.key) ? { ...file, image: found.get(file.key) } : file);
+  const filled = (file) => (pictures.has(file.key) ? { ...file, image: pictures.get(file.key) } : file);
   return lists.map((files) => files.map(filled).filter(({ image, text }) => image || text !== undefined));
 }
 
-// own: the copy that this tab has already, whose pictures need not be read again.
-async function wholeConversation(told, own = null) {
-  const { messages: texts, ...rest } = withIds(told);
-  const here = new Map(own?.messages.map(({ id, files }) => [id, files]));
-  const lists = await whole(texts.map(({ id, files }) => here.get(id) ?? files ?? []));
-  const messages = texts.map((message, at) => (message.files ? { ...message, files: lists[at] } : message));
-  return { ...rest, messages, end: told.end ?? messages.length - 1 }; // without, none has versions
+// A conversation from its stored record, with its pictures.
+// ownCopy: this tab's copy of it, whose pictures need not be read again; null if it has none.
+async function fromRecord(record, ownCopy = null) {
+  const { messages: stored, ...fields } = withIds(record);
+  const ownFiles = new Map(ownCopy?.messages.map(({ id, files }) => [id, files]));
+  const lists = await withPictures(stored.map(({ id, files }) => ownFiles.get(id) ?? files ?? []));
+  const messages = stored.map((message, at) => (message.files ? { ...message, files: lists[at] } : message));
+  // An older version of the page stored no end, when a conversation had no versions.
+  return { ...fields, messages, end: record.end ?? messages.length - 1 };
 }
 
-// Lets go what was attached to questions of conversations that are gone, and pictures that nothing has any more. Requests answer in their order.
+// Deletes the files that were attached to questions of deleted conversations, and the pictures
+// that no message and no list of files has. It relies on requests being answered in their order.
 export const sweep = () =>
   run("readwrite", (store) => {
-    const names = new Set([nameOfDraft()]);
-    const used = new Set();
-    const note = (files) => files?.forEach(({ key }) => used.add(key));
+    const drafts = new Set([nameOfDraft()]); // the names of all drafts
+    const usedKeys = new Set();
+    const note = (files) => files?.forEach(({ key }) => usedKeys.add(key));
     store(TEXTS).getAll().onsuccess = ({ target }) =>
       target.result.forEach(({ id, messages }) => {
-        names.add(nameOfDraft(id));
+        drafts.add(nameOfDraft(id));
         messages.forEach(({ files }) => note(files));
       });
     const attached = store(ATTACHED);
     const keys = attached.getAllKeys();
     attached.getAll().onsuccess = ({ target }) =>
       target.result.forEach((files, at) =>
-        names.has(keys.result[at].split("#")[0]) ? note(files) : attached.delete(keys.result[at]),
+        drafts.has(keys.result[at].split("#")[0]) ? note(files) : attached.delete(keys.result[at]),
       );
     const pictures = store(PICTURES);
     pictures.getAllKeys().onsuccess = ({ target }) =>
-      target.result.filter((key) => !used.has(key)).forEach((key) => pictures.delete(key));
+      target.result.filter((key) => !usedKeys.has(key)).forEach((key) => pictures.delete(key));
   });
 
 // ---- Conversations
 
-// All, without their pictures.
+// The records of all conversations, without their pictures.
 export const texts = () => run("readonly", (store) => store(TEXTS).getAll());
-export const all = async () => Promise.all((await texts()).map((told) => wholeConversation(told)));
+// All conversations, with their pictures.
+export const all = async () => Promise.all((await texts()).map((record) => fromRecord(record)));
 
-const common = new WeakMap(); // conversation → the fields that it and the store had in common last
-const textOf = (id) => run("readonly", (store) => store(TEXTS).get(id));
+// A conversation → its fields when it was last equal to its record.
+const common = new WeakMap();
+const getRecord = (id) => run("readonly", (store) => store(TEXTS).get(id));
 
+// A stored conversation; undefined if there is none with the id.
 export async function get(id) {
-  const told = await textOf(id);
-  if (!told) return undefined;
-  const conversation = await wholeConversation(told);
+  const record = await getRecord(id);
+  if (!record) return undefined;
+  const conversation = await fromRecord(record);
   common.set(conversation, fieldsOf(conversation));
   return conversation;
 }
 
-const deleted = new Set(); // ids that no answer which was still coming brings back
+const deleted = new Set(); // ids of deleted conversations: a running answer must not store them again
 let numPuts = 0;
 
-// Raises Error where another tab has deleted the conversation.
+// Stores a conversation, merged with its record. Throws an Error if another tab has deleted it.
 export async function put(conversation) {
   if (deleted.has(conversation.id)) return;
   let isGone = false;
@@ -152,7 +169,7 @@ export async function put(conversation) {
       fields = fieldsOf(conversation);
       const record = target.result ? merged(conversation, withIds(target.result), before) : { ...conversation };
       record.messages = record.messages.map((message) =>
-        message.files ? { ...message, files: kept(message.files, store) } : message,
+        message.files ? { ...message, files: storedFiles(message.files, store) } : message,
       );
       store(TEXTS).put(record);
     };
@@ -162,95 +179,99 @@ export async function put(conversation) {
   numPuts += 1;
 }
 
-// Lets a conversation have what other tabs have kept of it. Returns its messages that are new or
-// have changed; null where another tab has deleted it.
+// Merges what other tabs have stored of a conversation into this tab's copy. Returns the messages
+// that are new or have changed; null if another tab has deleted the conversation.
 export async function takeOver(conversation) {
   const { id } = conversation;
   for (;;) {
-    if (!common.has(conversation) || deleted.has(id)) return []; // the store has nothing of it
-    const numBefore = numPuts;
-    const told = await textOf(id);
-    if (!told && !deleted.has(id)) {
+    if (!common.has(conversation) || deleted.has(id)) return []; // it is not stored
+    const numPutsBefore = numPuts;
+    const record = await getRecord(id);
+    if (!record && !deleted.has(id)) {
       deleted.add(id);
       return null;
     }
-    const found = told && (await wholeConversation(told, conversation));
-    if (numBefore !== numPuts || !found) continue; // what was read is older than what was written
-    const changed = take(conversation, merged(conversation, found, common.get(conversation)));
-    common.set(conversation, fieldsOf(found));
+    const stored = record && (await fromRecord(record, conversation));
+    if (numPutsBefore !== numPuts || !stored) continue; // this tab has stored something since
+    const changed = adopt(conversation, merged(conversation, stored, common.get(conversation)));
+    common.set(conversation, fieldsOf(stored));
     return changed;
   }
 }
 
+// Deletes conversations by a transaction, and lets no running answer store them again.
 async function drop(ids, work) {
   ids.forEach((id) => deleted.add(id));
   try {
     await change(work);
   } catch (error) {
-    ids.forEach((id) => deleted.delete(id)); // they are still there
+    ids.forEach((id) => deleted.delete(id)); // the transaction has failed
     throw error;
   }
 }
 
 export const remove = (id) => drop([id], (store) => store(TEXTS).delete(id)).then(sweep);
-// ids: of conversations that are open or being answered.
+// Deletes everything.
+// ids: those of the conversations that are open or being answered.
 export const clear = (ids) => drop(ids, (store) => [TEXTS, PICTURES, ATTACHED].forEach((name) => store(name).clear()));
 
-// ---- What is attached to a question, by a name for that
+// ---- Drafts: the text and the files of a question that is not sent yet
 
 const DRAFT = "localspec.draft.";
-// editing: the place of the message that is edited.
+// The name under which a draft is stored.
+// id: the conversation's; editing: the index of the message that is edited, if one is.
 export const nameOfDraft = (id = "new", editing = undefined) =>
   DRAFT + id + (editing === undefined ? "" : `#${editing}`);
 
-export const forgetTyped = (start = DRAFT) =>
+// Deletes the texts of the drafts whose names start with a prefix.
+export const forgetTyped = (prefix = DRAFT) =>
   Object.keys(localStorage)
-    .filter((name) => name.startsWith(start))
+    .filter((name) => name.startsWith(prefix))
     .forEach((name) => localStorage.removeItem(name));
 
-// Whether they are the same file of a list: pictures have keys.
-export const isSame = (one, other) =>
-  one.key === other.key && (one.key !== undefined || (one.name === other.name && one.text === other.text));
+// Whether two files are the same: pictures are compared by their keys, texts as they are.
+export const isSame = (file, other) =>
+  file.key === other.key && (file.key !== undefined || (file.name === other.name && file.text === other.text));
 
 export const putAttached = (name, files) =>
   run("readwrite", (store) =>
-    files.length ? store(ATTACHED).put(kept(files, store), name) : store(ATTACHED).delete(name),
+    files.length ? store(ATTACHED).put(storedFiles(files, store), name) : store(ATTACHED).delete(name),
   );
 
-// Leaves what was attached since.
+// Removes files from a draft, and leaves those that were attached since.
 export const removeAttached = (name, files) =>
   run("readwrite", (store) => {
     const attached = store(ATTACHED);
     attached.get(name).onsuccess = ({ target }) => {
-      const left = (target.result ?? []).filter((one) => !files.some((file) => isSame(one, file)));
-      if (left.length) attached.put(left, name);
+      const remaining = (target.result ?? []).filter((stored) => !files.some((file) => isSame(stored, file)));
+      if (remaining.length) attached.put(remaining, name);
       else attached.delete(name);
     };
   });
 
 export async function getAttached(name) {
   const files = await run("readonly", (store) => store(ATTACHED).get(name));
-  return files ? (await whole([files]))[0] : [];
+  return files ? (await withPictures([files]))[0] : [];
 }
 
 const NEW = "localspec.new";
 
-// Settings that new chats begin with: all but the model and those that are empty.
-const essence = ({ model: _model, ...settings }) =>
+// The settings that a new chat can begin with: all but the model and those that are empty.
+const reusable = ({ model: _model, ...settings }) =>
   Object.fromEntries(
     Object.entries(settings)
       .filter(([, value]) => value)
       .sort(),
   );
 export const settingsOfNew = {
-  keep: (settings) => localStorage.setItem(NEW, JSON.stringify(essence(settings))),
+  keep: (settings) => localStorage.setItem(NEW, JSON.stringify(reusable(settings))),
   get: () => JSON.parse(localStorage.getItem(NEW) ?? "{}"),
-  are: (settings) => JSON.stringify(essence(settings)) === JSON.stringify(settingsOfNew.get()),
+  are: (settings) => JSON.stringify(reusable(settings)) === JSON.stringify(settingsOfNew.get()),
 };
 
 const UNSENT = "localspec.unsent";
 
-// The settings of a chat in which nothing was asked yet outlive a reload of its tab.
+// Keeps the settings of a chat without questions over a reload of its tab.
 export const unsent = {
   keep: ({ id, settings }) => sessionStorage.setItem(UNSENT, JSON.stringify({ id, settings })),
   get(id) {
@@ -265,9 +286,11 @@ export function newConversation() {
   return { id: newId(), title: "", created: now, updated: now, settings, messages: [], end: -1 };
 }
 
-// Whether the words occur anywhere in the conversation.
+// Whether each of the words occurs somewhere in a conversation.
 export function matches(conversation, words) {
-  const text = [conversation.title, ...conversation.messages.map((each) => each.content)].join("\n").toLowerCase();
+  const text = [conversation.title, ...conversation.messages.map((message) => message.content)]
+    .join("\n")
+    .toLowerCase();
   return words
     .toLowerCase()
     .split(/\s+/)

@@ -1,48 +1,48 @@
-// Several tabs of one browser: which conversations another of them answers.
+// Several tabs of one browser: only one of them may answer in a conversation at a time.
 
-const NAME = "localspec.answering.";
+const LOCK_PREFIX = "localspec.answering."; // of the name of a conversation's lock
 const BEAT_MS = 1000;
 
-// Where a browser has no locks, as at plain http addresses of other machines, a tab says again
-// and again what it answers.
+// Some browsers have no locks on plain http pages of other machines. Without locks a tab sends a
+// message again and again while it answers.
 const channel = new BroadcastChannel("localspec.answering");
-const heard = new Map(); // id → when another tab said last that it answers there
+const lastMessageMs = new Map(); // a conversation's id → when another tab sent that it answers
 
-const held = new Set(); // ids that this tab answers, or is about to
+const ownIds = new Set(); // ids of the conversations that this tab answers, or is about to
 
-let changed = () => {};
-// call: made when another tab begins or ends.
-export const onAnswering = (call) => (changed = call);
+let callOnChange = () => {};
+// callback: called when another tab begins or ends an answer.
+export const onAnswering = (callback) => (callOnChange = callback);
 
 channel.onmessage = ({ data }) => {
   const { id, isAnswered } = data;
-  if (isAnswered) heard.set(id, Date.now());
-  else heard.delete(id);
-  changed();
+  if (isAnswered) lastMessageMs.set(id, Date.now());
+  else lastMessageMs.delete(id);
+  callOnChange();
 };
 
 // The ids of the conversations that other tabs answer.
 export async function answeredElsewhere() {
   const ids = new Set();
   if (navigator.locks) {
-    const { held: locks } = await navigator.locks.query();
-    for (const { name } of locks) if (name.startsWith(NAME)) ids.add(name.slice(NAME.length));
-    for (const id of held) ids.delete(id);
+    const { held } = await navigator.locks.query();
+    for (const { name } of held) if (name.startsWith(LOCK_PREFIX)) ids.add(name.slice(LOCK_PREFIX.length));
+    for (const id of ownIds) ids.delete(id);
   } else {
-    for (const [id, heardMs] of heard) if (Date.now() - heardMs < 3 * BEAT_MS) ids.add(id);
+    for (const [id, sentMs] of lastMessageMs) if (Date.now() - sentMs < 3 * BEAT_MS) ids.add(id);
   }
   return ids;
 }
 
-// Does work that answers in a conversation, while no other tab may. Returns whether it was done.
-// A tab that does some there already does nothing.
+// Runs work that answers in a conversation, if no other tab answers there. Returns false if one
+// does. If this tab answers there already, it returns true and runs nothing.
 export async function alone(id, work) {
-  if (held.has(id)) return true;
-  held.add(id);
-  const tell = (isAnswered) => channel.postMessage({ id, isAnswered });
-  const working = async () => {
-    tell(true);
-    const beat = navigator.locks ? undefined : setInterval(() => tell(true), BEAT_MS);
+  if (ownIds.has(id)) return true;
+  ownIds.add(id);
+  const send = (isAnswered) => channel.postMessage({ id, isAnswered });
+  const runWork = async () => {
+    send(true);
+    const beat = navigator.locks ? undefined : setInterval(() => send(true), BEAT_MS);
     try {
       await work();
     } finally {
@@ -50,12 +50,12 @@ export async function alone(id, work) {
     }
     return true;
   };
+  const runIfLocked = (lock) => (lock ? runWork() : false);
   try {
-    if (navigator.locks)
-      return await navigator.locks.request(NAME + id, { ifAvailable: true }, (lock) => (lock ? working() : false));
-    return (await answeredElsewhere()).has(id) ? false : await working();
+    if (navigator.locks) return await navigator.locks.request(LOCK_PREFIX + id, { ifAvailable: true }, runIfLocked);
+    return (await answeredElsewhere()).has(id) ? false : await runWork();
   } finally {
-    held.delete(id);
-    tell(false);
+    ownIds.delete(id);
+    send(false);
   }
 }

@@ -1,5 +1,5 @@
-// An answer token by token: each in the colour of where it came from, with what else could have
-// stood there.
+// Shows an answer token by token. The colour of a token says where it came from; its description
+// also has its probability and the other tokens that were probable.
 
 import { element } from "./dom.js";
 
@@ -10,7 +10,8 @@ export const SOURCES = {
   plain: "by the model alone",
 };
 
-// tokens: [text, source, log-probability or null, [[text, log-probability] …]]
+// tokens: for each [text, source, log-probability or null, [[text, log-probability] …]]; the last
+// one is the most probable tokens at its place.
 export function tokenView(tokens) {
   const about = element("div", { class: "about", "aria-live": "polite" }, "Point at a token, or use ← and →.");
   const text = element("div", {
@@ -22,21 +23,21 @@ export function tokenView(tokens) {
   });
   const spans = tokens.map(([shown, source]) => element("span", { class: `token ${source}` }, shown || "·"));
   text.append(...spans);
-  let now = -1;
+  let chosen = -1; // the index of the token that is described; -1: none
   const choose = (index) => {
     if (index < 0 || index >= spans.length) return;
-    spans[now]?.classList.remove("now");
-    now = index;
-    spans[now].classList.add("now");
-    about.replaceChildren(...description(tokens[now]));
+    spans[chosen]?.classList.remove("now");
+    chosen = index;
+    spans[chosen].classList.add("now");
+    about.replaceChildren(...description(tokens[chosen]));
   };
   text.addEventListener("pointerover", (event) => choose(spans.indexOf(event.target)));
   text.addEventListener("keydown", (event) => {
-    const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
-    if (!by) return;
+    const change = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
+    if (!change) return;
     event.preventDefault();
-    choose(now + by);
-    spans[now]?.scrollIntoView({ block: "nearest" });
+    choose(chosen + change);
+    spans[chosen]?.scrollIntoView({ block: "nearest" });
   });
   return element("div", {}, text, about);
 }
@@ -49,6 +50,8 @@ function description([text, source, logprob, others]) {
   return lines.map((line) => element("div", {}, line));
 }
 
+// The list of the sources with their colours.
+// counts: the number of tokens from each source, if it is to be shown.
 export function legend(counts) {
   return element(
     "ul",
