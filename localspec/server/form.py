@@ -242,8 +242,8 @@ class PostEndpoint:
         try:
             body = await self._bodies.read(receive)
             coding = Headers(scope=scope).get("content-encoding", "")
-            # In a thread, since a request can be long.
-            request = await in_thread(partial(self._parse, scope["path"], body, coding))
+            parse = partial(self._parse, scope["path"], body, coding)
+            request = await in_thread(parse)  # in a thread, since a body may be long
             response = await while_connected(receive, self._respond(request, scope, send))
         except Exception as error:
             response = refusal_response(scope["path"], refusal_of(error))

@@ -120,9 +120,8 @@ class ResponseForm(Form):
         self._servers = servers
         self._mcp = McpUse(fields, servers)
         self._approved_calls = approved_calls(fields, self._mcp)
-        self._num_calls_left = (
-            fields.integer_between("max_tool_calls", 1, MOST_CALLS) or MOST_CALLS
-        )
+        most_calls = fields.integer_between("max_tool_calls", 1, MOST_CALLS)
+        self._num_calls_left = most_calls or MOST_CALLS
         options = answer_options(fields) | constraint_fields(fields)
         options |= openai_tools(_with_mcp_tools(fields, self._mcp))
         options |= answer_form(fields.object("text").object("format"))
@@ -236,10 +235,8 @@ class ResponseForm(Form):
             error=None,
             status="in_progress",
         )
-        index = len(self._output)
-        position = {"output_index": index, "item_id": self._call["id"]}
-        item = {**self._call, "arguments": ""}
-        events += self._event("response.output_item.added", output_index=index, item=item)
+        events += self._item_event("added", {**self._call, "arguments": ""})
+        position = self._position(self._call)
         events += self._event("response.mcp_call.in_progress", **position)
         events += self._event("response.mcp_call_arguments.delta", **position, delta=call.json)
         done = {**position, "arguments": call.json}
@@ -255,12 +252,10 @@ class ResponseForm(Form):
             status = "completed"
             outcome = {"output": result.text}
         item = {**self._call, **outcome, "status": status}
-        index = len(self._output)
+        events = self._event(f"response.mcp_call.{status}", **self._position(item))
+        events += self._item_event("done", item)
         self._output.append(item)
-        position = {"output_index": index, "item_id": item["id"]}
-        ended = self._event(f"response.mcp_call.{status}", **position)
-        done = self._event("response.output_item.done", output_index=index, item=item)
-        return ended + done
+        return events
 
     def _add_whole_item(self, item: dict[str, Any], progress_name: str | None) -> str:
         """End any open item, and add an item that is complete at once.
@@ -272,13 +267,12 @@ class ResponseForm(Form):
         """
         events = self._opening_events()
         events += self._end_item()
-        index = len(self._output)
-        events += self._event("response.output_item.added", output_index=index, item=item)
+        events += self._item_event("added", item)
         if progress_name is not None:
-            position = {"output_index": index, "item_id": item["id"]}
+            position = self._position(item)
             events += self._event(f"response.{progress_name}.in_progress", **position)
             events += self._event(f"response.{progress_name}.completed", **position)
-        events += self._event("response.output_item.done", output_index=index, item=item)
+        events += self._item_event("done", item)
         self._output.append(item)
         return events
 
@@ -309,7 +303,7 @@ class ResponseForm(Form):
         return opening or self._in_progress_event(event.field)
 
     def _end_answer(self, reply: Reply) -> str:
-        """End the open item of an answer. An answer without text and calls has an empty one."""
+        """End the open item of an answer. Without text and calls it gets an empty message."""
         started = ""
         has_message = self._item is not None and self._item.name != "reasoning"
         if not has_message and not reply.tool_calls:
@@ -394,7 +388,7 @@ class ResponseForm(Form):
             return started
         item.text_holder[item.text_field] += text
         delta = {
-            **self._position(item),
+            **self._text_position(item),
             "delta": text,
             **self._move_logprobs(item),
         }
@@ -419,9 +413,13 @@ class ResponseForm(Form):
         item.part["logprobs"] += logprobs
         return {"logprobs": logprobs}
 
-    def _position(self, item: _Item) -> dict[str, Any]:
-        """The fields of an event that say to which item of the output it belongs."""
-        position = {"item_id": item.json["id"], "output_index": len(self._output)}
+    def _position(self, item: Mapping[str, Any]) -> dict[str, Any]:
+        """The fields of an event that say to which item it belongs, before the item ends."""
+        return {"item_id": item["id"], "output_index": len(self._output)}
+
+    def _text_position(self, item: _Item) -> dict[str, Any]:
+        """The fields of an event that say to which item, and to which part, a text belongs."""
+        position = self._position(item.json)
         if item.part:
             position["content_index"] = 0
         return position
@@ -430,8 +428,7 @@ class ResponseForm(Form):
         """End any open item, and start this one."""
         events = self._end_item()
         self._item = item
-        index = len(self._output)
-        events += self._event("response.output_item.added", output_index=index, item=item.json)
+        events += self._item_event("added", item.json)
         return events + self._part_event("added", item)
 
     def _end_item(self, status: str = "completed") -> str:
@@ -445,26 +442,30 @@ class ResponseForm(Form):
         if item is None:
             return ""
         self._move_logprobs(item)
-        fields = self._position(item)
+        fields = self._text_position(item)
         for name in _FIELDS_OF_DONE:
             if name in item.text_holder:
                 fields[name] = item.text_holder[name]
-        index = len(self._output)
         events = self._event(f"response.{item.text_type}.done", **fields)
         events += self._part_event("done", item)
         item.json["status"] = status
         if item.part:
             item.json["content"] = [item.part]
+        events += self._item_event("done", item.json)
         self._output.append(item.json)
-        events += self._event("response.output_item.done", output_index=index, item=item.json)
         return events
+
+    def _item_event(self, change: Literal["added", "done"], item: Mapping[str, Any]) -> str:
+        """The event that an item starts or ends, before it is added to the output."""
+        index = len(self._output)
+        return self._event(f"response.output_item.{change}", output_index=index, item=item)
 
     def _part_event(self, change: Literal["added", "done"], item: _Item) -> str:
         """The event that the part of an item starts or ends; "" if the item has no part."""
         if not item.part:
             return ""
         event_type = f"response.content_part.{change}"
-        return self._event(event_type, **self._position(item), part=item.part)
+        return self._event(event_type, **self._text_position(item), part=item.part)
 
     def _event(self, event_type: str, **fields: Any) -> str:
         """The next event of the stream, with its number."""
