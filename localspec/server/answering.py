@@ -47,7 +47,10 @@ _LOG_INTERVAL_S = 10.0  # between two lines in the log about the reading of a pr
 
 
 class ReadingPrompt(NamedTuple):
-    """An event: more tokens of a prompt are read."""
+    """An event: more tokens of a prompt are read.
+
+    A token counts as read when the model has decoded it, or has it in its cache.
+    """
 
     num_decoded: int = 0
     """Tokens of the prompt that are read: those that were cached, and those decoded since."""
@@ -80,6 +83,7 @@ class ReadingPrompt(NamedTuple):
         return {"prompt_progress": progress}
 
     def __str__(self) -> str:
+        """The progress in words, for the log."""
         text = f"read {self.num_decoded:,} of {self.num_tokens:,} tokens of the prompt"
         if self.left_s is None:
             return text

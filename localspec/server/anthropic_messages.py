@@ -80,6 +80,7 @@ class MessageForm(Form):
         self._block: str | int | None = None
 
     def body(self, finished: Sequence[Finished]) -> Any:
+        """The whole message of the only answer, to be written as JSON."""
         (answer,) = finished
         reply = answer.reply
         content: list[dict[str, Any]] = []
@@ -96,6 +97,7 @@ class MessageForm(Form):
         }
 
     def text_for(self, event: Event) -> str:
+        """The events of the stream for something that happened; "" if there are none."""
         if isinstance(event, NewPiece):
             piece = event.piece
             if not piece.text and piece.call is None:
@@ -122,9 +124,11 @@ class MessageForm(Form):
         return events + _named_event("message_delta", delta=stop, **_usage_fields(reply))
 
     def end(self, finished: Sequence[Finished]) -> str:
+        """The last event of the stream."""
         return _named_event("message_stop")
 
     def failure(self, error: RequestError) -> str:
+        """The last event of the stream after an error."""
         return sse_event(anthropic_error(error), "error")
 
     def _message_start(self, num_prompt_tokens: int, num_cached: int) -> str:

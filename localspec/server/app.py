@@ -398,6 +398,7 @@ class RequestLog:
         self._paths = paths
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand one request to `app`, then count and log it. An ASGI application."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return

@@ -104,6 +104,7 @@ class OpenAIForm(Form):
         """
 
     def body(self, finished: Sequence[Finished]) -> Any:
+        """The response with all answers, to be written as JSON."""
         choices = [self._whole_choice(answer) for answer in finished]
         return {
             **self._response(self.whole_type, choices),
@@ -112,6 +113,7 @@ class OpenAIForm(Form):
         }
 
     def text_for(self, event: Event) -> str:
+        """The event of the stream for something that happened; "" if it says nothing."""
         if isinstance(event, NewPiece):
             choice = self._piece_choice(event)
             if choice is None:
@@ -123,6 +125,7 @@ class OpenAIForm(Form):
         return self._chunk([self._empty_choice(0, None)], **event.field)
 
     def end(self, finished: Sequence[Finished]) -> str:
+        """The end of the stream: the numbers of tokens if they are wanted, and [DONE]."""
         done = sse_event("[DONE]")
         if self._has_usage:
             return self._chunk([], usage=self._usage(finished)) + done
@@ -190,12 +193,14 @@ class Completion(OpenAIForm):
         self._offsets: dict[int, int] = {}
 
     def echo_text(self, echo: Echo) -> str:
+        """The event of the stream for a prompt before its answer."""
         choice = self._empty_choice(echo.number, None)
         choice["text"] = echo.text
         choice["logprobs"] = self._echo_logprobs(echo)
         return self._chunk([choice])
 
     def _whole_choice(self, finished: Finished) -> dict[str, Any]:
+        """The choice of a whole answer, with its prompt before it if the client wants that."""
         text = ""
         logprobs = None
         if finished.echo is not None:
@@ -209,6 +214,7 @@ class Completion(OpenAIForm):
         return {**choice, "text": text, "logprobs": logprobs}
 
     def _piece_choice(self, new_piece: NewPiece) -> dict[str, Any] | None:
+        """The choice of a piece in a stream; None if there is nothing to send."""
         text = new_piece.piece.text
         has_content = bool(text) or new_piece.logprobs is not None
         if self._only_echoes or not has_content:
@@ -219,6 +225,7 @@ class Completion(OpenAIForm):
         return choice
 
     def _empty_choice(self, number: int, finished: Finished | None) -> dict[str, Any]:
+        """A choice without text, with the reason of the answer's end if it has ended."""
         reason = _finish_reason(finished)
         if finished is not None and self._only_echoes:
             reason = "length"
@@ -405,6 +412,7 @@ class ChatCompletion(OpenAIForm):
         self._begun_calls: set[tuple[int, int]] = set()  # indices of an answer and of its call
 
     def _whole_choice(self, finished: Finished) -> dict[str, Any]:
+        """The choice of a whole answer, with its thoughts and calls."""
         reply = finished.reply
         message: dict[str, Any] = {
             "role": "assistant",
@@ -426,6 +434,7 @@ class ChatCompletion(OpenAIForm):
         }
 
     def _piece_choice(self, new_piece: NewPiece) -> dict[str, Any] | None:
+        """The choice of a piece in a stream; None if there is nothing to send."""
         number = new_piece.number
         piece = new_piece.piece
         # A token whose text comes later, with the next token, is explained now.
@@ -466,6 +475,7 @@ class ChatCompletion(OpenAIForm):
         return extra
 
     def _empty_choice(self, number: int, finished: Finished | None) -> dict[str, Any]:
+        """A choice without text. The first choice of an answer has the role of its message."""
         delta = {}
         if number not in self._begun_answers:
             self._begun_answers.add(number)

@@ -239,6 +239,7 @@ class PostEndpoint:
         self._list_name = list_name
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; any error becomes a response. An ASGI application."""
         try:
             body = await self._bodies.read(receive)
             coding = Headers(scope=scope).get("content-encoding", "")

@@ -65,6 +65,7 @@ class Guard:
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Hand one request to `app`, or send a refusal. An ASGI application."""
         if scope["type"] == "http":
             try:
                 self._check(scope, Headers(scope=scope))

@@ -71,6 +71,7 @@ class LlamaCompletion(Form):
         return [RawSource(prompt) for prompt in prompts]
 
     def body(self, finished: Sequence[Finished]) -> Any:
+        """The response, to be written as JSON: the answer, or a list if there are several."""
         answers = [self._whole_answer(answer) for answer in finished]
         if len(answers) > 1:
             return answers
@@ -89,6 +90,7 @@ class LlamaCompletion(Form):
         return answer
 
     def text_for(self, event: Event) -> str:
+        """The event of the stream for something that happened; "" if it says nothing."""
         if isinstance(event, Finished):
             unsent_fields = self._take_unsent(event.number)
             return sse_event({**self._end_fields(event), **unsent_fields})
@@ -110,6 +112,7 @@ class LlamaCompletion(Form):
         return sse_event({**fields, **self._take_unsent(event.number)})
 
     def failure(self, error: RequestError) -> str:
+        """The last event of the stream after an error."""
         return sse_event(llama_error(error))
 
     def _piece_fields(self, number: int, text: str, num_prompt_tokens: int) -> dict[str, Any]:
@@ -213,6 +216,7 @@ class Infill(LlamaCompletion):
     """A request to /infill: the model fills in a gap between two texts."""
 
     def _inputs(self, fields: Fields) -> list[Input]:
+        """The gap to be filled in, with the other files. Raises RequestError."""
         before = _text_beside_gap(fields, "input_prefix")
         after = _text_beside_gap(fields, "input_suffix")
         files = []

@@ -290,6 +290,7 @@ class OllamaForm(Form):
         return _json_line(self._answer_fields(text, thoughts, calls, event.logprobs))
 
     def failure(self, error: RequestError) -> str:
+        """The last line of the stream after an error."""
         return _json_line({"error": error.sentence})
 
     def _answer_fields(

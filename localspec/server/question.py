@@ -467,14 +467,14 @@ def answer_form(form: Fields) -> dict[str, Any]:
     Raises:
         RequestError: it describes no form that is known.
     """
-    kind = form.text("type")
+    form_type = form.text("type")
     holder = schema_holder(form)
     schema = holder.value("schema")
-    if kind in (None, "text"):
+    if form_type in (None, "text"):
         return {}
-    if kind == "json_object":
+    if form_type == "json_object":
         return {"json_schema": schema or _ANY_OBJECT}
-    if kind != "json_schema" or not isinstance(schema, Mapping):
+    if form_type != "json_schema" or not isinstance(schema, Mapping):
         form.refuse("type", "Choose text, json_object, or json_schema with its schema.")
     is_strict = holder.flag("strict") is True
     return {"json_schema": schema, "strict": is_strict}

@@ -135,8 +135,8 @@ def refusal_of(error: Exception) -> RequestError:
 
 def _code_of(error: LocalspecError) -> str:
     """The error code for a type of exception; "server_error" for a type without one."""
-    for kind, code in _CODES:
-        if isinstance(error, kind):
+    for error_type, code in _CODES:
+        if isinstance(error, error_type):
             return code
     return "server_error"
 

@@ -292,9 +292,11 @@ class ResponseForm(Form):
         self._end_answer(reply)
 
     def body(self, finished: Sequence[Finished]) -> Any:
+        """The whole response, to be written as JSON."""
         return self._response("completed", self._output, finished)
 
     def text_for(self, event: Event) -> str:
+        """The events of the stream for something that happened while an answer is made."""
         opening = self._opening_events()
         if isinstance(event, NewPiece):
             return opening + self._add_piece(event.piece)
@@ -315,11 +317,13 @@ class ResponseForm(Form):
         return started + self._end_item(status)
 
     def end(self, finished: Sequence[Finished]) -> str:
+        """The last event of the stream, with the whole response."""
         response = self._response("completed", self._output, finished)
         opening = self._opening_events()
         return opening + self._event(f"response.{response['status']}", response=response)
 
     def failure(self, error: RequestError) -> str:
+        """The last event of the stream after an error."""
         response = self._response("failed", self._output, [])
         response["error"] = {"code": _error_code(error), "message": error.sentence}
         opening = self._opening_events()

@@ -100,6 +100,7 @@ class _ClientConnection(H11Protocol):
         self._paused_since_s: float | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Accept the connection, and end one if there are too many. asyncio calls this."""
         super().connection_made(transport)
         if len(self.connections) <= MOST_ANSWERED + SPARE_CONNECTIONS:
             return

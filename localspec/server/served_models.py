@@ -264,6 +264,7 @@ class ServedModel(ServedFile[IsolatedEngine]):
         """The value of `used_s` when its caches were last written to disk."""
 
     def load(self) -> IsolatedEngine:
+        """Load the model, and note its memory and device. Raises what loading raises."""
         engine = self._open_engine(
             kept_bytes=self.kept_bytes,
             parallel=self.parallel,
