@@ -31,16 +31,16 @@ from localspec.speculative.proposers import (
 )
 from localspec.speculative.shared_vocabulary import SharedVocabulary
 
-# A replay of a block ends after a token whose chance of being accepted is below this.
+# A replay of a block ends after a token whose probability of acceptance is below this.
 _LEAST_CHANCE = 0.5
 
 
 class RowReader(Protocol):
-    """A head, which reads a part of its target's text with the target's rows."""
+    """A head, which reads a part of the text with the target's hidden rows."""
 
     read_size: int
     """The least number of tokens, or rows of the target, in a decode that drafts nothing.
-    Smaller decodes are padded; the padding leaves no entries."""
+    Smaller decodes are padded. The padding leaves no entries in the cache."""
 
     @property
     def begins_at(self) -> int:
@@ -48,7 +48,7 @@ class RowReader(Protocol):
 
     @property
     def readable(self) -> range:
-        """Positions of the text at which it can read, or a draft can begin."""
+        """Positions of the text at which it can read or begin a draft: their rows are kept."""
 
     @property
     def max_draft_tokens(self) -> int:
@@ -58,7 +58,7 @@ class RowReader(Protocol):
         """Forget everything, and continue at that position of the text."""
 
     def pause(self, num_tokens: int) -> None:
-        """Read nothing for the next `num_tokens`; the target need not give their rows."""
+        """Read none of the next `num_tokens` tokens: the target need not give their rows."""
 
 
 class HeadModel(RowReader, Model, Protocol):
@@ -72,7 +72,7 @@ class HeadModel(RowReader, Model, Protocol):
 
 
 class Head(DraftModel):
-    """A draft that belongs to its target and has the same vocabulary.
+    """A trained head as a draft: it has its target's vocabulary, and reads its hidden rows.
 
     It skips tokens whose rows are no longer kept, since it cannot read them.
     """
@@ -91,7 +91,7 @@ class Head(DraftModel):
 
     @property
     def begins_at(self) -> int:
-        # The head has it, since its state may be copied to another text.
+        # The head stores it with its state, which may be copied to another text.
         return self._head.begins_at
 
     def pause(self, num_tokens: int) -> None:
@@ -109,12 +109,12 @@ class Head(DraftModel):
             num_skipped=max(self.begins_at - readable.start, 0),
         )
 
-    def _reading(self, missing: Sequence[int], most: int) -> Decoding[None]:
-        self._head.read_size = max(self._head.read_size, most)
+    def _read_ahead(self, missing: Sequence[int], limit: int) -> Decoding[None]:
+        self._head.read_size = max(self._head.read_size, limit)
         yield Decode(self.model, missing, 0)
 
     def read_from(self, position: int) -> None:
-        # It reads from the first possible position.
+        # The rows of earlier tokens are not kept.
         position = max(position, self._head.readable.start)
         super().read_from(position)
         self._head.read_from(position)
@@ -124,34 +124,33 @@ class BlockModel(RowReader, Protocol):
     """A head that computes the rows of a whole draft at once."""
 
     context_length: int
-    """The tokens of text and draft together."""
+    """The most tokens of text and draft together."""
 
     is_block: bool
     """Whether one decode gives all rows, so that drafts of all lengths cost the same."""
 
     num_cached: int
-    """Tokens that it has read."""
+    """How many tokens it has read."""
 
     def truncate(self, num_cached: int) -> None:
-        """Forget all but the first tokens that it has read."""
+        """Forget all but the first `num_cached` tokens that it has read."""
 
     def decode_block(self, tokens: Sequence[int], num_tokens: int) -> None:
-        """Read all of the tokens but the last, and prepare a draft that follows it."""
+        """Read all of the tokens but the last, and compute a draft of `num_tokens` after it."""
 
     def row(self, drafted: Sequence[int]) -> Logits:
-        """(vocab,) logits of the next token of the draft: a view that may be written to."""
+        """(vocab,) logits of the token after these draft tokens: a view, may be written to."""
 
     def confidence(self, index: int) -> float | None:
         """The probability that the token at that index is right; None if the head has none."""
 
 
 class Blocks(Proposer):
-    """Proposes the tokens of one block.
+    """Proposes the tokens of one block, whose rows are all computed before a token is drawn.
 
-    The distribution of a token is its row of the block. Rows are computed before a token is
-    drawn, so they are independent of each other; or the token before chooses among several rows
-    (DFlash2). In both cases each token is drawn from its distribution given the tokens before
-    it, and the rules need no more than that.
+    The distribution of a token is its row of the block: either one row, whatever the tokens
+    before it are, or one of several, which the token before it chooses (DFlash2). In both cases
+    the distribution depends only on the tokens before it, and the rules need no more than that.
     """
 
     kind = ProposerKind.HEAD
@@ -159,7 +158,7 @@ class Blocks(Proposer):
     def __init__(self, head: BlockModel, is_end: Callable[[int], bool]) -> None:
         self._head = head
         self._is_end = is_end
-        self._num_judged = 0  # tokens at the front of the text that it has proposed or judged
+        self._num_judged = 0  # first tokens of the text that no replay judges any more
 
     def reset(self, chain: SamplerChain) -> None:
         self._head.read_size = 0
@@ -179,7 +178,7 @@ class Blocks(Proposer):
             head.read_from(readable.start)
         return ProposerState(
             room,
-            num_missing=self._to_read(tokens),
+            num_missing=self._num_to_read(tokens),
             num_skipped=max(head.begins_at - readable.start, 0),
             num_unjudged=self._num_unjudged(tokens),
             is_block=head.is_block,
@@ -194,11 +193,11 @@ class Blocks(Proposer):
     ) -> Decoding[Proposal]:
         yield from ()
         head = self._head
-        num_read = self._to_read(tokens)
+        num_read = self._num_to_read(tokens)
         # A row may depend on the size, so the size must not depend on tokens that are drawn.
         size = min(extent.limit, head.max_draft_tokens)
         if self.keeps_sizes:
-            # The next block reads at most one token more than this one drafts.
+            # The next block reads at most the tokens of this draft and the one after them.
             head.read_size = max(head.read_size, size + 1)
             size = min(head.read_size - 1, head.context_length - len(tokens))
         head.decode_block(tokens[self._num_read :], size)
@@ -219,6 +218,7 @@ class Blocks(Proposer):
         drafted: Sequence[int],
         chain: SamplerChain,
     ) -> tuple[Distribution, float]:
+        """The distribution of the token after the draft tokens, and the confidence in it."""
         row = self._head.row(drafted)
         distribution = chain.draft_distribution(row, tokens, drafted)
         confidence = self._head.confidence(len(drafted))
@@ -233,7 +233,8 @@ class Blocks(Proposer):
         chain: SamplerChain,
     ) -> Decoding[ReplayScores]:
         yield from ()
-        # One block before the latest tokens, as far as it would have been accepted.
+        # Computes one block before the last tokens, and compares its tokens with them, as far
+        # as they would probably have been accepted.
         count = min(self._num_unjudged(tokens), len(probs))
         self._num_judged = len(tokens)
         if count == 0:
@@ -242,33 +243,36 @@ class Blocks(Proposer):
         self._cut(first - 1)
         before = tokens[:first]
         after = tokens[first:]
-        num_read = self._to_read(before)
+        probs = probs[len(probs) - count :]
+        num_read = self._num_to_read(before)
         self._head.decode_block(before[self._num_read :], count)
         chances: list[tuple[float, float]] = []
         for index, token in enumerate(after):
             distribution, confidence = self._row(before, after[:index], chain)
-            would_accept = chance(distribution, token, probs[index - count])
-            chances.append((confidence, would_accept))
-            if would_accept < _LEAST_CHANCE:
+            acceptance = chance(distribution, token, probs[index])
+            chances.append((confidence, acceptance))
+            if acceptance < _LEAST_CHANCE:
                 break
         return ReplayScores(chances, num_read)
 
     def _num_unjudged(self, tokens: Sequence[int]) -> int:
-        """How many of the last tokens a block before them would judge."""
-        # At least one token has to be read first.
+        """How many of the last tokens a replay would judge."""
+        # At least one token has to be read before a block.
         first = max(self._head.readable.start, self._head.begins_at)
         begin = max(self._num_judged, first + 2)
-        return min(max(len(tokens) - begin, 0), self._head.max_draft_tokens, REPLAY_TOKENS)
+        num_unjudged = max(len(tokens) - begin, 0)
+        return min(num_unjudged, self._head.max_draft_tokens, REPLAY_TOKENS)
 
     @property
     def _num_read(self) -> int:
         """The position after the tokens that it has read."""
         return self._head.begins_at + self._head.num_cached
 
-    def _to_read(self, tokens: Sequence[int]) -> int:
-        """Tokens to read before a draft; 1 if they are no more than a step emits.
+    def _num_to_read(self, tokens: Sequence[int]) -> int:
+        """How many tokens have to be read before a draft, for the policy.
 
-        Each draft reads the tokens of the last step, so that is part of its cost.
+        1 if they are no more than a step emits: each draft reads the tokens of the last step,
+        so that is part of its usual cost.
         """
         count = len(tokens) - self._num_read
         if count <= 1 + MAX_DRAFT_TOKENS:
@@ -276,7 +280,7 @@ class Blocks(Proposer):
         return count
 
     def read_from(self, position: int) -> None:
-        # It reads from the first possible position.
+        # The rows of earlier tokens are not kept.
         self._head.read_from(max(position, self._head.readable.start))
 
     def truncate(self, num_tokens: int) -> None:

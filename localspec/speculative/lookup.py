@@ -1,13 +1,13 @@
 """Lookup: proposes the tokens that followed an earlier occurrence of the last tokens.
 
 Saxena, "Prompt Lookup Decoding" (2023), and Oliaro et al., "SuffixDecoding" (arXiv
-2411.04975), which looks into earlier texts as well. It costs almost nothing, and pays where
-text is copied: summaries, edits, code, the same files again. The index of the text grows with
-it and shrinks when the text is cut. A part that is cut off stays in a memory; a reference, such
-as the expected text of the answer, is searched as well.
+2411.04975), which searches earlier texts as well. It costs almost nothing, and pays where text
+is copied: summaries, edits, code, the same files again. The index of the text grows with the
+text, and shrinks when the text is cut. The part that is cut off stays in a memory. A reference,
+such as the expected text of the answer, is searched as well.
 
-Proposals follow from these texts alone, and each token is proposed as certain. So the memory
-changes how many tokens a step emits, never which.
+Proposals follow from these texts alone, and each token is proposed with probability 1. So the
+memory changes how many tokens a step emits, but not which ones.
 """
 
 from __future__ import annotations
@@ -38,17 +38,17 @@ from localspec.speculative.proposers import Draw, Proposal, Proposer
 
 LONGEST_MATCH = 64  # tokens; a longer match is no better
 _MAX_REPLAYED = 16  # the most tokens that a replay judges
-_FOLLOWED_FROM = SIZES[1]  # an occurrence is followed if at least this many tokens agree
-# An occurrence that was followed may be resumed after some replaced tokens. It has to agree in
-# at least FROM tokens, at most WITHIN tokens after the text left it, and at most AWAY tokens
-# from the position at which it would continue.
+_FOLLOWED_FROM = SIZES[1]  # an occurrence is followed if at least this many tokens match
+# An occurrence that was followed may be resumed after some replaced tokens. At least FROM
+# tokens have to match, at most WITHIN tokens after the text differed, and at most AWAY tokens
+# from the position at which the occurrence would continue.
 _RESUMED_FROM = 2
 _RESUMED_WITHIN = 24
 _RESUMED_AWAY = 16
 MOST_REMEMBERED = 1_000_000  # tokens; about 30 bytes each
 _RUN = SIZES[-1]
-_KNOWN_RUN = 2 * _RUN  # tokens; a known run as long is not added again
-_KEPT_SHARE = 0.75  # share of the bound that is kept once it is reached
+_KNOWN_RUN = 2 * _RUN  # tokens; a known run of this length is not added again
+_KEPT_SHARE = 0.75  # the share of the bound that is kept once the bound is exceeded
 
 
 class Occurrence(NamedTuple):
@@ -61,9 +61,9 @@ class Occurrence(NamedTuple):
 
 
 class TextMemory:
-    """Earlier texts, each part of them once.
+    """Earlier texts. A part that several texts have in common is stored once.
 
-    Above the bound the least recently used parts are forgotten.
+    If there are more tokens than a bound, the least recently used parts are forgotten.
 
     Args:
         most_tokens: The bound, in tokens of all texts together.
@@ -71,66 +71,71 @@ class TextMemory:
 
     def __init__(self, most_tokens: int = MOST_REMEMBERED) -> None:
         self.index = NgramIndex()
-        self.num_changes = 0  # counted, since users search again after a change
+        self.num_changes = 0  # after a change, a `Lookup` searches again
         self._most_tokens = most_tokens
         self._begins: list[int] = []  # the first position of each part, ascending
-        self._used: list[int] = []  # the last use of each part: a larger number is later
+        self._last_uses: list[int] = []  # the time of each part's last use, counted by `add`
         self._now = 0
 
     def __len__(self) -> int:
-        """Tokens, including the gaps between texts."""
+        """The number of tokens, including a gap after each part."""
         return len(self.index)
 
     def add(self, tokens: Sequence[int]) -> None:
-        """Remember the parts of a text that are not known already, without gaps in it."""
-        # The runs between gaps and cells of pictures.
+        """Add the parts of a text that are not known yet, leaving out pictures and gaps."""
         for is_text, run in itertools.groupby(tokens, lambda token: token > GAP):
             if is_text:
                 text = array("i", run)
                 if len(text) > SIZES[0]:
-                    self._add(text)
+                    self._add_run(text)
 
-    def _add(self, text: array[int]) -> None:
-        """Remember the parts of a text without gaps that are not known already."""
+    def _add_run(self, text: array[int]) -> None:
+        """Add the parts of a text without pictures and gaps that are not known yet.
+
+        Each part is stored with up to _RUN known tokens on each side, so that a match can
+        continue into the part and out of it.
+        """
         self._now += 1
-        known = self.index.contains_runs(np.array(text, np.int32)).astype(np.int8)
-        # Pairs of indices at which known runs end: from the first to before the second.
-        edges = np.flatnonzero(np.diff(known, prepend=0, append=0))
-        begin = 0  # of the new tokens
+        is_known = self.index.contains_runs(np.array(text, np.int32)).astype(np.int8)
+        # Where `is_known` changes: for each stretch of True its first index and its end.
+        edges = np.flatnonzero(np.diff(is_known, prepend=0, append=0))
+        new_begin = 0  # the first token that may be new
         for first, end in edges.reshape(-1, 2).tolist():
-            known_from = first - _RUN + 1
-            if end - known_from >= _KNOWN_RUN:
-                part = text[max(begin - _RUN, 0) : known_from + _RUN]
-                self._append(part, known_from - begin)
-                begin = end
-        self._append(text[max(begin - _RUN, 0) :], len(text) - begin)
+            known_begin = first - _RUN + 1  # the first token of the run that ends at `first`
+            if end - known_begin >= _KNOWN_RUN:
+                part = text[max(new_begin - _RUN, 0) : known_begin + _RUN]
+                self._append(part, known_begin - new_begin)
+                new_begin = end
+        self._append(text[max(new_begin - _RUN, 0) :], len(text) - new_begin)
         self._forget_some()
 
-    def mark_used(self, found: Occurrence) -> None:
-        """Mark the part with this occurrence as just used, if it is in the memory."""
-        if found.text is self.index.text:
-            number = bisect.bisect_right(self._begins, found.position) - 1
-            self._used[number] = self._now
+    def mark_used(self, occurrence: Occurrence) -> None:
+        """Mark the part of this occurrence as just used, if it is in the memory."""
+        if occurrence.text is self.index.text:
+            number = bisect.bisect_right(self._begins, occurrence.position) - 1
+            self._last_uses[number] = self._now
 
     def _append(self, tokens: array[int], num_new: int) -> None:
-        """Add a part if at least one of its tokens is new."""
+        """Append a part and a gap, if at least one of its tokens is new."""
         if num_new <= 0:
             return
         self._begins.append(len(self.index))
-        self._used.append(self._now)
+        self._last_uses.append(self._now)
         tokens.append(GAP)
         self.index.read(tokens)
         self.num_changes += 1
 
     def _forget_some(self) -> None:
+        """If there are too many tokens, keep only the parts that were used last."""
         if len(self.index) <= self._most_tokens:
             return
         ends = [*self._begins[1:], len(self.index)]
-        left = int(_KEPT_SHARE * self._most_tokens)
+        last_first = sorted(range(len(ends)), key=lambda n: (-self._last_uses[n], -n))
+        num_left = int(_KEPT_SHARE * self._most_tokens)
         kept = []
-        for number in sorted(range(len(ends)), key=lambda n: (-self._used[n], -n)):
-            left -= ends[number] - self._begins[number]
-            if left < 0:
+        for number in last_first:
+            num_left -= ends[number] - self._begins[number]
+            if num_left < 0:
                 break
             kept.append(number)
         kept.sort()
@@ -143,16 +148,17 @@ class TextMemory:
         index.read(text)
         self.index = index
         self._begins = begins
-        self._used = [self._used[number] for number in kept]
+        self._last_uses = [self._last_uses[number] for number in kept]
         self.num_changes += 1
 
 
-# First guesses of the percentage of tokens that come as found. They were counted in versions of
-# this project's files in the order of their writing, in its files after one another, and in
-# novels. A row is for matches of 2, 4, 8, 16, 32, 64 tokens and more. Its columns are for 1, 2,
-# 3 and more occurrences that continue alike, and within them for 0, 1, 2 and more that continue
-# differently. The last rows are for resumed matches of 1 token, and of 2 or 3.
-_FIRST = (
+# First guesses of how often, in percent, the next token is the found one. They were counted in
+# versions of this project's files in the order of their writing, in its files after one
+# another, and in novels. A row is for matches of 2, 4, 8, 16, 32, 64 tokens and more. Its four
+# groups are for 1, 2, 3 and more occurrences that continue alike, and the four numbers of each
+# for 0, 1, 2 and more occurrences that continue differently. The last two rows are for resumed
+# matches of 1 token, and of 2 or 3.
+_FIRST_GUESSES = (
     ((34, 13, 10, 7), (61, 29, 25, 16), (77, 46, 33, 28), (78, 63, 57, 42)),
     ((62, 29, 23, 18), (81, 45, 36, 33), (86, 65, 49, 47), (92, 76, 63, 61)),
     ((84, 31, 30, 20), (86, 52, 44, 43), (96, 80, 55, 50), (95, 78, 73, 60)),
@@ -164,12 +170,12 @@ _FIRST = (
 )
 _NUM_RESUMED = 2  # rows
 RESUMED_BELOW = 1 << _NUM_RESUMED  # tokens of a match
-_FIRST_WEIGHT = 8  # weight of the first guesses, in tokens
-_MOST_COUNTED = 256  # tokens of a kind after which all counts are halved
+_FIRST_WEIGHT = 8  # the first guesses count as much as this number of tokens
+_MOST_COUNTED = 256  # above this number of tokens of a kind, its counts are halved
 
 
 class FindingKind(NamedTuple):
-    """A kind of finding: indices into `_FIRST`, and the source."""
+    """A kind of found token: three indices into `_FIRST_GUESSES`, and the source."""
 
     length: int
     alike: int
@@ -186,25 +192,29 @@ class FindingKind(NamedTuple):
         *,
         is_resumed: bool,
     ) -> FindingKind:
-        """The kind of a finding.
+        """The kind of a found token.
 
         Args:
-            length: Tokens that match.
-            num_alike: Occurrences that continue as found, 1 or more.
-            num_different: Occurrences that continue differently.
-            source: The source of the finding.
-            is_resumed: Whether it resumes an occurrence that was followed before.
+            length: How many tokens before it match.
+            num_alike: How many occurrences continue with this token, 1 or more.
+            num_different: How many occurrences continue with another one.
+            source: The source of the token.
+            is_resumed: Whether an occurrence that was followed before is resumed.
         """
-        num_others = len(_FIRST) - _NUM_RESUMED
+        num_usual_rows = len(_FIRST_GUESSES) - _NUM_RESUMED
+        log2 = length.bit_length() - 1
         if is_resumed and length < RESUMED_BELOW:
-            row = num_others + length.bit_length() - 1
+            row = num_usual_rows + log2
         else:
-            row = min(length.bit_length() - 2, num_others - 1)
+            row = min(log2 - 1, num_usual_rows - 1)
         return cls(row, min(num_alike, 4) - 1, min(num_different, 3), source)
 
 
 class Found(NamedTuple):
-    """Occurrences of the last `length` tokens, the one to follow first."""
+    """The result of a search: occurrences of the last `length` tokens of the text.
+
+    The first occurrence is followed: its continuation is proposed.
+    """
 
     occurrences: list[Occurrence]
     length: int
@@ -219,7 +229,7 @@ class Lookup(Proposer):
     """Proposes from the text itself, a reference, and a memory of earlier texts.
 
     Args:
-        is_end: The target's end-of-generation test; nothing is proposed after such a token.
+        is_end: Whether a token ends the answer. Nothing is proposed after such a token.
         memory: The memory of earlier texts; None to remember none.
     """
 
@@ -228,41 +238,41 @@ class Lookup(Proposer):
     def __init__(self, is_end: Callable[[int], bool], memory: TextMemory | None = None) -> None:
         self.memory = memory
         self._is_end = is_end
-        # For each kind, tokens that came as found, and all tokens.
+        # For each kind, how many found tokens were right, and how many there were.
         self._counts: dict[FindingKind, list[float]] = {}
         self._own = NgramIndex()  # the text
         self._reference = NgramIndex()
-        self._chain: SamplerChain | None = None  # the answer's
-        self._found = _NOTHING
-        # An occurrence that was followed, and the length of the text at that time.
+        self._chain: SamplerChain | None = None  # the chain of the answer
+        self._found = _NOTHING  # the result of the last search
+        # The occurrence that was followed last, and the length of the text at that time.
         self._followed: tuple[Occurrence, int] | None = None
         self._answer_from = 0  # the answer's position in the text
         self._forced: list[int] = []  # tokens between the text and the found continuation
         # The length of the text, and the memory's changes, at the last search.
         self._found_at: tuple[int, int] | None = None
-        self._expected: list[tuple[int, FindingKind]] = []  # the next tokens as found
+        self._expected: list[tuple[int, FindingKind]] = []  # the found continuation so far
         self._alive: list[Occurrence] = []  # occurrences that continued as expected so far
-        self._judged = 0  # tokens at the front of the text that no replay judges again
+        self._num_judged = 0  # first tokens of the text that no replay judges any more
 
     def as_dict(self) -> dict[str, list[float]]:
-        """How findings fared, by their kinds; to be kept for the next process."""
-        kept = {}
-        for kind, (came, seen) in self._counts.items():
+        """The counts of each kind, to save for the next process."""
+        counts = {}
+        for kind, (num_right, num_found) in self._counts.items():
             name = " ".join(str(int(part)) for part in kind)
-            kept[name] = [round(came, 2), round(seen, 2)]
-        return kept
+            counts[name] = [round(num_right, 2), round(num_found, 2)]
+        return counts
 
-    def restore(self, kept: Mapping[str, Sequence[float]]) -> None:
-        """Continue from `as_dict`. Raises ValueError for impossible values."""
-        for name, (came, seen) in kept.items():
+    def restore(self, counts: Mapping[str, Sequence[float]]) -> None:
+        """Continue with the counts of `as_dict`. Raises ValueError for impossible values."""
+        for name, (num_right, num_found) in counts.items():
             length, alike, different, source = (int(part) for part in name.split())
             kind = FindingKind(length, alike, different, MatchSource(source))
-            if not 0.0 <= came <= seen <= _MOST_COUNTED:
-                raise ValueError(f"{came} of {seen} tokens came")
-            self._counts_of(kind)[:] = [float(came), max(float(seen), 1.0)]
+            if not 0.0 <= num_right <= num_found <= _MOST_COUNTED:
+                raise ValueError(f"{num_right} of {num_found} tokens were right")
+            self._counts_of(kind)[:] = [float(num_right), max(float(num_found), 1.0)]
 
     def refer_to(self, tokens: Sequence[int]) -> None:
-        """Search these tokens as well from now on. An empty sequence drops the reference."""
+        """Also search these tokens from now on. An empty sequence drops the reference."""
         reference = NgramIndex()
         reference.read(tokens)
         self._reference = reference
@@ -274,7 +284,10 @@ class Lookup(Proposer):
         self._answer_from = chain.num_prompt_tokens
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
-        """`tokens` must end where the answer's constraint was committed, if it has one."""
+        """The state after the text, for which it searches a continuation.
+
+        The answer's constraint, if it has one, must have been committed to the text's end.
+        """
         self._find_continuation(tokens)
         if self._chain is not None and self._chain.constraint is not None:
             self._join_forced(self._chain)
@@ -283,22 +296,28 @@ class Lookup(Proposer):
             return ProposerState(0, draft_off=DraftOff.NOTHING_REPEATS)
         return ProposerState(
             MAX_DRAFT_TOKENS,
-            num_unjudged=max(len(tokens) - self._judged, 0),
-            confidence=self._chance(first[1]),
+            num_unjudged=max(len(tokens) - self._num_judged, 0),
+            confidence=self._confidence(first[1]),
             source=first[1].source,
         )
 
     def _find_continuation(self, tokens: Sequence[int]) -> None:
         """Search for a continuation of these tokens, unless the last search was the same."""
         self._index_new_tokens(tokens)
-        changes = 0
+        num_changes = 0
         if self.memory is not None:
-            changes = self.memory.num_changes
-        if self._found_at != (len(tokens), changes):
-            self._take(self._look(), [])
-            self._found_at = (len(tokens), changes)
+            num_changes = self.memory.num_changes
+        if self._found_at != (len(tokens), num_changes):
+            self._set_found(self._search(), [])
+            self._found_at = (len(tokens), num_changes)
 
-    def _take(self, found: Found, forced: list[int]) -> None:
+    def _set_found(self, found: Found, forced: list[int]) -> None:
+        """Set the result of the last search.
+
+        Args:
+            found: The result.
+            forced: The forced tokens between the text and the found continuation.
+        """
         self._found = found
         self._alive = found.occurrences
         self._forced = forced
@@ -309,16 +328,16 @@ class Lookup(Proposer):
         assert chain.constraint is not None
         first = self._next(0)
         forced = chain.constraint.forced()[: MAX_DRAFT_TOKENS - 1]
-        # A forced token is surer than a resumed occurrence.
-        is_of_use = (
+        # A forced token is more certain than a resumed occurrence.
+        is_usable = (
             first is not None
             and not self._found.is_resumed
             and chain.num_allowed([first[0]]) > 0
         )
-        if forced and not self._forced and not is_of_use:
-            found = self._look(forced)
+        if forced and not self._forced and not is_usable:
+            found = self._search(forced)
             if found.occurrences:
-                self._take(found, list(forced))
+                self._set_found(found, list(forced))
 
     def propose(
         self,
@@ -332,18 +351,18 @@ class Lookup(Proposer):
         self.state(tokens)
 
         def next_row(drafted: list[int]) -> tuple[Distribution, float] | None:
-            # Nothing is kept after a token that the constraint forbids.
             if len(drafted) < len(self._forced):
                 forced = np.array([self._forced[len(drafted)]])
                 return Distribution(forced, CERTAIN), CERTAIN_CONFIDENCE
             found = self._next(len(drafted) - len(self._forced))
+            # After a token that the constraint forbids, every further token would be refused.
             if found is None or chain.num_allowed(drafted) < len(drafted):
                 return None
             token, kind = found
-            return Distribution(np.array([token]), CERTAIN), self._chance(kind)
+            return Distribution(np.array([token]), CERTAIN), self._confidence(kind)
 
         proposal = Proposal([], [], []).extend(next_row, extent, draw, self._is_end)
-        self._judged = len(tokens) + len(proposal.draft_tokens)
+        self._num_judged = len(tokens) + len(proposal.draft_tokens)
         return proposal
 
     def replay(
@@ -353,7 +372,8 @@ class Lookup(Proposer):
         chain: SamplerChain,
     ) -> Decoding[ReplayScores]:
         yield from ()
-        first = max(len(tokens) - min(len(probs), _MAX_REPLAYED), self._judged)
+        num_replayed = min(len(probs), _MAX_REPLAYED)
+        first = max(len(tokens) - num_replayed, self._num_judged)
         self._cut(min(first, len(tokens)))
         chances = []
         sources = []
@@ -361,16 +381,17 @@ class Lookup(Proposer):
             self._find_continuation(tokens[:position])
             found = self._next(0)
             if found is not None:
-                # A one-hot proposal is kept exactly if the target draws the token.
+                # A one-hot proposal is accepted exactly if the target draws the same token.
                 token, kind = found
-                chances.append((self._chance(kind), float(token == tokens[position])))
+                acceptance = float(token == tokens[position])
+                chances.append((self._confidence(kind), acceptance))
                 sources.append(kind.source)
-        self._judged = len(tokens)
+        self._num_judged = len(tokens)
         self._find_continuation(tokens)
         return ReplayScores(chances, 0, sources)
 
     def truncate(self, num_tokens: int) -> None:
-        """Forget the text after its first num_tokens; a longer part goes to the memory."""
+        """Forget the text after its first num_tokens. A long part is added to the memory."""
         if self.memory is not None and len(self._own) - num_tokens > MAX_DRAFT_TOKENS:
             begin = max(num_tokens - SIZES[-1], 0)
             self.memory.add(self._own.text[begin:])
@@ -378,44 +399,47 @@ class Lookup(Proposer):
 
     def _cut(self, num_tokens: int) -> None:
         if num_tokens < len(self._own):
-            self._judged = min(self._judged, num_tokens)
+            self._num_judged = min(self._num_judged, num_tokens)
             self._found_at = None
             self._followed = None
             self._own.truncate(num_tokens)
 
     def _index_new_tokens(self, tokens: Sequence[int]) -> None:
-        """Read the new tokens of the text, and learn whether they came as found."""
+        """Read the new tokens of the text, and count how many of them were expected."""
         num_read = len(self._own)
         if num_read == len(tokens):
             return
-        new = tokens[num_read:]
+        new_tokens = tokens[num_read:]
         num_forced = len(self._forced)
         is_next = self._found_at is not None and self._found_at[0] == num_read
-        if is_next and list(new[:num_forced]) == self._forced:
-            for token, (found, kind) in zip(new[num_forced:], self._expected, strict=False):
+        if is_next and list(new_tokens[:num_forced]) == self._forced:
+            pairs = zip(new_tokens[num_forced:], self._expected, strict=False)
+            for token, (expected_token, kind) in pairs:
                 counts = self._counts_of(kind)
-                counts[0] += token == found
+                counts[0] += token == expected_token
                 counts[1] += 1
                 if counts[1] > _MOST_COUNTED:
                     counts[:] = [count / 2 for count in counts]
-                if token != found:
+                if token != expected_token:
                     break
                 if self.memory is not None:
                     self.memory.mark_used(self._found.occurrences[0])
         self._expected.clear()
-        self._own.read(new)
+        self._own.read(new_tokens)
 
-    def _chance(self, kind: FindingKind) -> float:
-        """The share of tokens of this kind that came as they were found, 0 … 1."""
-        came, seen = self._counts_of(kind)
-        return came / seen
+    def _confidence(self, kind: FindingKind) -> float:
+        """The share of found tokens of this kind that were right, 0 … 1."""
+        num_right, num_found = self._counts_of(kind)
+        return num_right / num_found
 
     def _counts_of(self, kind: FindingKind) -> list[float]:
-        share = _FIRST[kind.length][kind.alike][kind.different] / 100
-        return self._counts.setdefault(kind, [share * _FIRST_WEIGHT, _FIRST_WEIGHT])
+        """The counts of a kind, at first the guesses: right tokens, and all found tokens."""
+        percent = _FIRST_GUESSES[kind.length][kind.alike][kind.different]
+        num_right = percent / 100 * _FIRST_WEIGHT
+        return self._counts.setdefault(kind, [num_right, _FIRST_WEIGHT])
 
-    def _look(self, forced: Sequence[int] = ()) -> Found:
-        """Search for the end of the text followed by the forced tokens."""
+    def _search(self, forced: Sequence[int] = ()) -> Found:
+        """Search for earlier occurrences of the text's end, followed by the forced tokens."""
         end = self._own.text
         hashes = self._own.end_hashes
         if forced:
@@ -433,7 +457,12 @@ class Lookup(Proposer):
         return found
 
     def _longest(self, end: array[int], hashes: Sequence[int]) -> Found:
-        """The occurrences of the longest run at this end that occurred before."""
+        """The occurrences of the longest run at the text's end that occurred before.
+
+        Args:
+            end: The text, or its last tokens.
+            hashes: The hashes of the end: see `run_hashes`.
+        """
         indexes = [self._reference, self._own]
         if self.memory is not None:
             indexes.append(self.memory.index)
@@ -455,9 +484,10 @@ class Lookup(Proposer):
         return _NOTHING
 
     def _resumed(self, end: array[int], num_tokens: int, found: Found) -> Found:
-        """The followed occurrence, resumed after replaced tokens; if it is not, `found`.
+        """The occurrence that was followed, resumed after replaced tokens.
 
-        A short match near it says more than an equally short match elsewhere.
+        A short match near it says more than an equally short match elsewhere. Returns `found`
+        if no match is near, or if `found` is longer.
 
         Args:
             end: The end of the text.
@@ -466,32 +496,34 @@ class Lookup(Proposer):
         """
         if self._followed is None:
             return found
-        (text, position), num_before = self._followed
-        passed = num_tokens - num_before
-        if passed > _RESUMED_WITHIN:
+        (text, position), num_tokens_then = self._followed
+        num_since = num_tokens - num_tokens_then
+        if num_since > _RESUMED_WITHIN:
             return found
-        expected = position + passed
-        last = end[-1]
+        expected = position + num_since
+        last_token = end[-1]
         first = max(expected - _RESUMED_AWAY, 1)
+        stop = min(expected + _RESUMED_AWAY + 1, len(text))
         # The longest match counts; of equally long ones the nearest.
-        near = []
-        for at in range(first, min(expected + _RESUMED_AWAY + 1, len(text))):
-            if text[at - 1] == last and text[at] != GAP:
-                near.append((_matching(text, at, end, 1), -abs(at - expected), at))
-        length, _, at = max(near, default=(0, 0, 0))
+        matches = []
+        for candidate in range(first, stop):
+            if text[candidate - 1] == last_token and text[candidate] != GAP:
+                length = _match_length(text, candidate, end, 1)
+                matches.append((length, -abs(candidate - expected), candidate))
+        length, _, resumed = max(matches, default=(0, 0, 0))
         if length < max(found.length, 1):
             return found
-        occurrences = [Occurrence(text, at)]
+        occurrences = [Occurrence(text, resumed)]
         for other in found.occurrences:
-            if other.text is not text or other.position != at:
+            if other.text is not text or other.position != resumed:
                 occurrences.append(other)
         return Found(occurrences, length, is_resumed=True)
 
     def _next(self, num_drafted: int) -> tuple[int, FindingKind] | None:
-        """The token to propose after num_drafted earlier ones of the same draft, and its kind.
+        """The token to propose after num_drafted found ones of the same draft, and its kind.
 
-        The first occurrence gives the token. Its kind counts, of the occurrences that continued
-        alike so far, how many do so again.
+        None if no further token is found. The first occurrence gives the token. For its kind,
+        the occurrences count that continued like the first one so far.
         """
         if num_drafted < len(self._expected):
             return self._expected[num_drafted]
@@ -538,45 +570,53 @@ class Lookup(Proposer):
             return text[position]
         if text is not self._own.text:
             return GAP
-        # The drafted tokens follow the end of the text, so that a period continues.
-        after_text = position - len(text)
-        if after_text < len(self._forced):
-            return self._forced[after_text]
-        return self._expected[after_text - len(self._forced)][0]
+        # The text is followed by the draft, so that a repetition at its end continues.
+        num_after_text = position - len(text)
+        if num_after_text < len(self._forced):
+            return self._forced[num_after_text]
+        return self._expected[num_after_text - len(self._forced)][0]
 
 
-def _longest_first(found: list[Occurrence], last: array[int], length: int) -> Found:
-    """The occurrences with one that matches longest in front.
+def _longest_first(occurrences: list[Occurrence], last: array[int], length: int) -> Found:
+    """The occurrences, with the first one of those that match longest in front.
 
     Args:
-        found: Occurrences of the last `length` tokens.
+        occurrences: Occurrences of the last `length` tokens, at least one.
         last: The last tokens of the text.
-        length: Tokens that match.
+        length: How many tokens match in all of them.
     """
     best = 0
     longest = 0
-    for number, (text, end) in enumerate(found):
+    for number, (text, end) in enumerate(occurrences):
         if length == SIZES[-1]:
-            matching = _doubled_matching(text, end, last, length)
+            match_length = _doubled_match_length(text, end, last, length)
         else:
-            matching = _matching(text, end, last, length)
-        if matching > longest:
+            match_length = _match_length(text, end, last, length)
+        if match_length > longest:
             best = number
-            longest = matching
-    return Found([found[best], *found[:best], *found[best + 1 :]], longest)
+            longest = match_length
+    others = occurrences[:best] + occurrences[best + 1 :]
+    return Found([occurrences[best], *others], longest)
 
 
-def _doubled_matching(
+def _doubled_match_length(
     text: array[int],
     end: int,
     last: array[int],
     length: int,
 ) -> int:
-    """How many tokens agree if the last `length` do, in doublings of that.
+    """How many tokens before `end` match the last ones, as `length` times a power of 2.
 
-    Long runs are compared fast.
+    It compares whole runs, which is fast.
+
+    Args:
+        text: The text of an occurrence.
+        end: The position after the occurrence.
+        last: The last tokens of the text that is continued.
+        length: How many tokens are known to match.
     """
-    while length < LONGEST_MATCH and end >= 2 * length <= len(last):
+    most = min(end, len(last))
+    while length < LONGEST_MATCH and 2 * length <= most:
         before = text[end - 2 * length : end - length]
         if before != last[-2 * length : -length]:
             break
@@ -584,13 +624,16 @@ def _doubled_matching(
     return length
 
 
-def _matching(
+def _match_length(
     text: array[int],
     end: int,
     last: array[int],
     length: int,
 ) -> int:
-    """How many tokens agree, at most SIZES[-1], if the last `length` do."""
+    """How many tokens before `end` match the last ones, at most SIZES[-1].
+
+    Arguments as for `_doubled_match_length`.
+    """
     most = min(end, len(last), SIZES[-1])
     while length < most and text[end - length - 1] == last[-length - 1]:
         length += 1

@@ -1,4 +1,4 @@
-"""Counters of a step and of an answer. Measured, never assumed; rates are derived."""
+"""The statistics of a step and of an answer, from measured counts and times."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ class Step(StepRecord):
     """The kind of the chosen proposer, if any."""
 
     draft_off: DraftOff | None
-    """Why nothing was proposed; None also in the first step and for the last token of an
-    answer, which have no use for a draft."""
+    """Why nothing was proposed; None if something was, and in the first step and for the last
+    token of an answer, which never have a draft."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """The cost of an answer, in wall time. Tuples per position are (MAX_DRAFT_TOKENS,).
+    """The cost of an answer, in wall time. Tuples per position have MAX_DRAFT_TOKENS entries.
 
-    The first step decodes the prompt and draws the first token. That is the prefill; the draft,
-    target, sampler and waited times are those of the later steps.
+    The first step, the prefill, decodes the prompt and draws the first token. The draft,
+    target, sampler and waited times are the sums of the later steps.
     """
 
     prompt_tokens: int
@@ -112,11 +112,11 @@ class Stats:
     threads and any cache."""
 
     waited_time_s: float = 0.0
-    """Seconds in which other answers had the machine; of a joint decode, all but an equal
-    part."""
+    """Seconds in which other answers used the machine. Of a decode for n answers at once, each
+    counts 1 / n as its own."""
 
     exact_steps: str = ""
-    """The bounds of steps that make it exact, and their cost, in words."""
+    """How steps are bounded to make the answer exact, and what that costs, in words."""
 
     @property
     def decode_time_s(self) -> float:
@@ -169,7 +169,7 @@ class Stats:
 
 @dataclass(slots=True)
 class Meter:
-    """Adds steps up to `Stats`."""
+    """Counts the steps of an answer, and makes its `Stats`."""
 
     prompt_tokens: int
     cached_prompt_tokens: int
@@ -178,7 +178,7 @@ class Meter:
     first_token_s: float | None = None
     num_steps: int = 0
     tokens: Counter[Provenance] = field(default_factory=Counter)
-    """Delivered tokens."""
+    """The number of emitted tokens of each provenance."""
 
     drafts: Counter[tuple[ProposerKind | None, int, int]] = field(default_factory=Counter)
     """The number of steps by proposer, number of drafted tokens and number of accepted tokens;
@@ -196,7 +196,13 @@ class Meter:
     steps_per_threads: Counter[int] = field(default_factory=Counter)
 
     def add(self, step: Step, now_s: float, waited_s: float = 0.0) -> None:
-        """Count one step that ended at now_s, waited_s of them spent waiting so far."""
+        """Count a step.
+
+        Args:
+            step: The step.
+            now_s: The time of its end, as `started_s`.
+            waited_s: The seconds that the answer has waited so far, all steps together.
+        """
         if self.first_token_s is None:
             self.first_token_s = now_s - self.started_s
         else:
@@ -208,7 +214,9 @@ class Meter:
         self.waited_s = waited_s
         self.num_steps += 1
         num_drafted = step.num_draft_tokens
-        kind = step.kind if num_drafted else None
+        kind = None
+        if num_drafted > 0:
+            kind = step.kind
         self.drafts[kind, num_drafted, step.num_accepted] += 1
         if step.draft_off is not None:
             self.draft_off = step.draft_off
@@ -220,7 +228,13 @@ class Meter:
         outlook: PolicyEstimate | None,
         threads: ThreadUse | None,
     ) -> Stats:
-        """The statistics of an answer that ends at now_s."""
+        """The statistics of an answer that ends at now_s.
+
+        Args:
+            now_s: The time, as `started_s`.
+            outlook: The policy's estimate of a further step, if it has one.
+            threads: The use of threads at the end, if there was any.
+        """
         total_time_s = now_s - self.started_s
         lengths = Counter[int]()
         drafted_at = Counter[int]()

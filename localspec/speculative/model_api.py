@@ -2,8 +2,9 @@
 
 Implemented by `LlamaModel` and by the tests' table models. Knows no files and no text.
 
-What decodes for a text is a generator, which yields each `Decode` and is sent its rows. So
-a caller that drives several texts can decode for all of them at once; `result_of` drives one.
+A function that decodes for a text is a generator: it yields each `Decode`, and is sent its
+rows. So a caller that runs several of them can decode for several texts at once. `result_of`
+runs one.
 """
 
 from __future__ import annotations
@@ -35,26 +36,25 @@ class Model(Protocol):
 
     @property
     def max_rollback(self) -> int:
-        """The most tokens of the last decode that `truncate` takes back and keeps the rest.
+        """How many tokens of the last decode `truncate` can take back without losing others.
 
-        0 for a recurrent model without snapshots, which only goes back to a checkpoint.
+        0 for a recurrent model without snapshots, which can only go back to a checkpoint.
         """
 
     def decode(self, tokens: Sequence[int], num_logits: int) -> Logits:
-        """Append tokens to the cache; rows of logits after the last num_logits of them.
+        """Append tokens to the cache. Returns the logits after the last num_logits of them.
 
-        Returns (num_logits, vocab) float32, a view that may be written to and is valid until
-        the next decode.
-        On any error the cache is as it was before the call, or empty as in `truncate`, or also
-        holds some of these tokens, but none of the last num_logits.
+        They are (num_logits, vocab) float32, a view that may be written to and is valid until
+        the next decode. After an error the cache is as before the call, or empty as after
+        `truncate`, or holds some of the tokens, but none of the last num_logits.
         """
 
     def truncate(self, num_cached: int) -> None:
-        """Keep the first num_cached tokens of the cache, or fewer where they are not whole.
+        """Keep the first num_cached tokens of the cache, or fewer if it cannot be cut there.
 
-        A sliding window's older entries or a recurrent state may be lost. Then the cache goes
-        back to the last checkpoint or is emptied, and the rest is decoded again. Raises
-        CacheError for more than are cached.
+        It cannot if a sliding window's older entries or a recurrent state are lost. Then the
+        cache goes back to the last checkpoint, or is emptied. Raises CacheError if fewer than
+        num_cached tokens are cached.
         """
 
     def checkpoint(self) -> None:
@@ -73,21 +73,24 @@ class Decode(NamedTuple):
 
 
 Result = TypeVar("Result")
-# A function that decodes, as a generator: what it returns is the `Result`.
+# A generator that yields its decodes, is sent their rows, and returns a `Result`
 Decoding = Generator[Decode, Logits, Result]
 
 
 def result_of(decoding: Decoding[Result]) -> Result:
-    """The result of a function that decodes, which is driven here."""
+    """Make the decodes that a generator yields. Returns its result.
+
+    An error of a decode is raised within the generator.
+    """
     try:
-        asked = next(decoding)
+        decode = next(decoding)
         while True:
             try:
-                rows = asked.model.decode(asked.tokens, asked.num_logits)
+                rows = decode.model.decode(decode.tokens, decode.num_logits)
             except BaseException as error:
-                asked = decoding.throw(error)
+                decode = decoding.throw(error)
             else:
-                asked = decoding.send(rows)
+                decode = decoding.send(rows)
     except StopIteration as end:
         result: Result = end.value
         return result

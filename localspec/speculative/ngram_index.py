@@ -1,7 +1,7 @@
 """Finds earlier occurrences of the last tokens of a text, in time that does not grow with it.
 
-Runs of 2, 6 and 16 tokens are hashed; all positions with one hash are linked, the latest first,
-as compressors of the LZ77 family do. A search follows at most a few links for each size. A
+Runs of 2, 6 and 16 tokens are hashed. All positions with the same hash are linked, the latest
+first, as in compressors of the LZ77 family. A search follows a few links for each size. A
 suffix automaton takes more memory and cannot be cut back; a suffix array has to be sorted again
 (docs/inside.md has the figures).
 """
@@ -15,16 +15,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 SIZES = (2, 6, 16)  # tokens of the runs that are hashed
-NUM_COMPARED = 8  # the latest positions of a hash that are compared
+NUM_COMPARED = 8  # how many positions of a hash are compared, the latest first
 GAP = -1  # stands between texts: no run crosses it
 _NOWHERE = -1
-_FEWEST_BITS = 10  # of a table's size
+_FEWEST_BITS = 10  # a table has at least 2**10 slots
 _WORD = 32  # bits of a hash
 _MASK = (1 << _WORD) - 1
-# Odd, and none of its first 16 powers times 1 … 8 comes near 0, so that similar ids are in
-# slots far apart
+# The base of the polynomial hash: the sum of token * _BASE**n, n = 1 for a run's last token.
+# Odd, and none of its first 16 powers times 1 … 8 comes near 0 modulo 2**32, so that runs with
+# similar ids are in slots far apart.
 _BASE = 0x90608919
-# The weight of the token before a run in the run's hash, once the next token is added
+# By size, the weight that a run's first token has once the next token is added: it then leaves
+# the run.
 _LEAVING = tuple(pow(_BASE, size + 1, 1 << _WORD) for size in SIZES)
 # New tokens are linked in one pass with all others if they are more than this number, and more
 # than the text ÷ _MANY_SHARE
@@ -33,7 +35,7 @@ _MANY_SHARE = 4
 
 
 def run_hashes(end: Sequence[int]) -> list[int]:
-    """The hashes of the last 2, 6 and 16 tokens; of fewer sizes if there are fewer tokens."""
+    """The hashes of the last 2, 6 and 16 tokens; only those for which `end` is long enough."""
     hashes = []
     hash_ = 0
     power = 1
@@ -46,7 +48,7 @@ def run_hashes(end: Sequence[int]) -> list[int]:
 
 
 class NgramIndex:
-    """A text, and the positions of its runs of tokens."""
+    """A text, and where each of its runs of 2, 6 and 16 tokens occurs in it."""
 
     def __init__(self) -> None:
         self.text = array("i")
@@ -65,7 +67,7 @@ class NgramIndex:
         return hashes
 
     def read(self, tokens: Sequence[int]) -> None:
-        """Continue the text with these tokens. A picture's cells become gaps."""
+        """Append tokens to the text, and index them. The cells of pictures become gaps."""
         if min(tokens, default=0) < GAP:
             tokens = [max(token, GAP) for token in tokens]
         text = self.text
@@ -113,29 +115,31 @@ class NgramIndex:
         self._hash_end()
 
     def contains_runs(self, tokens: NDArray[np.int32]) -> NDArray[np.bool_]:
-        """(n,) whether the index has the longest run that ends at each position."""
+        """(n,) whether the index has the run of 16 tokens that ends at each position."""
         size = SIZES[-1]
         level = len(SIZES) - 1
-        found = np.zeros(len(tokens), np.bool_)
+        is_found = np.zeros(len(tokens), np.bool_)
         if min(len(self.text), len(tokens)) < size:
-            return found
+            return is_found
         text = np.array(self.text, np.int32)
         link = np.array(self._links[level], np.int32)
         latest = np.array(self._latest[level], np.int32)
         slots = hashes_of(tokens, size)[size - 1 :] >> np.uint32(self._shift)
-        positions = np.arange(size - 1, len(tokens))  # in `tokens`, of runs not found yet
-        at = latest[slots]  # for each of them, a position in the text to compare with
+        ends = np.arange(
+            size - 1, len(tokens)
+        )  # of the runs of `tokens` that are not found yet
+        candidates = latest[slots]  # for each of them, a position in the text to compare with
         for _ in range(NUM_COMPARED):
-            positions = positions[at >= 0]
-            at = at[at >= 0]
-            is_same = text[at] == tokens[positions]
+            ends = ends[candidates >= 0]
+            candidates = candidates[candidates >= 0]
+            is_same = text[candidates] == tokens[ends]
             for back in range(1, size):
-                both = is_same.nonzero()[0]  # the runs that are equal so far
-                is_same[both] = text[at[both] - back] == tokens[positions[both] - back]
-            found[positions[is_same]] = True
-            positions = positions[~is_same]
-            at = link[at[~is_same]]
-        return found
+                same = is_same.nonzero()[0]  # the runs whose last tokens are equal so far
+                is_same[same] = text[candidates[same] - back] == tokens[ends[same] - back]
+            is_found[ends[is_same]] = True
+            ends = ends[~is_same]
+            candidates = link[candidates[~is_same]]
+        return is_found
 
     def ends(self, level: int, hash_: int, run: array[int]) -> list[int]:
         """The positions after the latest occurrences of a run, the latest first.
@@ -143,8 +147,8 @@ class NgramIndex:
         An occurrence at the end of the text does not count, because nothing follows it.
 
         Args:
-            level: The index of its size in SIZES.
-            hash_: Its hash by `run_hashes`.
+            level: The index of the run's size in SIZES.
+            hash_: The run's hash: see `run_hashes`.
             run: The run.
         """
         text = self.text
@@ -153,22 +157,22 @@ class NgramIndex:
         position = self._latest[level][hash_ >> self._shift]
         if position == len(text) - 1 and position >= 0:
             position = link[position]
-        found = []
+        ends = []
         for _ in range(NUM_COMPARED):
             if position < 0:
                 break
             if text[position - size + 1 : position + 1] == run:
-                found.append(position + 1)
+                ends.append(position + 1)
             position = link[position]
-        return found
+        return ends
 
     def _hash_end(self) -> None:
-        """Hash the end of the text; `read` continues these hashes with each token."""
+        """Hash the end of the text. `read` updates these hashes with each token."""
         padding = [0] * SIZES[-1]  # zeros in front do not change a hash
         self._hashes = run_hashes([*padding, *self.text[-SIZES[-1] :]])
 
     def _link_all(self) -> None:
-        """Link every position, in tables that can hold twice as many."""
+        """Index the whole text anew, in tables with room for a text twice as long."""
         num_tokens = len(self.text)
         bits = max(num_tokens.bit_length(), _FEWEST_BITS)
         self._shift = _WORD - bits
@@ -181,12 +185,13 @@ class NgramIndex:
             if num_tokens >= size:
                 slots = hashes_of(tokens, size)[size - 1 :] >> np.uint32(self._shift)
                 order = _order(slots)
-                slot = slots[order]
-                position = (order + (size - 1)).astype(np.int32)
-                is_same = slot[1:] == slot[:-1]
-                link[position[1:][is_same]] = position[:-1][is_same]
+                sorted_slots = slots[order]
+                positions = (order + (size - 1)).astype(np.int32)
+                # Each position links to the one before it in the same slot.
+                is_same = sorted_slots[1:] == sorted_slots[:-1]
+                link[positions[1:][is_same]] = positions[:-1][is_same]
                 is_last = np.append(~is_same, True)
-                latest[slot[is_last]] = position[is_last]
+                latest[sorted_slots[is_last]] = positions[is_last]
             self._latest.append(_as_array(latest))
             self._links.append(_as_array(link))
         # The values that `read` needs for each token. The arrays are changed in place.
@@ -206,12 +211,12 @@ class NgramIndex:
 
 def hashes_of(tokens: NDArray[np.int32], size: int) -> NDArray[np.uint32]:
     """(n,) the hash of the `size` tokens that end at each position; of fewer at the front."""
-    units = tokens.astype(np.uint32)
-    hashes = np.zeros(len(units), np.uint32)
+    ids = tokens.astype(np.uint32)
+    hashes = np.zeros(len(ids), np.uint32)
     power = 1
-    for back in range(min(size, len(units))):
+    for back in range(min(size, len(ids))):
         power = power * _BASE & _MASK
-        hashes[back:] += units[: len(units) - back] * np.uint32(power)
+        hashes[back:] += ids[: len(ids) - back] * np.uint32(power)
     return hashes
 
 

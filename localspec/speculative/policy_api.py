@@ -18,7 +18,8 @@ MAX_DRAFT_TOKENS = 16
 CERTAIN_CONFIDENCE = 1.0  # the confidence in forced tokens
 # The most tokens that a draft model judges at once; each takes a row of logits.
 REPLAY_TOKENS = 8
-# Steps without a draft that a fixed number of tokens pads, rather than change sizes twice
+# After this number of steps without a draft, `FixedDraftPolicy` stops padding them. It pads the
+# first ones to save two changes of the decode's size.
 _MOST_IDLE = 2
 
 
@@ -52,7 +53,7 @@ _OTHER_NAMES: dict[str, ProposerName] = {"mtp": "head"}
 
 
 class MatchSource(enum.IntEnum):
-    """Where a lookup has its tokens from. Acceptance is learned for each."""
+    """The text in which a lookup found its tokens. Acceptance is learned for each source."""
 
     PROMPT = 0
     """The prompt, with the earlier turns of the conversation; a reference."""
@@ -71,18 +72,19 @@ class ProposerState(NamedTuple):
     """How many tokens it can propose; if 0, draft_off says why."""
 
     num_missing: int = 0
-    """Tokens that it has to read first."""
+    """How many tokens it has to read first."""
 
     num_skipped: int = 0
-    """Tokens at the front of the text that it does not see."""
+    """How many of the text's first tokens it could have read, but skips."""
 
     num_unjudged: int = 0
-    """Tokens at the end of the text that a replay would judge."""
+    """How many of the text's last tokens a replay would judge."""
 
     confidence: float | None = None
     """The confidence in its next token, 0 … 1, if it is known before the draft."""
 
     draft_off: DraftOff | None = None
+    """Why it can propose nothing; None if it can, or if it may not propose."""
 
     is_block: bool = False
     """Whether one decode gives all tokens of a draft, so that all lengths cost the same."""
@@ -92,7 +94,7 @@ class ProposerState(NamedTuple):
 
 
 class PolicyContext(NamedTuple):
-    """The information for a policy before a step."""
+    """What a policy is told before a step."""
 
     num_cached: int
     """Tokens in the target's cache."""
@@ -115,10 +117,10 @@ class Extent(Protocol):
         """The most tokens."""
 
     def num_worth(self, num_drafted: int, confidence: float) -> int:
-        """How many more tokens are worth proposing after the first num_drafted.
+        """How many more tokens are worth proposing, the next one included.
 
-        0 ends the proposal before the next token, 1 after it. The result may depend only on
-        rows and on tokens already drawn: that keeps every rule exact.
+        0 or less ends the proposal before the next token, 1 after it. The result may depend
+        only on rows and on tokens already drawn: that keeps every rule exact.
 
         Args:
             num_drafted: Tokens drawn so far.
@@ -131,7 +133,7 @@ class Decision(NamedTuple):
     """A policy's answer: which proposer drafts in this step and how much, or why none does."""
 
     proposer: int | None
-    """The proposer's index; None for no draft, and draft_off then says why."""
+    """The proposer's index; None for no draft, for which draft_off has the reason, if any."""
 
     extent: Extent | None = None
     """How much it proposes."""
@@ -153,18 +155,18 @@ class Replay(NamedTuple):
     """The proposer's index, as in `Decision`."""
 
     reads_from: int | None = None
-    """Where the proposals come from, as in `Decision`."""
+    """Position in the text from which the proposer reads again, as in `Decision`."""
 
 
 class ReplayScores(NamedTuple):
-    """How a proposer would have fared at tokens that are already in the text."""
+    """The results of a `Replay`: what would have become of proposals for tokens of the text."""
 
     chances: list[tuple[float, float]]
-    """The proposer's confidence at each judged token, in order, and the probability, 0 … 1,
-    that its proposal would have been accepted."""
+    """For each judged token, in order: the proposer's confidence, and the probability that its
+    proposal would have been accepted, both 0 … 1."""
 
     num_read: int
-    """Tokens that it read for the replay."""
+    """How many tokens it read for the replay."""
 
     sources: Sequence[MatchSource] = ()
     """The sources of the proposals, in the same order; empty if nothing depends on them."""
@@ -243,17 +245,20 @@ class DraftPolicy:
 
     @property
     def keeps_sizes(self) -> bool | None:
-        """Whether a model's decode should be as large as its last one, since a change is dear.
+        """Whether each decode of a model should have the size of its last one.
 
-        None if that is not measured yet.
+        True where a change of the size takes much time; None if that is not measured yet.
         """
         return None
 
     def reset(self) -> None:
-        """Reset what belongs to one answer: another begins."""
+        """Reset the state that belongs to one answer, since another begins."""
 
     def pause_left(self, proposer: int) -> int:
-        """Tokens for which a proposer is paused, and not asked for its state; 0 if not."""
+        """For how many more tokens a proposer is paused; 0 if it is not.
+
+        A paused proposer is not asked for its state.
+        """
         return 0
 
     def choose(self, context: PolicyContext) -> Decision | Replay:
@@ -264,9 +269,9 @@ class DraftPolicy:
         """Learn from a replay that `choose` asked for, and from its time in seconds."""
 
     def padded(self, num_tokens: int, limit: int) -> int:
-        """The number of tokens, num_tokens to limit, that the target decodes fastest.
+        """The size, from num_tokens to limit, to which the target's decode should be padded.
 
-        Called before each step after the prompt, also for a step without a draft.
+        Called before each step but the first, also for a step without a draft.
         """
         return num_tokens
 
@@ -274,12 +279,12 @@ class DraftPolicy:
         """Learn from a finished step."""
 
     def estimate(self) -> PolicyEstimate | None:
-        """Its estimate of the next step; None if it makes none."""
+        """Its estimate of the next step; None if it has none."""
         return None
 
 
 class UpTo(NamedTuple):
-    """A fixed number of tokens, for any confidence of the proposer."""
+    """An `Extent` of a fixed number of tokens, whatever the proposer's confidence is."""
 
     limit: int
 
@@ -297,7 +302,7 @@ class FixedDraftPolicy(DraftPolicy):
     draft_tokens: int
 
     keeps_sizes: bool | None = field(default=None, compare=False)
-    """Set by the code that measures it."""
+    """Set once the cost of a change of sizes is measured."""
 
     _size: int = field(
         default=1,
@@ -341,7 +346,7 @@ class FixedDraftPolicy(DraftPolicy):
 
 
 def reason_for_none(context: PolicyContext) -> DraftOff | None:
-    """Why no proposer can draft: the first one's reason; None at the end of an answer."""
+    """Why no proposer can draft: the first reason of a proposer that has one, else None."""
     for state in context.states:
         if state.draft_off:
             return state.draft_off
@@ -378,7 +383,7 @@ class Drafting:
         return self.draft_tokens == 0 or self.proposer == "none"
 
     def may_use(self, kind: ProposerKind) -> bool:
-        """Whether such a proposer may propose. Forced tokens are proposed only with "auto"."""
+        """Whether proposers of this kind may propose. Forced tokens need "auto"."""
         return not self.is_off and self.proposer in ("auto", kind.value)
 
 
@@ -387,16 +392,16 @@ RuleName = Literal["greedy", "token", "block", "coupled"]
 
 @dataclass(frozen=True, slots=True)
 class ThreadUse:
-    """How many threads decode, and whether that is the usual number."""
+    """How many threads decode, and why they are not more."""
 
     num_threads: int
-    """The threads of the target's decodes now."""
+    """How many threads now make the target's decodes."""
 
     num_usable: int
-    """The most that it could have."""
+    """The most threads that it could use."""
 
     is_busy: bool
-    """Whether it has fewer because other programs run on the machine, and not because more
+    """Whether it uses fewer because other programs run on the machine, and not because more
     threads are no faster."""
 
     slowdown: float | None = None
@@ -406,16 +411,16 @@ class ThreadUse:
 
 
 class ThreadPolicy:
-    """Chooses the number of threads: by default that with which the models were opened."""
+    """Chooses the number of threads. By default it is always the one that is given here."""
 
     def __init__(self, num_threads: int) -> None:
-        self._num_threads = num_threads  # at present
+        self._num_threads = num_threads  # the present number
 
     def reset(self) -> None:
-        """Reset what belongs to one answer: another begins."""
+        """Reset the state that belongs to one answer, since another begins."""
 
     def choose(self) -> int:
-        """The number for the target's decodes in the next step; the models are set to it."""
+        """Choose the number of threads for the next step, and set the models to it."""
         return self._num_threads
 
     def learn(self, record: StepRecord) -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
-def common_length(one: Sequence[int], other: Sequence[int]) -> int:
-    """The number of tokens that both begin with."""
+def common_length(tokens: Sequence[int], other: Sequence[int]) -> int:
+    """The length of the longest common prefix of two texts, by binary search."""
     low = 0
-    high = min(len(one), len(other))
+    high = min(len(tokens), len(other))
     while low < high:
         middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
+        if tokens[low:middle] == other[low:middle]:
             low = middle
         else:
             high = middle - 1

@@ -31,7 +31,7 @@ NextRow = Callable[[list[int]], tuple[Distribution, float] | None]
 
 
 class Proposal(NamedTuple):
-    """K draft tokens and the K distributions from which they were really drawn."""
+    """K draft tokens, and the K distributions from which they were drawn."""
 
     draft_tokens: list[int]
     distributions: list[Distribution]
@@ -40,7 +40,7 @@ class Proposal(NamedTuple):
     """(K,) the proposer's confidence in each token, 0 … 1."""
 
     num_read: int = 0
-    """Tokens that the proposer read first."""
+    """How many tokens of the text the proposer read first."""
 
     def extend(
         self,
@@ -49,7 +49,10 @@ class Proposal(NamedTuple):
         draw: Draw,
         is_end: Callable[[int], bool],
     ) -> Proposal:
-        """Draw token after token, as long as it is worth it; nothing follows an end token."""
+        """Draw token after token, as long as `extent` says that another is worth it.
+
+        Also ends after an end token, and when `next_row` returns None. Returns this proposal.
+        """
         row = next_row(self.draft_tokens)
         while row is not None:
             distribution, confidence = row
@@ -66,7 +69,10 @@ class Proposal(NamedTuple):
         draw: Draw,
         is_end: Callable[[int], bool],
     ) -> bool:
-        """Draw one more token if it is worth it. Returns whether another may follow."""
+        """Draw one more token if `extent` says that it is worth it.
+
+        Returns whether another may follow: False after an end token, or if none is worth it.
+        """
         drafted = self.draft_tokens
         num_worth = extent.num_worth(len(drafted), confidence)
         if num_worth <= 0:
@@ -74,31 +80,38 @@ class Proposal(NamedTuple):
         drafted.append(draw(len(drafted), distribution))
         self.distributions.append(distribution)
         self.confidences.append(confidence)
-        # Stopping after a token is fine, since the token stays; dropping one is not.
+        # A token that is drawn must stay, since dropping it would change the distribution.
         return num_worth > 1 and not is_end(drafted[-1])
 
 
 class Proposer:
-    """Anything that proposes draft tokens for a text.
+    """The base class of proposers, which propose draft tokens for a text.
 
-    The methods here suit a proposer that stores nothing of the answer or the text. Methods that
-    may decode yield their decodes.
+    By default its methods suit a proposer that stores nothing of the answer or the text.
+    Methods that may decode yield their decodes.
     """
 
     kind: ProposerKind
     """An engine has at most one proposer of each kind."""
 
     keeps_sizes = False
-    """The present `DraftPolicy.keeps_sizes`."""
+    """`DraftPolicy.keeps_sizes` of the present policy."""
 
     def reset(self, chain: SamplerChain) -> None:
-        """Reset what belongs to one answer. chain: the next answer's."""
+        """Reset the state that belongs to one answer.
+
+        Args:
+            chain: The chain of the next answer.
+        """
 
     def pause(self, num_tokens: int) -> None:
-        """Pause for the next `num_tokens`: the target need not compute anything for it."""
+        """Note that no proposal is wanted for the next `num_tokens` tokens of the text.
+
+        So the target need not compute rows for this proposer.
+        """
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
-        """How many tokens it could propose after `tokens`, and how many it must read first."""
+        """How many tokens it can propose after the text, and how many it must read first."""
         raise NotImplementedError
 
     def propose(
@@ -124,18 +137,20 @@ class Proposer:
         probs: Sequence[float],
         chain: SamplerChain,
     ) -> Decoding[ReplayScores]:
-        """How proposals would have fared at the last positions of `tokens`.
+        """Judge what it would have proposed for the last tokens of the text.
+
+        By default it judges none.
 
         Args:
             tokens: The text.
-            probs: The probabilities of its last tokens in the target's distributions.
+            probs: The probabilities of the text's last tokens in the target's distributions.
             chain: The answer's chain.
         """
         yield from ()
         return ReplayScores([], 0)
 
     def read_from(self, position: int) -> None:
-        """Forget the text, and from now on read only the text from `position` on."""
+        """Forget the text, and read it again only from `position` on."""
 
     def truncate(self, num_tokens: int) -> None:
         """Forget the text after its first num_tokens."""
@@ -144,19 +159,19 @@ class Proposer:
 class DraftModel(Proposer):
     """A small model that shares the target's tokenizer.
 
-    Its cache holds a part of the text. That begins at the front of the text, or at a later
-    token, to save the time of reading a long prompt for a draft that may not pay. Any
-    distribution is correct, as long as the tokens are drawn from it.
+    Its cache holds a part of the text. The part begins at the first token of the text, or at a
+    later one, to save the time of reading a long prompt for a draft that may not pay. The
+    emitted tokens are right with any draft distribution, as long as drafts are drawn from it.
 
     Args:
         model: The model.
         shared: Ids that mean the same token to target and draft. Other ids are removed before
             the distribution is formed, so they are never drawn.
-        is_end: The target's end-of-generation test.
+        is_end: Whether a token ends the answer.
     """
 
     kind = ProposerKind.DRAFT
-    _reads_ahead = True  # whether it uses `_reading` if decodes keep their sizes
+    _reads_ahead = True  # whether it uses `_read_ahead` if decodes keep their sizes
 
     def __init__(
         self,
@@ -166,10 +181,11 @@ class DraftModel(Proposer):
     ) -> None:
         self.model = model
         self._begin = 0  # position in the text of the cache's first token
-        self._num_known = 0  # tokens at the front of the text that are in its vocabulary
-        self._num_judged = 0  # tokens at the front of the text that it has proposed or judged
+        self._num_known = 0  # first tokens of the text that are checked: in its vocabulary
+        self._num_judged = 0  # first tokens of the text that no replay judges any more
         self._shared_size = shared.size
-        self._different = np.array([d.token for d in shared.differences], dtype=np.int64)
+        different = [difference.token for difference in shared.differences]
+        self._different = np.array(different, dtype=np.int64)
         self._is_end = is_end
 
     @property
@@ -178,7 +194,7 @@ class DraftModel(Proposer):
         return self._begin
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
-        # Only new tokens are checked: a paused draft is asked before each step of a long text.
+        # Only new tokens are checked, since this is called before each step of a long text.
         if max(tokens[self._num_known :], default=0) >= self.model.vocab_size:
             return ProposerState(0, draft_off=DraftOff.TOKEN_UNKNOWN_TO_DRAFT)
         self._num_known = len(tokens)
@@ -199,10 +215,10 @@ class DraftModel(Proposer):
         # First it decodes the tokens that it lacks, all at once: a whole prompt in its first
         # step, later the last token or two. Its own draft tokens are already in its cache.
         missing = self._missing(tokens)
-        # Passing over pictures takes no time.
-        proposal = Proposal([], [], [], len(without_cells(missing)))
+        num_read = len(without_cells(missing))  # skipping the cells of pictures takes no time
+        proposal = Proposal([], [], [], num_read)
         if self.keeps_sizes and self._reads_ahead and len(missing) > 1:
-            yield from self._reading(missing[:-1], extent.limit)
+            yield from self._read_ahead(missing[:-1], extent.limit)
             missing = missing[-1:]
         drafted = proposal.draft_tokens
         may_follow = True
@@ -224,8 +240,8 @@ class DraftModel(Proposer):
         probs: Sequence[float],
         chain: SamplerChain,
     ) -> Decoding[ReplayScores]:
-        # Before it can propose, it has to read all missing tokens but the last anyway. The rows
-        # of that decode show what it would have proposed.
+        # Before it can propose, it has to read all missing tokens but the last in any case. The
+        # rows of that decode show what it would have proposed.
         missing = self._missing(tokens)[:-1]
         num_rows = min(self._num_unjudged(tokens), len(probs), self.model.max_outputs)
         if not missing:
@@ -239,41 +255,44 @@ class DraftModel(Proposer):
         chances = []
         for index, row in enumerate(rows):
             distribution = chain.draft_distribution(row, before, after[:index])
-            judged = chance(distribution, after[index], probs[index])
-            chances.append((confidence_in(row, distribution), judged))
+            acceptance = chance(distribution, after[index], probs[index])
+            chances.append((confidence_in(row, distribution), acceptance))
         return ReplayScores(chances, len(missing))
 
     def _missing(self, tokens: Sequence[int]) -> Sequence[int]:
+        """The tokens of the text that its cache lacks."""
         return tokens[self.begins_at + self.model.num_cached :]
 
     def _num_unjudged(self, tokens: Sequence[int]) -> int:
-        """Tokens at the end that reading the missing tokens would judge.
+        """How many tokens at the text's end reading the missing tokens would judge.
 
-        It may have proposed some of the missing tokens before: a recurrent draft is rolled back
-        to the token at which it began to draft.
+        Missing tokens that it has proposed before do not count: a recurrent draft is rolled
+        back to the token at which it began to draft.
         """
         begin = max(self.begins_at + self.model.num_cached + 1, self._num_judged)
         return max(len(tokens) - begin, 0)
 
     def _rows(self, missing: Sequence[int], num_rows: int) -> Decoding[Logits]:
-        """Logits (num_rows, shared vocabulary) after the last num_rows missing tokens.
+        """Decode the missing tokens. Returns the rows after the last num_rows of them.
 
-        -inf for an id that is another token to the target. A view, valid until the next decode.
+        (num_rows, shared vocabulary) logits, -inf for ids with another meaning in the target. A
+        view, valid until the next decode.
         """
         logits = yield Decode(self.model, missing, num_rows)
         rows = logits[:, : self._shared_size]
         rows[:, self._different] = -np.inf
         return rows
 
-    def _reading(self, missing: Sequence[int], most: int) -> Decoding[None]:
-        """Read all but the last token ahead, so that each decode with a row has one token.
+    def _read_ahead(self, missing: Sequence[int], limit: int) -> Decoding[None]:
+        """Read tokens before the last one, so that each decode with rows has one token.
 
-        After a draft that was kept whole this is one token, so the decode is like all others.
-        libllama keeps one graph for decodes without rows and one for decodes with rows.
+        After a draft that was accepted as a whole there is one token to read. That decode asks
+        for a row, which nothing uses, to be like all others: libllama keeps one graph for
+        decodes without rows and one for decodes with rows.
 
         Args:
             missing: The tokens to read.
-            most: The most tokens that a step keeps.
+            limit: The most tokens of the next draft.
         """
         num_rows = 0
         if len(missing) == 1:
@@ -294,29 +313,30 @@ class DraftModel(Proposer):
 
 
 def chance(distribution: Distribution, token: int, prob: float) -> float:
-    """The probability that a draft from `distribution` would have been accepted here.
+    """The probability that a draft from q would have proposed x, given that the target drew x.
 
-    A draft from q proposes x and has it accepted with probability min(p, q), where p is the
-    target's distribution. Given that x was drawn from p, that is min(1, q / p).
+    With the target's distribution p, a draft proposes x and gets it accepted with probability
+    min(p(x), q(x)). Given that x was drawn from p, that is min(1, q(x) / p(x)).
 
     Args:
         distribution: The draft's distribution q.
         token: The token x.
-        prob: Its probability in p.
+        prob: Its probability p(x).
     """
     return min(1.0, distribution.prob(token) / max(prob, 1e-9))
 
 
 def confidence_in(row: Logits, distribution: Distribution) -> float:
-    """The draft's confidence in its next token, 0 … 1: the probability of its best token.
+    """The draft's confidence in its next token, 0 … 1: the probability of the likeliest token.
 
-    For a one-hot distribution, whose probability is always 1, it compares the best two logits.
+    In a one-hot distribution that would always be 1, so there it is the probability of the best
+    logit against the second best.
     """
     if len(distribution.ids) > 1:
         return distribution.largest_prob
     best = int(distribution.ids[0])
     highest = row[best]
-    row[best] = -np.inf
+    row[best] = -np.inf  # for a moment, to find the second best
     second = row.max()
     row[best] = highest
     with np.errstate(over="ignore", invalid="ignore"):  # overflow to inf; rows without numbers
@@ -330,7 +350,7 @@ class ConstraintProposer(Proposer):
     """Proposes the tokens that the answer's constraint forces, if it has one.
 
     Args:
-        is_end: The target's end-of-generation test; nothing is proposed after such a token.
+        is_end: Whether a token ends the answer. Nothing is proposed after such a token.
     """
 
     kind = ProposerKind.FORCED

@@ -1,11 +1,11 @@
-"""Random numbers that are used once, by address and without state.
+"""Random numbers, each a pure function of its address, so that none depends on earlier ones.
 
 There are two kinds. Uniforms, for the rules token and block: one for every (seed, turn, step,
-purpose, index). If two purposes shared a number, or a number returned in a later step, the
-acceptance rate would look right and the text would be biased. Noise, for the rule coupled:
-one number for every (seed, turn, index in the answer, token id), in any step, with any draft
-and cache. Both come from Philox4x64 (Salmon et al., SC 2011); noise is spread over the token
-ids by the output function of SplitMix64 (Steele et al., OOPSLA 2014).
+purpose, index). Each is used once: if two purposes shared a number, or a later step used it
+again, the acceptance rate would look right, but the text would be biased. Noise, for the rule
+coupled: one number for every (seed, turn, index in the answer, token id), whatever the step,
+the draft and the cache are. Both come from Philox4x64 (Salmon et al., SC 2011); noise is spread
+over the token ids by the output function of SplitMix64 (Steele et al., OOPSLA 2014).
 """
 
 from __future__ import annotations
@@ -24,14 +24,15 @@ MAX_SEED = 2**63 - 1
 
 _UNIFORMS_CHUNK = 16  # steps whose uniforms are drawn at once
 _NOISE_CHUNK = 256  # positions of an answer whose keys are drawn at once
+# The constants of SplitMix64
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_2 = np.uint64(0x94D049BB133111EB)
 _SHIFT_30 = np.uint64(30)
 _SHIFT_27 = np.uint64(27)
 _SHIFT_31 = np.uint64(31)
-_SHIFT_11 = np.uint64(11)
-_FEW = 256  # up to this number of survivors, all are raced without a first selection
+_SHIFT_11 = np.uint64(11)  # leaves 53 of 64 bits: those of a float64's fraction
+_FEW = 256  # among so few ids, all times are computed: a first selection does not pay
 
 
 class Purpose(enum.IntEnum):
@@ -42,7 +43,9 @@ class Purpose(enum.IntEnum):
     RESIDUAL = 2  # also the bonus token and the token of a target-only step
 
 
-_NOISE = len(Purpose)  # the counter's word of noise; that of uniforms is 0
+# The word of Philox's counter that keeps the two kinds of numbers apart
+_UNIFORMS_WORD = 0
+_NOISE_WORD = len(Purpose)
 
 
 class Randomness:
@@ -53,8 +56,9 @@ class Randomness:
     Args:
         seed: The seed.
         turn: The number of the answer in its conversation.
-        num_said: Tokens that the answer already has. It continues with the numbers after
-            theirs: these tokens took at most that number of steps.
+        num_said: How many tokens an earlier answer gave, which this answer continues. Steps and
+            indices count from here, so that no number is used again: these tokens took at
+            most as many steps.
     """
 
     def __init__(self, seed: int, turn: int = 0, num_said: int = 0) -> None:
@@ -71,18 +75,18 @@ class Randomness:
         """(len(Purpose), MAX_DRAFT_TOKENS) float64 in [0, 1): a row for every purpose."""
         chunk, offset = divmod(self._num_said + step, _UNIFORMS_CHUNK)
         if chunk != self._uniforms_chunk:
-            generator = np.random.Generator(self._philox(0, chunk))
+            generator = np.random.Generator(self._philox(_UNIFORMS_WORD, chunk))
             self._uniforms = generator.random((_UNIFORMS_CHUNK, len(Purpose), MAX_DRAFT_TOKENS))
             self._uniforms_chunk = chunk
         uniforms: Probs = self._uniforms[offset]
         return uniforms
 
     def gumbel_max(self, index: int, distribution: Distribution) -> int:
-        """The token that wins the race of `distribution` at this index of the answer.
+        """Draw a token from `distribution` with the noise at this index of the answer.
 
-        The time of each token id is an exponentially distributed number divided by its
-        probability, and the shortest time wins. That draws from the distribution, and it is
-        Gumbel-max with noise = -log(exponential): argmax(log p + noise), with one logarithm.
+        An exponential race: each token id gets a time, -log(1 - u) / p with its own uniform u
+        and its probability p, and the shortest time wins. It is Gumbel-max, argmax(log p + g)
+        with g = -log(-log(1 - u)), with one logarithm fewer.
         """
         ids = distribution.ids
         masses = distribution.masses
@@ -90,23 +94,24 @@ class Randomness:
             return int(ids[0])
         uniforms = self.noise(index, ids)
         if len(ids) > _FEW:
-            # -log(1 - u) >= u: a token that does not beat the favourite by u alone cannot win.
-            favourite = int(np.argmax(masses))
-            limit = -np.log1p(-uniforms[favourite]) / masses[favourite]
-            able = np.flatnonzero(uniforms <= limit * masses)
-            ids = ids[able]
-            masses = masses[able]
-            uniforms = uniforms[able]
+            # A time is at least u / p, since -log(1 - u) >= u. A token whose u / p exceeds the
+            # likeliest token's time cannot win.
+            likeliest = int(np.argmax(masses))
+            limit = -np.log1p(-uniforms[likeliest]) / masses[likeliest]
+            candidates = np.flatnonzero(uniforms <= limit * masses)
+            ids = ids[candidates]
+            masses = masses[candidates]
+            uniforms = uniforms[candidates]
         with np.errstate(divide="ignore", over="ignore"):
-            # A mass that underflowed, also to nearly 0, has an infinite time.
+            # A mass of 0, or so small that the division overflows, has an infinite time.
             times = -np.log1p(-uniforms) / masses
         return int(ids[int(np.argmin(times))])
 
     def noise(self, index: int, ids: TokenIds) -> Probs:
-        """(m,) float64 in (0, 1): a pure function of (seed, turn, index, id)."""
+        """(m,) float64 in (0, 1) for the ids: a pure function of (seed, turn, index, id)."""
         chunk, offset = divmod(self._num_said + index, _NOISE_CHUNK)
         if chunk != self._noise_chunk:
-            self._noise_keys = self._philox(_NOISE, chunk).random_raw(_NOISE_CHUNK)
+            self._noise_keys = self._philox(_NOISE_WORD, chunk).random_raw(_NOISE_CHUNK)
             self._noise_chunk = chunk
         bits = ids.astype(np.uint64)
         bits *= _GOLDEN
@@ -115,13 +120,14 @@ class Randomness:
             bits ^= bits >> shift
             bits *= factor
         bits ^= bits >> _SHIFT_31
-        # The middle of one of 2**53 equal parts, so the result is neither 0 nor 1.
-        parts = (bits >> _SHIFT_11).astype(np.float64)
-        return (parts + 0.5) * 2.0**-53
+        # The middle of one of 2**53 equal parts of the interval, so never 0 or 1.
+        part_numbers = (bits >> _SHIFT_11).astype(np.float64)
+        return (part_numbers + 0.5) * 2.0**-53
 
-    def _philox(self, kind: int, number: int) -> np.random.Philox:
+    def _philox(self, word: int, chunk: int) -> np.random.Philox:
+        """The generator of a chunk of uniforms or of noise."""
         # The generator counts up the first words of the counter.
-        counter = np.array([0, 0, kind, number], dtype=np.uint64)
+        counter = np.array([0, 0, word, chunk], dtype=np.uint64)
         return np.random.Philox(key=self._key, counter=counter)
 
 

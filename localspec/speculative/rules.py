@@ -1,6 +1,6 @@
-"""A rule of verification with its random numbers: how tokens are drawn and judged.
+"""The rules of verification with their random numbers: how tokens are drawn and judged.
 
-`verify` has the rules; here each gets the random numbers that belong to a step.
+`verify` has the rules as pure functions; here each gets the random numbers of a step.
 """
 
 from __future__ import annotations
@@ -24,14 +24,21 @@ class StepStart(NamedTuple):
     """Its number, from 0."""
 
     num_emitted: int
-    """Tokens of the answer before it."""
+    """How many tokens of the answer come before it."""
 
 
 def rule_name(name: RuleName | None, *, is_greedy: bool, seed: int | None) -> RuleName:
-    """The named rule, or by default greedy (temperature 0), coupled (a seed) or block.
+    """The rule of an answer: "greedy" at temperature 0, else the named one.
 
-    At temperature 0 every rule is greedy. Raises OptionError for an unknown name, or greedy
-    at another temperature.
+    Without a name, it is "coupled" with a seed and "block" without one.
+
+    Args:
+        name: The name that was asked for, if any.
+        is_greedy: Whether the temperature is 0.
+        seed: The seed that was asked for, if any.
+
+    Raises:
+        OptionError: If there is no such rule, and for "greedy" at another temperature.
     """
     if name is not None and name not in get_args(RuleName):
         raise OptionError(
@@ -61,14 +68,14 @@ def make_rule(name: RuleName, randomness: Randomness) -> Rule:
 
 
 class _Matching:
-    """Draft and target choose in the same way; a draft token stays if both chose it."""
+    """Draft and target choose a token with one function; it is kept if both chose the same."""
 
     def __init__(self, name: RuleName, choose: Callable[[int, Distribution], int]) -> None:
         self.name: RuleName = name
         self._choose = choose
 
     def draw(self, start: StepStart) -> Draw:
-        """The function with which the proposer draws the draft tokens of a step."""
+        """The function that draws the draft tokens of a step."""
         return lambda index, distribution: self._choose(start.num_emitted + index, distribution)
 
     def verdict(
@@ -77,7 +84,13 @@ class _Matching:
         targets: list[Distribution],
         proposal: Proposal,
     ) -> Verdict:
-        """Judge the proposal. targets: one row more than it has tokens."""
+        """Judge a proposal.
+
+        Args:
+            start: The step.
+            targets: The target's rows, one more than the proposal has tokens.
+            proposal: The proposal.
+        """
         return verify.match(targets, proposal.draft_tokens, self.draw(start))
 
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from localspec.errors import PairError
 from localspec.vocabulary import TokenTable
 
-_NUM_SHOWN = 5
-# A few renamed special tokens cost only some acceptance. If more tokens differ, it is another
-# tokenizer, and the draft's ids would mean other tokens.
+_NUM_SHOWN = 5  # differences that a message lists
+# The largest share of ids that may differ. A few renamed special tokens only lower the
+# acceptance. If more differ, the tokenizer is another, and most ids mean other tokens.
 _MAX_DIFFERENT = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """An id that names two tokens."""
+    """A token id with different texts in target and draft."""
 
     token: int
     target_text: bytes
@@ -28,7 +28,7 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class SharedVocabulary:
-    """Ids below `size`, except `differences`, mean the same to target and draft.
+    """The common part of two vocabularies: ids below `size`, except those of `differences`.
 
     Larger ids exist in only one of the two; they are usually padding.
     """
@@ -50,10 +50,10 @@ class SharedVocabulary:
 
 
 def shared_vocabulary(target: TokenTable, draft: TokenTable) -> SharedVocabulary:
-    """The common part of the vocabularies of a pair, by the texts of their ids.
+    """Compare the vocabularies of a target and a draft by the texts of their ids.
 
-    Vocabularies of one tokenizer may be padded to different sizes (152 064 and 151 936,
-    say), and a few ids may have other names, which the draft never proposes. Raises
+    Vocabularies of one tokenizer may be padded to different sizes, for example 152 064 and
+    151 936, and a few ids may have different texts: the draft never proposes these. Raises
     PairError, with the first ids that differ, if the tokenizers are not the same.
     """
     if target.kind != draft.kind:
@@ -63,11 +63,11 @@ def shared_vocabulary(target: TokenTable, draft: TokenTable) -> SharedVocabulary
     if target.add_bos != draft.add_bos or (target.add_bos and target.bos != draft.bos):
         raise _does_not_fit("they begin a text with different tokens")
     size = min(target.size, draft.size)
-    of_target = target.entries()[:size]
-    of_draft = draft.entries()[:size]
+    target_texts = target.entries()[:size]
+    draft_texts = draft.entries()[:size]
     differences: tuple[Difference, ...] = ()
-    if of_target != of_draft:
-        differences = _differences(of_target, of_draft)
+    if target_texts != draft_texts:
+        differences = _differences(target_texts, draft_texts)
     if len(differences) > _MAX_DIFFERENT * size:
         raise _does_not_fit(
             f"{len(differences)} of {size} tokens differ: {_first_differences(differences)}"
@@ -76,12 +76,12 @@ def shared_vocabulary(target: TokenTable, draft: TokenTable) -> SharedVocabulary
 
 
 def _differences(
-    of_target: Sequence[bytes],
-    of_draft: Sequence[bytes],
+    target_texts: Sequence[bytes],
+    draft_texts: Sequence[bytes],
 ) -> tuple[Difference, ...]:
-    """The ids whose texts differ."""
+    """The ids whose texts differ; the index of each text is its id."""
     differences = []
-    pairs = zip(of_target, of_draft, strict=True)
+    pairs = zip(target_texts, draft_texts, strict=True)
     for token, (target_text, draft_text) in enumerate(pairs):
         if target_text != draft_text:
             differences.append(Difference(token, target_text, draft_text))

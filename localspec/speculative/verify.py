@@ -21,9 +21,10 @@ from localspec.sampling.distribution import Distribution, Probs, mass_of
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The fate of K draft tokens: the first num_accepted are kept, then next_token follows.
+    """The result of judging K draft tokens.
 
-    next_token is the recovered token if num_accepted < K, else the bonus token.
+    The first num_accepted of them are kept. next_token follows them: the token in place of a
+    refused one if num_accepted < K, else the bonus token.
     """
 
     num_accepted: int
@@ -35,27 +36,27 @@ def match(
     draft_tokens: Sequence[int],
     choose: Callable[[int, Distribution], int],
 ) -> Verdict:
-    """Keep draft tokens while each is the target's own choice; the next token is its choice.
+    """Keep draft tokens as long as each is the target's choice. The next token is its choice.
 
     With `argmax` this is the rule greedy. With Gumbel-max noise that the draft used too, this
     is the rule coupled (Daliri et al., arXiv 2408.07978, algorithm 1): the text depends on the
     noise alone, so the same noise gives the same text with any draft or none.
 
     Args:
-        targets: K + 1 rows, row i given the first i draft tokens.
+        targets: K + 1 rows; row i is the distribution after the first i draft tokens.
         draft_tokens: The K draft tokens.
-        choose: The target's token at a position, given the position and its row: a pure
-            function.
+        choose: Returns the target's token for an index and its row. A pure function.
     """
-    for index, drawn in enumerate(draft_tokens):
-        own = choose(index, targets[index])
-        if drawn != own:
-            return Verdict(index, own)
-    return Verdict(len(draft_tokens), choose(len(draft_tokens), targets[-1]))
+    for index, draft_token in enumerate(draft_tokens):
+        target_token = choose(index, targets[index])
+        if draft_token != target_token:
+            return Verdict(index, target_token)
+    num_drafted = len(draft_tokens)
+    return Verdict(num_drafted, choose(num_drafted, targets[-1]))
 
 
 def argmax(_index: int, row: Distribution) -> int:
-    """The only token of a one-hot row: the choice of the rule greedy."""
+    """The only token of a one-hot row: the `choose` of the rule greedy."""
     return int(row.ids[0])
 
 
@@ -85,8 +86,8 @@ def token(
         draft = drafts[index]
         # Multiplied out, so that a draft probability of 0 cannot divide: it is never drawn.
         if accept_uniforms[index] * draft.prob(drawn) >= target.prob(drawn):
-            left = residual(target, draft)
-            return Verdict(index, _replacement(target, left, residual_uniform))
+            surplus = residual(target, draft)
+            return Verdict(index, _replacement(target, surplus, residual_uniform))
     return Verdict(len(draft_tokens), targets[-1].draw(residual_uniform))
 
 
@@ -102,11 +103,11 @@ def block(
     Sun et al., arXiv 2403.10444, algorithm 2 and theorem 1: never fewer tokens in
     expectation than `token`. With p_0 = 1 and p_i = min(1, p_(i-1) * target(X_i) /
     draft(X_i)), prefix i is kept with probability h_i = s_i / (s_i + 1 - p_i), where s_i is
-    the mass of (p_i * target - draft)+ after it; h_K = p_K. The next token is drawn from
-    this surplus, or from the last target row if all K are kept.
+    the mass of the surplus (p_i * target - draft)+ after it; h_K = p_K. The next token is drawn
+    from this surplus, or from the last target row if all K are kept.
 
-    Arguments as for `token`. Each position has its own uniform. A search from the
-    front that stops at the first refusal would keep another prefix than this one from the back.
+    The prefixes are tried from the longest on. A search from the front that stops at the first
+    refusal would be another rule. Each prefix has its own uniform. Arguments as for `token`.
     """
     shares = [1.0]  # p_0 … p_K
     for index, drawn in enumerate(draft_tokens):
@@ -121,23 +122,24 @@ def block(
         return Verdict(num_drafted, targets[-1].draw(residual_uniform))
     for kept in range(num_drafted - 1, 0, -1):
         share = shares[kept]
-        left = residual(targets[kept], drafts[kept], share)
-        # Written without the division, where 0 / 0 stands for 1.
-        if share == 1.0 or accept_uniforms[kept - 1] * (left.total + 1.0 - share) < left.total:
+        surplus = residual(targets[kept], drafts[kept], share)
+        mass = surplus.total
+        # u < h_i, multiplied out. For p_i = 1, h_i is 1, also where it is 0 / 0.
+        if share == 1.0 or accept_uniforms[kept - 1] * (mass + 1.0 - share) < mass:
             break
     else:
         kept = 0
-        left = residual(targets[0], drafts[0])
-    return Verdict(kept, _replacement(targets[kept], left, residual_uniform))
+        surplus = residual(targets[0], drafts[0])
+    return Verdict(kept, _replacement(targets[kept], surplus, residual_uniform))
 
 
 def residual(target: Distribution, draft: Distribution, share: float = 1.0) -> Distribution:
     """The surplus (share * target - draft)+ over the tokens of the target's row.
 
     The token after a kept prefix is drawn from this distribution. Its total is the sum of the
-    surplus probabilities. The masses are new; the arguments are left untouched.
+    surplus probabilities. The arguments are not changed.
     """
-    # In the draft's units, so that its masses need no copy.
+    # In the units of the draft's masses, so that these can be subtracted as they are.
     masses = target.masses * (share * draft.total / target.total)
     if target.has_first_ids:  # nothing was cut: the ids are the indices
         num_known = int(draft.ids.searchsorted(len(masses)))
@@ -158,9 +160,9 @@ def residual(target: Distribution, draft: Distribution, share: float = 1.0) -> D
     return Distribution(target.ids, masses, mass_of(masses))
 
 
-def _replacement(target: Distribution, left: Distribution, uniform: float) -> int:
-    """The token in place of a refused one. left: the residual."""
-    if left.total > 0.0:
-        return left.draw(uniform)
-    # Equal rows have no residual: then only rounding can refuse a token.
+def _replacement(target: Distribution, surplus: Distribution, uniform: float) -> int:
+    """Draw the token in place of a refused one from the surplus."""
+    if surplus.total > 0.0:
+        return surplus.draw(uniform)
+    # Equal rows have no surplus: then only rounding can refuse a token.
     return target.draw(uniform)

@@ -160,7 +160,7 @@ class TracedDraft(DraftModel):
         series = self._series
         proposal = Proposal([], [], [], len(missing))
         if self.keeps_sizes and len(missing) > 1:
-            yield from self._reading(missing[:-1], extent.limit)
+            yield from self._read_ahead(missing[:-1], extent.limit)
             missing = missing[-1:]
         drafted = proposal.draft_tokens
         may_follow = True
