@@ -1,6 +1,6 @@
-"""Arguments of calls, read while they are written: each notation to JSON, piece by piece.
+"""Reads the arguments of calls while they are written, in any notation, and gives JSON.
 
-A reader gets the text after a call's name. Text that it has returned is final.
+A reader gets the text after a call's name. JSON that it has returned never changes.
 """
 
 from __future__ import annotations
@@ -24,43 +24,48 @@ class ArgumentReader(abc.ABC):
 
     Args:
         tool: The tool.
-        is_enforced: Whether a grammar keeps the arguments to notation and schema.
+        is_enforced: Whether a grammar enforces the notation and the schema.
     """
 
     def __init__(self, tool: Tool, *, is_enforced: bool) -> None:
         self._schema = tool.parameters
         self._is_enforced = is_enforced
         self.rest = ""
-        """Text that waits for more; once `is_over`, the text after the arguments."""
+        """Text that is not read yet; once `is_over`, the text after the arguments."""
 
         self.is_over = False
         """Whether all arguments were read."""
 
-        self._at = 0  # the position in `rest` of the next step
-        self._steps = self._parts()
+        self._at = 0  # the position in `rest` up to which it is read
+        self._json_parts = self._parts()
 
     @abc.abstractmethod
     def _parts(self) -> Iterator[str | None]:
-        """Parts of the JSON, and None wherever more text is needed first."""
+        """Read the arguments in `rest`.
+
+        Yields parts of the JSON, and None where more text is needed, which `push` then appends
+        to `rest`. Sets `is_over` before the last part. Each of the methods below reads a part
+        of the notation in the same way.
+        """
 
     def push(self, text: str) -> str:
-        """Read more text; returns more of the JSON.
+        """Read more text. Returns the further JSON.
 
         Raises ValueError for a text that no grammar allows.
         """
         self.rest += text
-        found = []
+        parts = []
         while not self.is_over:
-            more = next(self._steps)
-            if more is None:
+            part = next(self._json_parts)
+            if part is None:
                 break
-            found.append(more)
+            parts.append(part)
         self.rest = self.rest[self._at :]
         self._at = 0
-        return "".join(found)
+        return "".join(parts)
 
     def _object(self) -> Iterator[str | None]:
-        """A JSON object, or a list, unchanged."""
+        """Read a JSON object, or a list. It is not changed."""
         end = ObjectEnd()
         while not end.is_over:
             text = self.rest[self._at :]
@@ -73,27 +78,35 @@ class ArgumentReader(abc.ABC):
             self._at += 1
 
     def _quoted(self, end: int) -> str:
-        """The text up to `end`, as JSON has it within a string."""
+        """Read the text up to `end`. Returns it as JSON has it within a string."""
         text = self.rest[self._at : end]
         self._at = end
         return json_text(text)[1:-1]
 
     def _string(self, end: re.Pattern[str], marks: Sequence[str]) -> Iterator[str | None]:
-        """A text up to its end, which is one of the marks."""
+        """Read a text up to its end.
+
+        Args:
+            end: Matches the end.
+            marks: Texts with which the end may begin. An incomplete one waits.
+        """
         yield '"'
-        found = end.search(self.rest, self._at)
-        while found is None:
-            size = num_unfinished(marks, self.rest[self._at :])
-            yield self._quoted(len(self.rest) - size) or None
-            found = end.search(self.rest, self._at)
-        text = self._quoted(found.start())
-        self._at = found.end()
+        match = end.search(self.rest, self._at)
+        while match is None:
+            num_waiting = num_unfinished(marks, self.rest[self._at :])
+            yield self._quoted(len(self.rest) - num_waiting) or None
+            match = end.search(self.rest, self._at)
+        text = self._quoted(match.start())
+        self._at = match.end()
         yield f'{text}"'
 
     def _literal(self, quotes: Sequence[str]) -> Iterator[str | None]:
-        """A value in JSON's, Python's or Gemma's notation, with one of the quotes around texts.
+        """Read a value in JSON's, Python's or Gemma's notation.
 
-        Keys may be written without quotes.
+        Keys may be written without quotes. Ends without a part if there is no value.
+
+        Args:
+            quotes: The quotes that may stand around a text.
         """
         brackets = ""
         is_key = False
@@ -104,26 +117,26 @@ class ArgumentReader(abc.ABC):
                 yield None
                 continue
             quote = next(filter(text.startswith, quotes), "")
-            begun = text[0]
+            character = text[0]
             is_before_key = False
             if quote:
                 self._at += len(quote)
                 yield from self._text(quote, quotes)
-            elif is_key and begun != "}":  # the name may begin with any other sign
+            elif is_key and character != "}":  # a key may begin with any other character
                 yield from self._bare(is_key=True)
-            elif begun in "[{":
-                brackets += begun
+            elif character in "[{":
+                brackets += character
                 self._at += 1
                 is_before_key = True
-                yield begun
-            elif begun in "]},:)":
+                yield character
+            elif character in "]},:)":
                 if not brackets:  # there is no value
                     return
-                if begun in "]}":
+                if character in "]}":
                     brackets = brackets[:-1]
                 self._at += 1
-                is_before_key = begun == ","
-                yield _SPACED.get(begun, begun)
+                is_before_key = character == ","
+                yield _SPACED.get(character, character)
             else:
                 yield from self._bare(is_key=False)
             if not brackets:
@@ -131,13 +144,13 @@ class ArgumentReader(abc.ABC):
             is_key = is_before_key and brackets[-1] == "{"
 
     def _text(self, quote: str, quotes: Sequence[str]) -> Iterator[str | None]:
-        """A text after its first quote."""
+        """Read a text after its opening quote, up to and with its closing quote."""
         if quote == QUOTE:
             return self._string(_QUOTE_END, quotes)
         return self._escaped(quote)
 
     def _bare(self, *, is_key: bool) -> Iterator[str | None]:
-        """A key or a value without quotes."""
+        """Read a key or a value without quotes."""
         pattern = _WORD
         if is_key:
             pattern = _BARE_KEY
@@ -152,21 +165,21 @@ class ArgumentReader(abc.ABC):
             yield json_text(_value_of(word[0]))
 
     def _escaped(self, quote: str) -> Iterator[str | None]:
-        """A text up to its quote, with escapes as in JSON or Python."""
+        """Read a text up to and with its closing quote, with escapes as in JSON or Python."""
         yield '"'
         while True:
-            begun = self.rest[self._at : self._at + 1]
-            if begun == quote:
+            character = self.rest[self._at : self._at + 1]
+            if character == quote:
                 self._at += 1
                 yield '"'
                 return
-            if begun == "\\":
+            if character == "\\":
                 escape = _ESCAPE.match(self.rest, self._at)
                 if escape is None:
                     yield None
                     continue
                 self._at = escape.end()
-                yield _in_json(escape[0])
+                yield _json_escape(escape[0])
                 continue
             plain = _PLAIN[quote].match(self.rest, self._at)
             if plain is None:
@@ -249,12 +262,12 @@ class Tags(NamedTuple):
 
     def render(self, arguments: Mapping[str, Any]) -> str:
         """The arguments in this notation."""
-        written = []
+        texts = []
         for key, value in arguments.items():
-            opened = f"{self.opening}{key}{self.naming_of(value)}"
+            before = f"{self.opening}{key}{self.naming_of(value)}"
             closing = self.closing.replace(KEY, key)
-            written.append(f"{opened}{self.value(value)}{closing}")
-        return self.between.join(written)
+            texts.append(f"{before}{self.value(value)}{closing}")
+        return self.between.join(texts)
 
     def naming_of(self, value: object) -> str:
         """The text between a name and this value."""
@@ -294,9 +307,9 @@ class TagArguments(ArgumentReader):
 
     def _parts(self) -> Iterator[str | None]:
         tags = self._tags
-        named = properties_of(self._schema)
+        properties = properties_of(self._schema)
         separator = "{"
-        opening = self._opening(named)
+        opening = self._opening_pattern(properties)
         space = tags.naming[len(tags.naming.rstrip()) :]
         between = tags.between.strip()
         while True:
@@ -310,38 +323,40 @@ class TagArguments(ArgumentReader):
                     yield "{}"
                 else:
                     yield "}"
-            found = opening.match(self.rest, self._at)
-            has_space = found is not None and self.rest.startswith(space, found.end())
-            if found is None or (
-                self._is_enforced and not has_space
-            ):  # the tag may be incomplete
+            match = opening.match(self.rest, self._at)
+            has_space = match is not None and self.rest.startswith(space, match.end())
+            may_be_incomplete = self._is_enforced and not has_space
+            if match is None or may_be_incomplete:
                 yield None
                 continue
-            self._at = found.end()
+            self._at = match.end()
             if has_space:
                 self._at += len(space)
-            key = found[1]
-            if key not in named:
+            key = match[1]
+            if key not in properties:
                 key = key.strip()
             yield f"{separator}{json_text(key)}: "
+            schema = properties.get(key)
             if tags.is_quoted:
                 yield from self._literal(_QUOTES)
             else:
-                is_text = takes_text(named.get(key), self._schema)
+                is_text = takes_text(schema, self._schema)
                 if tags.naming != tags.naming_other:
-                    is_text = found[2] is not None
-                yield from self._value(key, named.get(key), is_text=is_text)
+                    is_text = match[2] is not None
+                yield from self._value(key, schema, is_text=is_text)
             separator = ", "
 
-    def _opening(self, known: Iterable[str]) -> re.Pattern[str]:
-        """Matches an argument up to its value: the name, and the naming of a text or another.
+    def _opening_pattern(self, known_names: Iterable[str]) -> re.Pattern[str]:
+        """Matches an argument up to its value.
+
+        Group 1 is the name, group 2 the naming of a text, group 3 that of any other value.
 
         Args:
-            known: The names in the schema.
+            known_names: The names in the schema.
         """
         tags = self._tags
         # Known names come first: they may contain characters that other names cannot.
-        names = [re.escape(name) for name in sorted(known, key=len, reverse=True)]
+        names = [re.escape(name) for name in sorted(known_names, key=len, reverse=True)]
         if tags.is_quoted:
             names.append(r"\w+")
         else:
@@ -352,65 +367,72 @@ class TagArguments(ArgumentReader):
         return re.compile(f"{before}({'|'.join(names)})(?:({naming})|({other}))")
 
     def _value(self, key: str, schema: object, *, is_text: bool | None) -> Iterator[str | None]:
-        """The value of an argument, and its closing.
+        """Read the value of an argument, and its closing.
 
         Args:
             key: The argument's name.
-            schema: Its schema.
-            is_text: Whether it is a text; None if it may be one.
+            schema: The argument's schema.
+            is_text: Whether the value is a text; None if it may be one.
         """
         closing = self._tags.closing.replace(KEY, key).rstrip()
-        bare = closing.lstrip()
-        ends = (closing, bare)
-        pattern = f"(?:{re.escape(closing[: -len(bare)])})?{re.escape(bare)}"
-        if not self._is_enforced:  # a text can hold the tag
-            following = re.escape(self._tags.opening.strip())
-            pattern += rf"(?=\s*(?:{following}|\Z))"
+        tag = closing.lstrip()
+        marks = (closing, tag)
+        pattern = f"(?:{re.escape(closing[: -len(tag)])})?{re.escape(tag)}"
+        if not self._is_enforced:  # the tag may occur in a text, so more has to follow it
+            next_opening = re.escape(self._tags.opening.strip())
+            pattern += rf"(?=\s*(?:{next_opening}|\Z))"
         end = re.compile(pattern)
-        begun = self.rest[self._at :].lstrip()
+        text = self.rest[self._at :].lstrip()
         if self._tags.has_cdata:
-            while begun != CDATA and CDATA.startswith(begun):
+            while text != CDATA and CDATA.startswith(text):
                 yield None
-                begun = self.rest[self._at : self._at + len(CDATA)]
-            if begun.startswith(CDATA):
+                text = self.rest[self._at : self._at + len(CDATA)]
+            if text.startswith(CDATA):
                 self._at += len(CDATA)
-                ends = (f"{CDATA_END}{closing}", f"{CDATA_END}{bare}")
-                yield from self._string(re.compile(re.escape(CDATA_END) + pattern), ends)
+                marks = (f"{CDATA_END}{closing}", f"{CDATA_END}{tag}")
+                cdata_end = re.compile(re.escape(CDATA_END) + pattern)
+                yield from self._string(cdata_end, marks)
                 return
-        while not is_text and (not begun or _may_be_word(begun)):
+        while not is_text and (not text or _may_be_word(text)):
             yield None
-            begun = self.rest[self._at :].lstrip()
-        may_be_json = begun[:1] in '[{"-0123456789' or begun.startswith(_WORDS)
+            text = self.rest[self._at :].lstrip()
+        may_be_json = text[:1] in '[{"-0123456789' or text.startswith(_WORDS)
         if is_text or (is_text is None and not may_be_json):
-            yield from self._string(end, ends)
+            yield from self._string(end, marks)
             return
-        if self._is_enforced and is_text is False and begun[0] in "[{":  # a tag in it is no end
+        is_json = is_text is False
+        if self._is_enforced and is_json and text[0] in "[{":  # a tag in a string ends nothing
             yield from self._object()
-            found = end.match(self.rest, self._at)
-            while found is None:
+            match = end.match(self.rest, self._at)
+            while match is None:
                 yield None
-                found = end.match(self.rest, self._at)
-            self._at = found.end()
+                match = end.match(self.rest, self._at)
+            self._at = match.end()
             return
-        written = self._whole(end, is_json=is_text is False)
-        while written is None:
+        value_text = self._whole_value(end, is_json=is_json)
+        while value_text is None:
             yield None
-            written = self._whole(end, is_json=is_text is False)
-        value = _typed(
-            written,
+            value_text = self._whole_value(end, is_json=is_json)
+        value = _typed_value(
+            value_text,
             schema,
             self._schema,
             is_text=is_text,
         )
         yield json_text(value)
 
-    def _whole(self, end: re.Pattern[str], *, is_json: bool) -> str | None:
-        """The text up to its end; None while that has not come."""
-        for found in end.finditer(self.rest, self._at):
-            written = self.rest[self._at : found.start()]
-            if not is_json or not _is_cut(written):
-                self._at = found.end()
-                return written
+    def _whole_value(self, end: re.Pattern[str], *, is_json: bool) -> str | None:
+        """Read a value up to and with its end. Returns it; None while the end is missing.
+
+        Args:
+            end: Matches the end.
+            is_json: Whether the value is JSON, so that an end within a string does not count.
+        """
+        for match in end.finditer(self.rest, self._at):
+            text = self.rest[self._at : match.start()]
+            if not is_json or not _is_cut(text):
+                self._at = match.end()
+                return text
         return None
 
 
@@ -427,8 +449,8 @@ def _may_be_word(text: str) -> bool:
     return any(word.startswith(text) for word in _WORDS)
 
 
-def _in_json(escape: str) -> str:
-    """An escape in Python's notation, in JSON's."""
+def _json_escape(escape: str) -> str:
+    """An escape in Python's notation, in JSON's notation."""
     if escape[1] == "x":
         return f"\\u00{escape[2:]}"
     if escape[1] == "'":
@@ -447,11 +469,11 @@ def marks_in(text: str) -> list[str]:
 
 
 def to_first_mark(text: str) -> str:
-    """The text up to and with its first mark; all of it without one."""
-    found = _MARK.search(text)
-    if found is None:
+    """The text up to and with its first mark; the whole text if it has none."""
+    match = _MARK.search(text)
+    if match is None:
         return text
-    return text[: found.end()]
+    return text[: match.end()]
 
 
 def flexible(text: str) -> str:
@@ -471,8 +493,8 @@ def _is_cut(text: str) -> bool:
     return False
 
 
-def _of_python(text: str) -> Any:
-    """The value of a literal of Python, as some templates write them; else the text."""
+def _python_value(text: str) -> Any:
+    """The value of a Python literal, which some templates write; for other texts the text."""
     try:
         value = ast.literal_eval(text)
         return json.loads(json_text(value))
@@ -480,7 +502,7 @@ def _of_python(text: str) -> Any:
         return text
 
 
-def _typed(
+def _typed_value(
     text: str,
     schema: object,
     root: Mapping[str, Any],
@@ -506,7 +528,7 @@ def _typed(
     except ValueError:
         if is_text is None:
             return text
-        return _of_python(text)
+        return _python_value(text)
     if is_text is False:
         return value
     # A text has no quotes here, and may look like another value, as 1e5 does.

@@ -1,7 +1,7 @@
 """A form of calls: how a model writes calls of tools, and how they are read back.
 
 A call is before + start + arguments + end + after; another call follows after `between`. The
-template renders calls so, and the grammar lets a model write them so (`grammar`). A model that
+template renders calls in this form, and the grammar (`grammar`) enforces it. A model that
 writes without a grammar may use other blank space, which `CallForm.read` accepts.
 """
 
@@ -127,23 +127,23 @@ class CallForm:
         return re.compile(_start_regex("", start, re.escape))
 
     def further_pattern(self) -> re.Pattern[str]:
-        """Matches another call up to its arguments, as a grammar has it."""
+        """Matches a call after another one, up to its arguments, as a grammar has it."""
         return re.compile(_start_regex(re.escape(self.between), self.start, re.escape))
 
     def read(self, text: str, tools: Tools) -> list[ToolCall]:
-        """The calls between an opening and a closing, with the model's own ids or "".
+        """The calls between an opening and a closing. Their id is the model's, or "".
 
-        Raises ValueError for a text that is not a call of these tools.
+        Raises ValueError for a text that has anything but calls of these tools.
         """
         if self.recipient:
             name, _, arguments = text.partition("\n")
             return [_call(name, arguments, tools)]
         if self.has_objects:
             return read_objects(text, tools)
-        return self._read_spelled(text, tools)
+        return self._read_named(text, tools)
 
-    def _read_spelled(self, text: str, tools: Tools) -> list[ToolCall]:
-        """Calls whose names stand outside of JSON."""
+    def _read_named(self, text: str, tools: Tools) -> list[ToolCall]:
+        """`read` for a form whose calls have the name outside of the arguments' JSON."""
         opening = self.openings[0]
         start = (self.before + self.start).removeprefix(opening)
         first = re.compile(_start_regex(r"\s*", start, flexible))
@@ -154,49 +154,53 @@ class CallForm:
         further = re.compile(_start_regex(before, self.start, flexible))
         is_raw = self.tags is not None and not self.tags.is_quoted
         calls: list[ToolCall] = []
-        found = first.match(text) or further.match(text)
-        end = 0
-        while found is not None:
-            tool = tools.get(found["name"].strip())
+        match = first.match(text) or further.match(text)
+        end = 0  # of the last call
+        while match is not None:
+            tool = tools.get(match["name"].strip())
             if tool is None:
                 raise ValueError("no call of these tools")
             reader = self.reader(tool, is_enforced=False)
             if is_raw:
-                # A text without quotes ends where another call begins, or at the end.
-                following = further.search(text, found.end())
+                # A value without quotes ends at the latest where another call begins.
+                next_match = further.search(text, match.end())
                 limit = len(text)
-                if following is not None:
-                    limit = following.start()
-                arguments, rest = self._read_raw(reader, text[found.end() : limit])
-                end = limit - len(rest)
+                if next_match is not None:
+                    limit = next_match.start()
+                arguments, text_after = self._read_raw(reader, text[match.end() : limit])
+                end = limit - len(text_after)
             else:
-                arguments = reader.push(text[found.end() :])
+                arguments = reader.push(text[match.end() :])
                 end = len(text) - len(reader.rest)
-                following = further.match(text, end)
-            own_id = found.groupdict().get("id") or ""
-            calls.append(replace(_call(tool.name, arguments, tools), id=own_id))
-            found = following
+                next_match = further.match(text, end)
+            call_id = match.groupdict().get("id") or ""
+            calls.append(replace(_call(tool.name, arguments, tools), id=call_id))
+            match = next_match
         if not calls or not self._may_end_with(text[end:]):
             raise ValueError("more than calls")
         return calls
 
     def _may_end_with(self, text: str) -> bool:
-        """Whether the last call's arguments may be followed by this text and `closing`."""
+        """Whether a text may stand between the last call's arguments and `closing`."""
         text = _without_space(text)
         whole = _without_space(self.end + self.after)
         return whole.endswith(text) or whole.removesuffix(self.closing).endswith(text)
 
     def _read_raw(self, reader: ArgumentReader, text: str) -> tuple[str, str]:
-        """The arguments at the beginning of a text, and the text after them."""
+        """Read arguments without quotes up to the last `Tags.end` in a text.
+
+        Returns:
+            Their JSON, and the text after `Tags.end`.
+        """
         assert self.tags is not None
-        body, end, rest = text.rpartition(self.tags.end)
+        body, end, text_after = text.rpartition(self.tags.end)
         if not end:
             body = text
-            rest = ""
+            text_after = ""
         arguments = reader.push(body) + reader.push(self.tags.end)
         if reader.rest.removeprefix(self.tags.end).strip():
             raise ValueError("more than arguments")
-        return arguments, rest
+        return arguments, text_after
 
     def render(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
         """The text of calls.
@@ -204,13 +208,13 @@ class CallForm:
         Args:
             calls: The name and the arguments of each call.
         """
-        written = []
+        texts = []
         for name, arguments in calls:
             start = self.start.replace(NAME, name)
-            written.append(f"{start}{self._notated(arguments)}{self.end}")
-        return f"{self.before}{self.between.join(written)}{self.after}"
+            texts.append(f"{start}{self._render_arguments(arguments)}{self.end}")
+        return f"{self.before}{self.between.join(texts)}{self.after}"
 
-    def _notated(self, arguments: Mapping[str, Any]) -> str:
+    def _render_arguments(self, arguments: Mapping[str, Any]) -> str:
         """The text of a call's arguments."""
         if self.tags is None:
             return json_text(arguments)
@@ -272,30 +276,34 @@ def calls_in(
 
 
 def read_objects(text: str, tools: Tools) -> list[ToolCall]:
-    """Objects with a name and arguments (or parameters), one after another or in a list."""
-    rest = text.strip()
+    """The calls in JSON objects, which stand one after another or in a list.
+
+    Each object has a name and arguments (or parameters). Raises ValueError for any other text.
+    """
+    unread = text.strip()
     calls: list[ToolCall] = []
-    while rest or not calls:
-        value, rest = _first_value(rest)
+    while unread or not calls:
+        value, unread = _first_value(unread)
         if not isinstance(value, list):
             value = [value]
-        calls += [_of_object(item, tools) for item in value]
+        calls += [_call_of_object(item, tools) for item in value]
     return calls
 
 
-def _of_object(value: object, tools: Tools) -> ToolCall:
+def _call_of_object(value: object, tools: Tools) -> ToolCall:
     """The call in a JSON value. Raises ValueError if there is none."""
     if not isinstance(value, dict):
         raise ValueError("no object")
-    given = value
+    call = value
     if isinstance(value.get("function"), dict):
-        given = value["function"]
-    if len(given) == 1 and set(given) <= set(tools):
-        [(name, arguments)] = given.items()
+        call = value["function"]
+    is_named_by_key = len(call) == 1 and set(call) <= set(tools)  # {"the tool": {arguments}}
+    if is_named_by_key:
+        [(name, arguments)] = call.items()
     else:
-        name = given.get("name", given.get("tool_name"))
-        arguments = given.get("arguments") or given.get("parameters")
-    return _call(name, arguments or {}, tools)  # some write null
+        name = call.get("name", call.get("tool_name"))
+        arguments = call.get("arguments") or call.get("parameters")
+    return _call(name, arguments or {}, tools)  # some models write null
 
 
 def read_fitting(text: str, tools: Tools) -> list[ToolCall]:
@@ -315,7 +323,7 @@ def read_fitting(text: str, tools: Tools) -> list[ToolCall]:
 def _call(name: object, arguments: object, tools: Tools) -> ToolCall:
     """The call of a tool. Raises ValueError for an unknown tool, or other arguments."""
     if isinstance(arguments, str):
-        arguments = json_value(arguments)  # some write the object as a text
+        arguments = json_value(arguments)  # some models write the object as a text
     if not isinstance(arguments, dict) or not isinstance(name, str) or name not in tools:
         raise ValueError("no such call")
     return ToolCall("", name, json_text(arguments))

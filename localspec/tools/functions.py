@@ -18,15 +18,15 @@ _ARGUMENT = re.compile(r"\*{0,2}(\w+)\s*(?:\(.*?\))?\s*:\s*(.*)")
 
 
 def described(function: Callable[..., Any]) -> tuple[dict[str, Any], Callable[..., Any]]:
-    """A function as a tool.
+    """Describe a function as a tool, and wrap it for calls with a model's arguments.
 
     Returns:
-        Its declaration from its signature, annotations and docstring: name, description and
-        parameters. And a function that takes a model's arguments by name: it raises ValueError
-        if they do not fit, and returns the result as JSON can hold it.
+        A declaration with name, description and parameters, from the function's signature,
+        annotations and docstring; and the wrapped function. That takes arguments by name,
+        raises ValueError if they do not fit, and returns the result as JSON can hold it.
 
     Raises:
-        OptionError: The function cannot be described.
+        OptionError: If the function cannot be described.
     """
     if function.__name__ == "<lambda>":
         raise OptionError(
@@ -46,14 +46,14 @@ def described(function: Callable[..., Any]) -> tuple[dict[str, Any], Callable[..
     }
     if inspect.iscoroutinefunction(function):
 
-        async def call_soon(**given: Any) -> Any:
-            result = await function(**arguments.checked(given))
+        async def call_async(**values: Any) -> Any:
+            result = await function(**arguments.checked(values))
             return json_of(result)
 
-        return declared, call_soon
+        return declared, call_async
 
-    def call(**given: Any) -> Any:
-        result = function(**arguments.checked(given))
+    def call(**values: Any) -> Any:
+        result = function(**arguments.checked(values))
         return json_of(result)
 
     return declared, call
@@ -71,8 +71,8 @@ def read_docstring(text: str, names: Collection[str]) -> tuple[str, dict[str, st
         argument that is listed.
     """
     description: list[str] = []
-    listed: list[str] = []
-    section = None
+    argument_lines: list[str] = []
+    section = None  # the heading of the present section; None outside of these sections
     for line in text.splitlines():
         heading = _HEADING.fullmatch(line)
         if heading is not None:
@@ -83,9 +83,9 @@ def read_docstring(text: str, names: Collection[str]) -> tuple[str, dict[str, st
         if section is None:
             description.append(line)
         elif section in _OF_ARGUMENTS:
-            listed.append(line)
+            argument_lines.append(line)
     joined = re.sub(r"\n{3,}", "\n\n", "\n".join(description))
-    return joined.strip(), _notes_in(listed, names)
+    return joined.strip(), _notes_in(argument_lines, names)
 
 
 def _notes_in(lines: list[str], names: Collection[str]) -> dict[str, str]:
@@ -93,10 +93,10 @@ def _notes_in(lines: list[str], names: Collection[str]) -> dict[str, str]:
     notes: dict[str, list[str]] = {}
     name = None
     for line in textwrap.dedent("\n".join(lines)).splitlines():
-        found = _ARGUMENT.fullmatch(line)
-        if found and found[1] in names:
-            name = found[1]
-            notes[name] = [found[2]]
+        match = _ARGUMENT.fullmatch(line)
+        if match and match[1] in names:
+            name = match[1]
+            notes[name] = [match[2]]
         elif name is not None:
             notes[name].append(line.strip())
     joined = {}

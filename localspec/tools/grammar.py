@@ -69,12 +69,12 @@ class Calls:
     """Ids of control tokens in the form's marks, whose text is needed to read the calls."""
 
     grammar: CallGrammar | None = None
-    """The grammar that keeps the answer to the form and the tools' schemas. None if the answer
-    is free: then a text is known to be a call only once it was read to its end."""
+    """The grammar that enforces the form and the tools' schemas. None without one: then a text
+    is known to be a call only once it was read to its end."""
 
     key: str = field(default_factory=new_call_id)
-    """The calls' ids are derived from it, so that they are the same each time the answer is
-    read."""
+    """A random text from which the calls' ids are derived, so that they are the same each time
+    the answer is read."""
 
     def id_of(self, number: int) -> str:
         """The id of a call of the answer, by its number, from 0."""
@@ -83,7 +83,7 @@ class Calls:
 
     @property
     def have_frame(self) -> bool:
-        """Whether the grammar covers the whole answer: its thoughts and calls are messages."""
+        """Whether the grammar covers the whole answer: thoughts and calls are messages."""
         return self.grammar is not None and bool(self.form.recipient)
 
 
@@ -105,36 +105,36 @@ def call_grammar(
     rules = []
     for number, tool in enumerate(use.callable):
         name = f"args_{number}"
-        opened = ""
+        start = ""
         if not form.recipient:
-            opened = spell.start(form.start, tool.name)
-        rule = f"call_{number}: {opened} {name} {spell.of(form.end)}"
+            start = spell.start(form.start, tool.name)
+        rule = f"call_{number}: {start} {name} {spell.of(form.end)}"
         rules.append(rule.rstrip())
         schema = schema_of(tool)
         if form.notation is GemmaArguments:
             rules += gemma_rules(name, schema, spell)
         elif form.tags is not None:
             if not properties_of(schema):
-                schema = _kinds(tool.parameters) or schema
+                schema = _text_kinds(tool.parameters) or schema
             rules += tag_rules(name, schema, form.tags, spell)
         else:
             rules.append(json_rule(name, schema))
     if form.recipient:
-        start, triggers = _messages(use, spell)
-        return CallGrammar("\n".join([*start, *rules]) + "\n", triggers)
-    calls = " | ".join(f"call_{number}" for number in range(len(use.callable)))
-    more = ""
+        start_rules, triggers = _message_rules(use, spell)
+        return CallGrammar("\n".join([*start_rules, *rules]) + "\n", triggers)
+    any_call = " | ".join(f"call_{number}" for number in range(len(use.callable)))
+    further_calls = ""
     if use.is_parallel and not form.is_single:
-        more = f"({spell.of(form.between)} call)*"
-    several = f"calls: call {more} {spell.of(form.after)}"
-    rules = [several.rstrip(), f"call: {calls}", *rules]
+        further_calls = f"({spell.of(form.between)} call)*"
+    calls_rule = f"calls: call {further_calls} {spell.of(form.after)}"
+    rules = [calls_rule.rstrip(), f"call: {any_call}", *rules]
     if form.is_bare and use.answer_schema is not None and not use.must:
-        return CallGrammar(_objects(use, use.answer_schema, schema_of))
-    start, triggers = _start(form, use, spell)
-    return CallGrammar("\n".join([*start, *rules]) + "\n", triggers)
+        return CallGrammar(_object_grammar(use, use.answer_schema, schema_of))
+    start_rules, triggers = _start_rules(form, use, spell)
+    return CallGrammar("\n".join([*start_rules, *rules]) + "\n", triggers)
 
 
-def _start(
+def _start_rules(
     form: CallForm,
     use: ToolUse,
     spell: GrammarTexts,
@@ -147,25 +147,25 @@ def _start(
         return [start, json_rule("answer", use.answer_schema)], ()
     if not form.is_bare:
         opening = form.openings[0]
-        rest = spell.of(form.before.removeprefix(opening))
-        return [f"start: {rest} calls"], form.openings
+        before = spell.of(form.before.removeprefix(opening))
+        return [f"start: {before} calls"], form.openings
     starts = ["calls", "TEXT"]
-    entries = []
+    token_openings = []
     for opening in form.openings:
         starts.append(f"TEXT? {spell.of(opening)} calls")
         if opening in spell.tokens:
-            entries.append(re.escape(opening))
-    # A text that begins like a call is one.
+            token_openings.append(re.escape(opening))
+    # A text that begins like a call is one, so TEXT must not.
     begin = r"\s*".join(map(re.escape, form.sign))
     text = f"/(.|\\n)*/ & ~/\\s*{begin}(.|\\n)*/"
-    if entries:
-        # `streaming.calls` takes the letters of an opening for the vocabulary's entry.
-        text += f" & ~/(.|\\n)*({'|'.join(entries)})(.|\\n)*/"
+    if token_openings:
+        # `streaming.calls` cannot tell an opening's letters from its token, so TEXT has none.
+        text += f" & ~/(.|\\n)*({'|'.join(token_openings)})(.|\\n)*/"
     return [f"start: {' | '.join(starts)}", f"TEXT: {text}"], ()
 
 
-def _objects(use: ToolUse, answer: Schema, schema_of: Callable[[Tool], Schema]) -> str:
-    """The grammar if a call is an object, and so is any other answer."""
+def _object_grammar(use: ToolUse, answer: Schema, schema_of: Callable[[Tool], Schema]) -> str:
+    """The grammar of an answer that is a call, as an object, or fits the answer's schema."""
     calls: list[Schema] = []
     for tool in use.callable:
         properties = {"name": {"const": tool.name}, "parameters": schema_of(tool)}
@@ -177,12 +177,15 @@ def _objects(use: ToolUse, answer: Schema, schema_of: Callable[[Tool], Schema]) 
                 "additionalProperties": False,
             }
         )
-    wishes = answer.get("x-guidance", {})
-    return json_rule("start", {"anyOf": [*calls, answer], "x-guidance": wishes}) + "\n"
+    options = answer.get("x-guidance", {})
+    return json_rule("start", {"anyOf": [*calls, answer], "x-guidance": options}) + "\n"
 
 
-def _messages(use: ToolUse, spell: GrammarTexts) -> tuple[list[str], tuple[str, ...]]:
-    """The first rules if a call is a message: gpt-oss's channels."""
+def _message_rules(use: ToolUse, spell: GrammarTexts) -> tuple[list[str], tuple[str, ...]]:
+    """The first rules, and the texts after which they apply, if a call is a message.
+
+    They are for gpt-oss's channels.
+    """
     channel = spell.of("<|channel|>")
     message = spell.of("<|message|>")
     kind = f'(" json" | " "? {spell.of("<|constrain|>")} "json")?'
@@ -210,8 +213,8 @@ def _messages(use: ToolUse, spell: GrammarTexts) -> tuple[list[str], tuple[str, 
 _NO_TEXTS = ["object", "array", "number", "boolean", "null"]
 
 
-def _kinds(schema: Schema) -> Schema:
-    """A schema with the same properties that states of each only whether it is no text."""
+def _text_kinds(schema: Schema) -> Schema:
+    """A schema of the same properties, which only forbids texts where `schema` does."""
     properties: dict[str, Schema] = {}
     for key, value in properties_of(schema).items():
         properties[key] = {}
@@ -242,17 +245,17 @@ class GrammarTexts:
             self._marks = re.compile(f"({any_mark})")
 
     def of(self, text: str) -> str:
-        """The text, with its marks as entries; "" for none."""
+        """A text in the grammar's notation, with its marks as tokens; "" for an empty text."""
         parts = [text]
         if self._marks is not None:
             parts = self._marks.split(text)
-        written = []
+        symbols = []
         for part in parts:
             if part in self.tokens:
-                written.append(f"<[{self.tokens[part]}]>")
+                symbols.append(f"<[{self.tokens[part]}]>")
             elif part:
-                written.append(json.dumps(part))
-        return " ".join(written)
+                symbols.append(json.dumps(part))
+        return " ".join(symbols)
 
     def start(self, text: str, name: str) -> str:
         """The beginning of a call, with the tool's name, and any id."""
@@ -263,8 +266,8 @@ class GrammarTexts:
         else:
             parts = [text[: optional.start()], text[optional.end() :]]
             between = f"({self.of(optional[1])} {_ANY_ID})?"
-        written = [self.of(part.replace(NAME, name)) for part in parts]
-        return f" {between} ".join(written)
+        symbols = [self.of(part.replace(NAME, name)) for part in parts]
+        return f" {between} ".join(symbols)
 
     def until(self, name: str, end: str) -> str:
         """Rules of that name: any text up to and with `end`, but for blank space before it."""
@@ -278,14 +281,14 @@ class GrammarTexts:
 
 
 def json_rule(name: str, schema: Schema) -> str:
-    """The rule of a value of the schema, on one line.
+    """The rule of a value of the schema, with the value's JSON on one line.
 
     Of the schema's options for llguidance only "lenient" counts.
     """
-    wishes = schema.get("x-guidance")
-    is_lenient = isinstance(wishes, Mapping) and wishes.get("lenient") is True
-    ours = {**ONE_LINE, "lenient": is_lenient}
-    return f"{name}: %json {json.dumps({**schema, 'x-guidance': ours})}"
+    schema_options = schema.get("x-guidance")
+    is_lenient = isinstance(schema_options, Mapping) and schema_options.get("lenient") is True
+    options = {**ONE_LINE, "lenient": is_lenient}
+    return f"{name}: %json {json.dumps({**schema, 'x-guidance': options})}"
 
 
 def tag_rules(
@@ -308,32 +311,32 @@ def tag_rules(
     writer = _TagWriter(name, schema, tags, spell)
     between = spell.of(tags.between)
     if not properties_of(schema) and schema.get("additionalProperties") is not False:
-        found = writer.any_one()
-        return [f"{name}: ({name}_any ({between} {name}_any)*)?", *found]
+        any_rules = writer.any_argument()
+        return [f"{name}: ({name}_any ({between} {name}_any)*)?", *any_rules]
     rules: list[str] = []
     required: list[str] = []
     others: list[str] = []
     for number, (key, value) in enumerate(properties_of(schema).items()):
         rule = f"{name}_{number}"
         is_required = key in schema.get("required", ())
-        found = writer.argument(rule, key, resolved(value, schema))
-        rules += found
-        if is_required and not found:
+        argument_rules = writer.argument(rule, key, resolved(value, schema))
+        rules += argument_rules
+        if is_required and not argument_rules:
             raise _unwritable(key)
         if is_required:
             required.append(rule)
-        elif found:
+        elif argument_rules:
             others.append(rule)
     first = f" {between} ".join(required)
-    written, found = _in_a_row(name, first, others, between)
-    return [f"{name}: {written or _EMPTY}", *found, *rules]
+    sequence, sequence_rules = _sequence(name, first, others, between)
+    return [f"{name}: {sequence or _EMPTY}", *sequence_rules, *rules]
 
 
 _EMPTY = '""'
 _MOST_ONCE = 64  # bits of a parameter of llguidance's rules
 
 
-def _in_a_row(
+def _sequence(
     name: str,
     first: str,
     others: Sequence[str],
@@ -385,7 +388,7 @@ class _TagWriter:
         self._tags = tags
         self._spell = spell
 
-    def any_one(self) -> list[str]:
+    def any_argument(self) -> list[str]:
         """The rules of an argument of any name."""
         tags = self._tags
         value = f"{self._name}_any_value"
@@ -408,7 +411,7 @@ class _TagWriter:
         if tags.naming in key:
             return []
         closing = tags.closing.replace(KEY, key)
-        chosen, free = self._split(schema)
+        values, free = self._values_and_free(schema)
         options: list[str] = []
         rules: list[str] = []
         if any(takes_text(branch, self._root) is not False for branch in free):
@@ -416,7 +419,7 @@ class _TagWriter:
             rules += self._text(f"{rule}_value", closing)
         is_any_text = bool(options) and tags.naming == tags.naming_other
         if not is_any_text:  # else a text may look like any other value
-            options += self._choices(key, chosen, closing)
+            options += self._choices(key, values, closing)
             if any(takes_text(branch, self._root) is not True for branch in free):
                 opened = self._opened(key, tags.naming_other)
                 options.append(f"{opened} {rule}_json {self._spell.of(closing)}")
@@ -425,14 +428,14 @@ class _TagWriter:
             return [f"{rule}: {' | '.join(options)}", *rules]
         return []
 
-    def _split(self, schema: object) -> tuple[list[object], list[object]]:
-        """The values that a schema names in its branches, and the branches that name none."""
+    def _values_and_free(self, schema: object) -> tuple[list[object], list[object]]:
+        """The values that a schema lists in its branches, and the branches that list none."""
         values: list[object] = []
         free: list[object] = []
         for branch in branches(schema, self._root):
-            of_branch = choices(branch)
-            if of_branch is not None:
-                values += of_branch
+            branch_values = choices(branch)
+            if branch_values is not None:
+                values += branch_values
             elif branch is not False:
                 free.append(branch)
         return values, free
@@ -454,7 +457,7 @@ class _TagWriter:
         return [f"{rule}: {opened} {value}", json_rule(value, self._with_root(schema))]
 
     def _no_text(self, free: Sequence[object]) -> Schema:
-        """A schema of those values of these schemas that are no texts."""
+        """A schema of all values of these schemas except texts."""
         kept = []
         may_be_text = False
         for schema in free:
@@ -463,10 +466,10 @@ class _TagWriter:
                 kept.append(schema)
             if is_text is None:
                 may_be_text = True
-        found = self._with_root({"anyOf": kept})
+        whole = self._with_root({"anyOf": kept})
         if may_be_text:
-            return {"allOf": [found, {"type": _NO_TEXTS}]}
-        return found
+            return {"allOf": [whole, {"type": _NO_TEXTS}]}
+        return whole
 
     def _opened(self, key: str, naming: str) -> str:
         """The text before a value, with any kind where the naming has one."""
@@ -571,10 +574,10 @@ class _GemmaWriter:
                 self.rules.append(f"{name}: {self._rule_of(schema)}")
             except _UnwritableError:
                 self._names[id(schema)] = None
-        found = self._names.get(id(schema), f"{self._name}_any")
-        if schema is False or found is None:
+        rule_name = self._names.get(id(schema), f"{self._name}_any")
+        if schema is False or rule_name is None:
             raise _UnwritableError
-        return found
+        return rule_name
 
     def _rule_of(self, schema: Schema) -> str:
         """The alternatives of a schema's rule."""
@@ -644,9 +647,9 @@ class _GemmaWriter:
         first = _COMMA.join(map(pair, required))
         others = _writable(pair, optional)
         name = f"{self._name}_row_{len(self.rules)}"
-        written, rules = _in_a_row(name, first, others, '","')
+        sequence, rules = _sequence(name, first, others, '","')
         self.rules += rules
-        return f'"{{" {written} "}}"'
+        return f'"{{" {sequence} "}}"'
 
 
 _COMMA = ' "," '
@@ -655,9 +658,9 @@ _Item = TypeVar("_Item")
 
 
 def _writable(write: Callable[[_Item], str], items: Iterable[_Item]) -> list[str]:
-    """The texts of those items that can be written."""
-    found = []
+    """The results of `write` for those items that can be written."""
+    texts = []
     for item in items:
         with contextlib.suppress(_UnwritableError):
-            found.append(write(item))
-    return found
+            texts.append(write(item))
+    return texts

@@ -6,22 +6,25 @@ from collections.abc import Collection, Iterable
 
 
 def first_of(marks: Iterable[str], text: str) -> str | None:
-    """The mark that comes first in the text; of several at one place, the first in `marks`."""
+    """The mark that comes first in the text; of several at one place, the first in `marks`.
+
+    None if no mark is in the text.
+    """
     return min(filter(text.__contains__, marks), key=text.find, default=None)
 
 
 def num_unfinished(marks: Collection[str], text: str) -> int:
-    """Length of the longest end of the text with which a mark may begin."""
+    """How many characters at the text's end are the beginning of a mark, but not all of it."""
     longest_mark = max(map(len, marks), default=1)
-    longest = min(len(text), longest_mark - 1)
-    for size in range(longest, 0, -1):
+    max_size = min(len(text), longest_mark - 1)
+    for size in range(max_size, 0, -1):
         if any(len(mark) > size and text.endswith(mark[:size]) for mark in marks):
             return size
     return 0
 
 
 class JsonReader:
-    """Reads JSON character by character, and knows its strings."""
+    """Reads JSON character by character, and knows which characters are in strings."""
 
     def __init__(self) -> None:
         self.is_string = False
@@ -30,7 +33,7 @@ class JsonReader:
         self._is_escaped = False
 
     def is_quoted(self, character: str) -> bool:
-        """Whether the next character belongs to a string, or is one of its quotes."""
+        """Read the next character. Returns whether it is in a string, or one of its quotes."""
         was_string = self.is_string
         was_escaped = self._is_escaped
         self.is_string ^= character == '"' and not was_escaped
@@ -39,7 +42,7 @@ class JsonReader:
 
 
 class ObjectEnd(JsonReader):
-    """Finds the end of a JSON object, or list."""
+    """Finds the end of a JSON object, or of a list."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,8 +55,8 @@ class ObjectEnd(JsonReader):
         self._depth = 0
 
     def push(self, text: str) -> int:
-        """Read more text; returns the number of its characters that belong to the object."""
-        for at, character in enumerate(text):
+        """Read more text. Returns how many of its characters belong to the object."""
+        for size, character in enumerate(text, 1):
             if self.is_quoted(character):
                 continue
             if character in "{[":
@@ -63,5 +66,5 @@ class ObjectEnd(JsonReader):
                 self._depth -= 1
                 if self._depth == 0:
                     self.is_over = True
-                    return at + 1
+                    return size
         return len(text)

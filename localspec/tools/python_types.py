@@ -25,7 +25,7 @@ def class_schema(kind: Any) -> Node:
     Its objects have these fields and no others, unless a Pydantic model allows others.
 
     Raises:
-        ConstraintError: Pydantic makes no schema of the dataclass, or is not installed.
+        ConstraintError: If Pydantic makes no schema of the dataclass, or is not installed.
     """
     if hasattr(kind, "model_json_schema"):
         return changed_schema(kind.model_json_schema(), _close)
@@ -56,7 +56,7 @@ def class_object(kind: Any, text: str) -> Any:
     """The object of a class that `has_fields` from its JSON.
 
     Raises:
-        ParseError: The class refuses the JSON.
+        ParseError: If the class refuses the JSON.
     """
     try:
         if hasattr(kind, "model_validate_json"):
@@ -79,8 +79,8 @@ class FunctionArguments:
         function: A function or method, which may be async.
 
     Raises:
-        OptionError: An argument cannot be given by name, or has no JSON schema; or Pydantic is
-            not installed.
+        OptionError: If an argument cannot be given by name or has no JSON schema, and if
+            Pydantic is not installed.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:
@@ -95,12 +95,12 @@ class FunctionArguments:
             ) from error
         arguments = _named_arguments(function)
 
-        def take(**given: Any) -> dict[str, Any]:
-            return given
+        def return_arguments(**values: Any) -> dict[str, Any]:
+            return values
 
-        # A function is a type to Pydantic. The annotations are resolved types here, so that
-        # Pydantic need not look up names in the function's module.
-        signed: Any = take
+        # Pydantic checks the arguments of a function with this signature. Its annotations are
+        # types, not texts, so that Pydantic need not look up names in the function's module.
+        signed: Any = return_arguments
         signed.__signature__ = inspect.Signature(arguments)
         signed.__annotations__ = {}
         for argument in arguments:
@@ -122,16 +122,20 @@ class FunctionArguments:
         self.schema = changed_schema(schema, _tidy)
         self.names = frozenset(self.schema["properties"])
 
-    def checked(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """The arguments as objects of their types, with the defaults. Raises ValueError."""
+    def checked(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Arguments as objects of their types, with the defaults of missing ones.
+
+        Raises ValueError if they do not fit.
+        """
         from pydantic import ValidationError
         from pydantic_core import ArgsKwargs
 
+        keywords = ArgsKwargs((), {**values})
         try:
-            found: dict[str, Any] = self._adapter.validate_python(ArgsKwargs((), {**given}))
+            arguments: dict[str, Any] = self._adapter.validate_python(keywords)
         except ValidationError as error:
             raise ValueError(faults(error)) from error
-        return found
+        return arguments
 
 
 def _named_arguments(function: Callable[..., Any]) -> list[inspect.Parameter]:
@@ -141,21 +145,21 @@ def _named_arguments(function: Callable[..., Any]) -> list[inspect.Parameter]:
     """
     name = function.__name__
     try:
-        found = inspect.signature(function, eval_str=True).parameters.values()
+        arguments = inspect.signature(function, eval_str=True).parameters.values()
     except Exception as error:  # annotations may be any expressions
         raise OptionError(
             f"the signature of the function {name} cannot be read: {error}",
             "Define the types of its arguments at the top of its module. Or give the tool as a "
             "dict.",
         ) from error
-    for argument in found:
+    for argument in arguments:
         if argument.kind in (argument.POSITIONAL_ONLY, argument.VAR_POSITIONAL):
             raise OptionError(
                 f"the argument {argument} of the function {name} cannot be given by name",
                 "A model gives all arguments by name. Leave out the /, and take a list where "
                 "there may be several values.",
             )
-    return list(found)
+    return list(arguments)
 
 
 def _is_refused(argument: inspect.Parameter) -> bool:
@@ -185,14 +189,14 @@ def json_of(value: object) -> Any:
 
 
 def faults(error: Exception) -> str:
-    """The faults of a value that Pydantic or the value's class refuses, on one line."""
+    """Why Pydantic, or a value's class, refuses the value, on one line."""
     if not hasattr(error, "errors"):  # not Pydantic's
         return str(error) or type(error).__name__
-    found = []
+    messages = []
     for fault in error.errors():
         message = fault["msg"]
         place = ".".join(map(str, fault["loc"]))
         if place:
             message = f"{place}: {message}"
-        found.append(message)
-    return "; ".join(found)
+        messages.append(message)
+    return "; ".join(messages)

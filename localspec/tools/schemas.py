@@ -1,4 +1,4 @@
-"""The parts of a JSON schema, to be read and changed."""
+"""Reads and changes the parts of a JSON schema."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 from localspec.errors import ConstraintError, OptionError
 
-_MAX_REFERENCES = 32  # one after the other
+_MAX_REFERENCES = 32  # that are followed from one to the next
 
 # Options for llguidance: JSON on one line, as json.dumps and templates write it. So a later
 # prompt has the text that the model wrote, the text between two values is known, and a model
@@ -42,7 +42,7 @@ def takes_text(schema: object, root: Schema) -> bool | None:
 
 
 def _takes_text(schema: object, root: Schema, known: _AreTexts) -> bool | None:
-    """As `takes_text`, with the results so far."""
+    """`takes_text`, with the results so far."""
     schema = followed(schema, root)
     if not isinstance(schema, Mapping):
         if schema is False:
@@ -50,7 +50,7 @@ def _takes_text(schema: object, root: Schema, known: _AreTexts) -> bool | None:
         return None
     if id(schema) in known:
         return known[id(schema)]
-    known[id(schema)] = None  # while it is looked at: it may refer to itself
+    known[id(schema)] = None  # until the result is known: the schema may refer to itself
     values = choices(schema)
     options = alternatives(schema)
     kinds: set[bool | None]
@@ -70,11 +70,11 @@ def _takes_text(schema: object, root: Schema, known: _AreTexts) -> bool | None:
 
 def types_of(schema: Schema) -> Sequence[object]:
     """The names of the types that a value may have; empty if the schema names none."""
-    found = schema.get("type")
-    if isinstance(found, str):
-        return [found]
-    if isinstance(found, list):
-        return found
+    types = schema.get("type")
+    if isinstance(types, str):
+        return [types]
+    if isinstance(types, list):
+        return types
     return []
 
 
@@ -100,7 +100,7 @@ def choices(schema: object) -> Sequence[object] | None:
 
 
 def branches(schema: object, root: Schema) -> list[object]:
-    """The schemas of anyOfs within each other; the schema alone if it has none."""
+    """The alternatives of a schema, and of these in turn; the schema alone if it has none."""
     found: list[object] = []
     waiting = [schema]
     seen = set[int]()
@@ -130,26 +130,27 @@ def properties_of(schema: Schema) -> Schema:
 def referred(reference: object, root: Schema) -> Any:
     """The part of the root that a reference like #/$defs/x names.
 
-    None for any other reference, and where there is no such part.
+    None for any other reference, and if there is no such part.
     """
     if not isinstance(reference, str) or not reference.startswith("#"):
         return None
-    found: Any = root
-    for part in filter(None, reference[1:].split("/")):
-        name = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, Mapping):
-            found = found.get(name)
-        elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-            found = found[int(name)]
+    node: Any = root
+    for step in filter(None, reference[1:].split("/")):
+        name = step.replace("~1", "/").replace("~0", "~")
+        if isinstance(node, Mapping):
+            node = node.get(name)
+        elif isinstance(node, list) and name.isdecimal() and int(name) < len(node):
+            node = node[int(name)]
         else:
             return None
-    return found
+    return node
 
 
 def resolved(schema: object, root: Schema) -> object:
-    """The schema that a reference inside of the root names; any other schema unchanged.
+    """The schema itself, or if it is a reference the part of the root that it names.
 
-    An allOf of one schema is that one. Raises OptionError for a reference to nowhere.
+    An allOf of a single schema counts as that schema. Raises OptionError for a reference to a
+    part that the root lacks.
     """
     for _ in range(_MAX_REFERENCES):
         if not isinstance(schema, Mapping):
@@ -172,7 +173,7 @@ def resolved(schema: object, root: Schema) -> object:
 
 
 def followed(schema: object, root: Schema) -> object:
-    """`resolved`, or a schema of any value for a reference to nowhere."""
+    """`resolved`; for a reference to a part that the root lacks, a schema of any value."""
     try:
         return resolved(schema, root)
     except OptionError:
@@ -180,7 +181,7 @@ def followed(schema: object, root: Schema) -> object:
 
 
 def fits(value: object, schema: object, root: Schema) -> bool:
-    """Whether a value fits the schema's types, choices, names and parts.
+    """Whether a value fits the schema's types, choices, properties and items.
 
     Lengths, ranges, patterns and all other keywords are ignored. Any value fits a schema that
     is nested too deeply.
@@ -197,13 +198,13 @@ def _does_fit(
     root: Schema,
     known: _DoFit,
 ) -> bool:
-    """As `fits`, with the results so far."""
+    """`fits`, with the results so far."""
     schema = followed(schema, root)
     if not isinstance(schema, Mapping):
         return schema is not False
     key = (id(value), id(schema))
     if key not in known:
-        known[key] = True  # while it is looked at: it may refer to itself
+        known[key] = True  # until the result is known: the schema may refer to itself
         known[key] = _fits(value, schema, root, known)
     return known[key]
 
@@ -214,7 +215,7 @@ def _fits(
     root: Schema,
     known: _DoFit,
 ) -> bool:
-    """As `_does_fit`, of a schema that was not looked at yet."""
+    """`_does_fit` for a schema that is no reference and has no result yet."""
     values = choices(schema)
     if values is not None and not any(_is_equal(value, choice) for choice in values):
         return False
@@ -222,7 +223,9 @@ def _fits(
     if types and not any(_has_type(value, kind) for kind in types):
         return False
     options = alternatives(schema)
-    if options is not None and not any(_does_fit(value, one, root, known) for one in options):
+    if options is not None and not any(
+        _does_fit(value, option, root, known) for option in options
+    ):
         return False
     if not all(_does_fit(value, part, root, known) for part in schema.get("allOf") or ()):
         return False
@@ -278,10 +281,9 @@ def _has_type(value: object, kind: object) -> bool:
 
 
 def changed_schema(schema: Mapping[str, Any], change: Callable[[Node], None]) -> Node:
-    """A copy with `change` called for every schema in it, the inner ones first.
+    """A copy of a schema, changed by `change`, which is called for each schema in it.
 
-    Names and data are no schemas. Raises ConstraintError for a schema that is nested too
-    deeply.
+    Inner schemas come first. Raises ConstraintError for a schema that is nested too deeply.
     """
     try:
         changed: Node = _changed(schema, change)
@@ -294,7 +296,7 @@ def changed_schema(schema: Mapping[str, Any], change: Callable[[Node], None]) ->
 
 
 def _changed(value: Any, change: Callable[[Node], None]) -> Any:
-    """As `changed_schema`, of any part of a schema."""
+    """`changed_schema` for any part of a schema."""
     if isinstance(value, list | tuple):
         return [_changed(item, change) for item in value]
     if not isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Tools as the field declares them, their calls, and the choice whether a call is made."""
+"""Tools as other libraries declare them, their calls, and the choice whether to call one."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ class ToolCall:
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments by name."""
-        found: dict[str, Any] = json_value(self.json)
-        return found
+        arguments: dict[str, Any] = json_value(self.json)
+        return arguments
 
 
 class CallPiece(NamedTuple):
@@ -144,8 +144,8 @@ def tool_use(tools: object, choice: object, *, is_parallel: object) -> ToolUse:
     checked = checked_tools(tools)
     if not isinstance(is_parallel, bool | None):
         raise OptionError(f"parallel_tool_calls is {is_parallel!r:.80}", "Give True or False.")
-    word, only = _chosen(choice)
-    if word == "none":
+    mode, only = _mode_and_names(choice)
+    if mode == "none":
         return ToolUse(checked, are_off=True)
     if only is not None and len(only) > MOST_TOOLS:
         raise OptionError(
@@ -154,7 +154,8 @@ def tool_use(tools: object, choice: object, *, is_parallel: object) -> ToolUse:
         )
     names = [tool.name for tool in checked]
     unknown = [str(name) for name in only or () if name not in names]
-    if unknown or word not in ("auto", "required") or (word == "required" and not checked):
+    has_nothing_to_call = mode == "required" and not checked
+    if unknown or mode not in ("auto", "required") or has_nothing_to_call:
         hint = "Choose auto, none, required, or a tool's name."
         if unknown:
             hint = did_you_mean(unknown[0], names) + hint
@@ -163,7 +164,7 @@ def tool_use(tools: object, choice: object, *, is_parallel: object) -> ToolUse:
             f"{', '.join(names) or 'none':.2000}",
             hint,
         )
-    must = word == "required"
+    must = mode == "required"
     if is_parallel is None:
         is_parallel = not must
     return ToolUse(
@@ -230,31 +231,36 @@ def new_call_id() -> str:
 
 
 def _checked(number: int, tool: object) -> Tool:
-    """A tool of `checked_tools`, by its number from 0. Raises OptionError."""
+    """Check a tool of `checked_tools`. Raises OptionError.
+
+    Args:
+        number: The tool's number among the others, from 0, for the error.
+        tool: The tool, as a caller declares it.
+    """
     function = None
     if inspect.isroutine(tool):
         tool, function = described(tool)
     elif isinstance(tool, Tool):
         function = tool.function
         tool = {**tool.declared()["function"], "strict": tool.is_strict}
-    given = None
+    declared = None
     if isinstance(tool, Mapping):
-        given = tool.get("function", tool)
-    if not isinstance(given, Mapping):
+        declared = tool.get("function", tool)
+    if not isinstance(declared, Mapping):
         raise OptionError(f"tool {number} is {tool!r:.80}", _EXAMPLE)
-    name = given.get("name")
+    name = declared.get("name")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise OptionError(
             f"the name of tool {number} is {name!r:.80}",
             "Give 1 to 128 letters, digits, and characters of _.:/-",
         )
-    description = given.get("description")
+    description = declared.get("description")
     if not isinstance(description, str | None):
         raise OptionError(
             f"the description of the tool {name} is {description!r:.80}",
             _EXAMPLE,
         )
-    parameters = _parameters_in(given)
+    parameters = _parameters_in(declared)
     if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
         raise OptionError(
             f"the parameters of the tool {name} are {parameters!r:.200}",
@@ -270,36 +276,40 @@ def _checked(number: int, tool: object) -> Tool:
         ) from error
     require_unicode(f"the description of the tool {name}", description or "")
     require_unicode(f"the JSON of the parameters of the tool {name}", text)
-    return Tool(name, description or "", schema, given.get("strict") is True, function)
+    return Tool(name, description or "", schema, declared.get("strict") is True, function)
 
 
-def _parameters_in(given: Mapping[str, Any]) -> Any:
-    """The parameters of a tool, as it is declared."""
-    for word in ("parameters", "input_schema"):
-        if given.get(word) is not None:
-            return given[word]
+def _parameters_in(declared: Mapping[str, Any]) -> Any:
+    """The parameters in a tool's declaration; an empty schema if it has none."""
+    for keyword in ("parameters", "input_schema"):
+        if declared.get(keyword) is not None:
+            return declared[keyword]
     return {}
 
 
-def _chosen(choice: object) -> tuple[object, tuple[Any, ...] | None]:
-    """A choice as auto, none or required, and the names of the tools that it allows."""
+def _mode_and_names(choice: object) -> tuple[object, tuple[Any, ...] | None]:
+    """The mode of a choice (auto, none or required), and the names of the tools it allows.
+
+    The names are None if all tools are allowed. The names and a mode of OpenAI's object are
+    not checked.
+    """
     if choice in (None, "auto", "none", "required"):
         return choice or "auto", None
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
-        given = choice.get("allowed_tools", choice)
-        if isinstance(given, Mapping) and isinstance(given.get("tools"), list):
-            return given.get("mode"), tuple(map(_name_in, given["tools"]))
+        allowed = choice.get("allowed_tools", choice)
+        if isinstance(allowed, Mapping) and isinstance(allowed.get("tools"), list):
+            return allowed.get("mode"), tuple(map(_name_in, allowed["tools"]))
     return "required", (_name_in(choice),)
 
 
 def choice_once_called(choice: ToolChoice | None) -> ToolChoice:
-    """The choice for an answer to results: the same, but no call is required."""
+    """The choice for the answer after the calls' results: no call is required any more."""
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
-        given = choice.get("allowed_tools", choice)
+        allowed = choice.get("allowed_tools", choice)
         return {
             "type": "allowed_tools",
             "mode": "auto",
-            "tools": given["tools"],
+            "tools": allowed["tools"],
         }
     if choice == "none":
         return "none"
@@ -317,7 +327,7 @@ def _name_in(choice: object) -> object:
 
 
 def whole_calls(pieces: Iterable[CallPiece | None]) -> tuple[ToolCall, ...]:
-    """The complete calls that the pieces make."""
+    """The calls that the pieces complete, in the order of their last pieces."""
     texts: dict[int, str] = {}
     calls = []
     for piece in pieces:
