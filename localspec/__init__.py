@@ -18,7 +18,7 @@ from typing import Any
 
 from localspec._version import __version__ as __version__
 
-# Modules that load NumPy, which has to be loaded after libllama (`llama/loaded.py`).
+# Modules that import NumPy, which has to be imported after libllama (`llama/loaded.py`).
 _WITH_NUMPY = {
     "chat.chat",
     "chat.tool_loop",
@@ -31,8 +31,8 @@ _WITH_NUMPY = {
 
 @functools.cache
 def _modules() -> dict[str, str]:
-    """The module of each public name but the version."""
-    import ast  # late: it takes as long as everything else
+    """The module of each public name, as the stub says, except for the version."""
+    import ast  # late: importing it takes as long as everything else here
     from pathlib import Path
 
     stub = Path(__file__).with_suffix(".pyi")
@@ -47,7 +47,9 @@ def _modules() -> dict[str, str]:
 
 
 def __getattr__(name: str) -> Any:
+    """Import a public name at its first use. Raises AttributeError for other names."""
     if name == "__all__":
+        # Classes first.
         return sorted(_modules(), key=lambda public: (public.islower(), public))
     if name.startswith("_") or name not in _modules():
         from localspec.keywords import OF_MODULE  # late: only errors need it
@@ -57,9 +59,10 @@ def __getattr__(name: str) -> Any:
             message = f"{message}. Write {OF_MODULE[name]}."
         raise AttributeError(message)
     module = _modules()[name]
-    # Then this process needs no libllama.
+    # A process that has imported isolated engines needs no libllama.
     is_isolated = "localspec.isolated.isolated_engine" in sys.modules
-    if module.removeprefix("localspec.") in _WITH_NUMPY and not is_isolated:
+    needs_numpy = module.removeprefix("localspec.") in _WITH_NUMPY
+    if needs_numpy and not is_isolated:
         importlib.import_module("localspec.llama.loaded")
     return getattr(importlib.import_module(module), name)
 

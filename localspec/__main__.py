@@ -2,15 +2,17 @@
 
 import sys
 
+_INTERRUPTED = 130  # the exit code after Ctrl-C: 128 + the number of SIGINT
+
 
 def main() -> None:
-    """Run the command line. Ctrl-C ends it quietly even while modules are being imported."""
+    """Run the command line. Ctrl-C ends it quietly, even while modules are being imported."""
     try:
-        from localspec.cli import main as run
+        from localspec.cli import main as run_command
 
-        run()
+        run_command()
     except KeyboardInterrupt:
-        sys.exit(130)
+        sys.exit(_INTERRUPTED)
 
 
 if __name__ == "__main__":

@@ -39,11 +39,13 @@ import math
 from collections.abc import Iterable
 from typing import Any, TypeGuard, TypeVar
 
-# Errors of reading a file of localspec's that is damaged, or is another kind of file.
+# Errors that reading raises if a file of localspec is damaged, or is another kind of file.
 DAMAGES = (
     OSError, ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError
 )  # fmt: skip
-_LONGEST_MEANT = 200  # characters of a name that may be mistyped
+_LONGEST_NAME = 200  # characters; a longer text is no mistyped name
+_MOST_SUGGESTED = 3  # names in a hint
+_SHOWN_BEFORE = 20  # characters before a fault in a text that its error shows
 _Item = TypeVar("_Item")
 
 
@@ -57,7 +59,7 @@ class LocalspecError(Exception):
             self.__notes__ = [hint]  # shown in tracebacks from Python 3.11 on
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Rebuilt from its attributes, since a subclass may have other arguments."""
+        """Have copies made from the attributes, since constructors of subclasses differ."""
         return copyreg.__newobj__, (type(self), *self.args), self.__dict__  # type: ignore[attr-defined]
 
 
@@ -70,7 +72,7 @@ class UnknownKeywordError(OptionError, TypeError):
 
 
 class ConstraintError(OptionError):
-    """A schema, regex or grammar that cannot be enforced: unknown, too large, or a dead end."""
+    """A schema, regex or grammar that cannot be enforced: invalid, too large, or a dead end."""
 
 
 class ParseError(LocalspecError, ValueError):
@@ -78,19 +80,26 @@ class ParseError(LocalspecError, ValueError):
 
 
 def require_unicode(what: str, text: str, error: type[OptionError] = OptionError) -> None:
-    """Raise the error if a text has half of a surrogate pair, which cannot be encoded."""
+    """Raise an error if a text has half of a surrogate pair, which cannot be encoded.
+
+    Args:
+        what: The text in words, for the error.
+        text: The text.
+        error: The class of the error.
+    """
     try:
         text.encode()
-    except UnicodeEncodeError as found:
+    except UnicodeEncodeError as fault:
+        begin = max(fault.start - _SHOWN_BEFORE, 0)
         raise error(
-            f"{what} has half of a surrogate pair at character {found.start}: "
-            f"{text[max(found.start - 20, 0) : found.start + 1]!r}",
+            f"{what} has half of a surrogate pair at character {fault.start}: "
+            f"{text[begin : fault.start + 1]!r}",
             "Give both halves, or none: the text was cut or decoded wrongly.",
-        ) from found
+        ) from fault
 
 
 class ModelFileError(LocalspecError):
-    """A path without a model that can be run."""
+    """The file at a path is no model that can be run."""
 
 
 class ModelNotFoundError(ModelFileError, OptionError):
@@ -129,10 +138,10 @@ class ContextError(LocalspecError):
     """More tokens than the context holds.
 
     Args:
-        message: The message.
-        hint: The hint.
+        message: What is wrong.
+        hint: What to do next.
         num_tokens: The tokens of the prompt; None if it was too long to be counted.
-        context_length: The tokens that the context holds; None if the limit is another one.
+        context_length: The tokens that the context holds; None if another limit was exceeded.
     """
 
     def __init__(
@@ -153,7 +162,7 @@ class SessionError(LocalspecError):
 
 
 class DecodeError(LocalspecError):
-    """libllama refused or failed a decode; the cache was cut back to its whole part."""
+    """libllama refused a decode, or failed in it. Its tokens were removed from the cache."""
 
 
 class Interrupted(DecodeError):
@@ -193,40 +202,50 @@ class ForkedError(EngineError):
 
 
 def did_you_mean(name: str, names: Iterable[str]) -> str:
-    """The beginning of a hint about an unknown name: names that may be meant, or ""."""
+    """The beginning of a hint about an unknown name: known names that the user may have meant.
+
+    Empty if no known name is similar.
+
+    Args:
+        name: The unknown name.
+        names: The known names.
+    """
     import difflib
 
-    if len(name) > _LONGEST_MEANT:
+    if len(name) > _LONGEST_NAME:
         return ""
     known = list(names)
-    longer = []
+    suggested: list[str] = []
     if name:
-        longer = [other for other in known if other.startswith(name)]
-    near = longer[:3] or difflib.get_close_matches(name, known, n=1)
-    if near:
-        return f"Perhaps {' or '.join(near)}? "
-    return ""
+        suggested = [other for other in known if other.startswith(name)]
+    if not suggested:
+        suggested = difflib.get_close_matches(name, known, n=1)
+    if not suggested:
+        return ""
+    return f"Perhaps {' or '.join(suggested[:_MOST_SUGGESTED])}? "
 
 
 def is_whole(value: object, lowest: int, highest: float = math.inf) -> TypeGuard[int]:
-    """Whether a setting is a whole number within bounds. True and False are not numbers."""
+    """Whether a value is a whole number from `lowest` to `highest`; True and False are not."""
     if isinstance(value, bool) or not isinstance(value, int):
         return False
     return lowest <= value <= highest
 
 
-def at_most(most: int, given: Iterable[_Item], what: str) -> list[_Item]:
-    """The items as a list. Of an endless iterable, only one item too many is read.
+def at_most(most: int, items: Iterable[_Item], what: str) -> list[_Item]:
+    """The items as a list, if there are not more than `most`.
+
+    Even of an endless iterable, only `most` + 1 items are read.
 
     Args:
         most: The limit.
-        given: The items.
-        what: The items in words, in the plural.
+        items: The items.
+        what: The items in words, in the plural, for the error.
 
     Raises:
-        OptionError: There are more than `most`.
+        OptionError: If there are more.
     """
-    found = list(itertools.islice(given, most + 1))
-    if len(found) > most:
+    listed = list(itertools.islice(items, most + 1))
+    if len(listed) > most:
         raise OptionError(f"there are more than {most} {what}", "Give fewer.")
-    return found
+    return listed

@@ -7,32 +7,33 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-# Cached entries: attention reads multiples of this number. At each its sums may change order.
+# Attention reads the cache in multiples of this number of cells, entries of the cache. At each
+# multiple the order of its sums may change.
 _CELLS = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exactness:
-    """A class of sizes: decodes of these sizes have the same rows and caches, to the bit.
+    """A class of sizes: decodes of these sizes compute the same rows and caches, to the bit.
 
-    If every decode is of one class, a text depends only on file, prompt, options and machine:
-    not on the draft, the number of draft tokens or threads, or the cache.
+    If every decode has a size of one class, a text depends only on file, prompt, options and
+    machine: not on the draft, the number of draft tokens or threads, or the cache.
     """
 
     smallest_step: int = 1
-    """The fewest tokens of the class. Fewer are padded."""
+    """The smallest size of the class, in tokens. Smaller decodes are padded."""
 
     largest_step: int = 1
-    """The most tokens of the class. More are decoded in pieces."""
+    """The largest size of the class, in tokens. Larger decodes are made in pieces."""
 
     all_sizes: bool = False
-    """Every size is in the class."""
+    """Whether every size is in the class."""
 
     joined: bool = False
-    """Decodes for several texts are in the class, too."""
+    """Whether decodes of several texts at once are in the class, too."""
 
     plain_cost: float = 1.0
-    """Time of a padded single token ÷ time without padding."""
+    """Time of a decode of one token with padding ÷ its time without."""
 
     reason: str = "not asked for (exact=True)"
     """Why there is no class; empty if there is one."""
@@ -44,18 +45,19 @@ class Exactness:
 
     @property
     def holds(self) -> bool:
-        """Whether texts are the same to the bit."""
+        """Whether there is a class, so that texts are the same to the bit."""
         return not self.reason
 
     @property
     def steps(self) -> str:
-        """The class in words, with its cost; empty if every size is in it, or there is none."""
+        """The class in words, with its cost; empty if every size is in it, or without one."""
         if not self.is_bounded:
             return ""
         sizes = f"steps of {self.smallest_step} to {self.largest_step}"
         if self.smallest_step == 1:
             return sizes
-        return f"{sizes}, plain tokens {self.plain_cost - 1:+.0%} time"
+        extra_cost = self.plain_cost - 1
+        return f"{sizes}, plain tokens {extra_cost:+.0%} time"
 
     @property
     def is_bounded(self) -> bool:
@@ -63,25 +65,34 @@ class Exactness:
         return self.holds and not self.all_sizes
 
     def end_of_piece(self, begin: int, end: int) -> int:
-        """The end of the first piece if tokens from one position to another are decoded.
+        """The position at which the first piece ends, of tokens that are decoded in pieces.
 
-        A piece, with its padding, crosses a multiple of `_CELLS` only if every piece that
-        begins at its position does: a token's row is always computed with the same number of
-        cells.
+        A token's row is always to be computed with the same number of cells. So a piece that
+        begins at a position, and the padding after it, may cross a multiple of `_CELLS` only if
+        even one token with its padding, the smallest piece, would cross it there.
+
+        Args:
+            begin: The position of the first token.
+            end: The position after the last token.
         """
         if not self.is_bounded:
             return end
-        padding = self.smallest_step - 1
-        border = (begin + padding) // _CELLS * _CELLS + _CELLS - padding
+        padding = self.smallest_step - 1  # the most tokens that are added to a piece
+        num_blocks = (begin + padding) // _CELLS + 1  # that the smallest piece reads
+        border = num_blocks * _CELLS - padding
         return min(end, begin + self.largest_step, border)
 
     @classmethod
     def saved(cls, values: Mapping[str, Any] | None) -> Exactness | None:
-        """The class whose values were saved by name; None if there was none."""
+        """The class that was saved; None if none was, or its fields have changed since.
+
+        Args:
+            values: The values of the fields by their names; None for nothing.
+        """
         if values is None:
             return None
-        with contextlib.suppress(TypeError):
-            found = cls(**values)
-            if found.holds:
-                return found
+        with contextlib.suppress(TypeError):  # of fields that this version lacks
+            exactness = cls(**values)
+            if exactness.holds:
+                return exactness
         return None

@@ -1,6 +1,6 @@
 """Keywords and options, their names in other libraries and programs, and errors with both.
 
-One table serves the keywords of calls and the options of commands.
+One table is for both: the keywords of calls, and the options of commands.
 """
 
 from __future__ import annotations
@@ -18,20 +18,21 @@ _Class = TypeVar("_Class")
 
 
 class _Row(NamedTuple):
-    """What to write here for names of other libraries and programs."""
+    """What to write in localspec in place of some names of other libraries and programs."""
 
-    theirs: Sequence[str]
-    """Names as Python writes them, num_predict; an option with one dash as it is typed, -n."""
+    foreign_names: Sequence[str]
+    """The names, as Python writes them (num_predict). An option with one dash is written as it
+    is typed (-n)."""
 
-    ours: str = ""
-    """The keyword that means the same."""
+    keyword: str = ""
+    """localspec's keyword with the same meaning; empty if there is none."""
 
-    words: str = ""
-    """What to do in Python if no keyword means the same, or its value differs."""
+    advice: str = ""
+    """What to do in Python, in sentences, if there is no such keyword, or its value differs."""
 
     flags: Sequence[str] = ()
-    """What to type in a command if that is not the option of `ours`: options, names of
-    arguments, or words with a blank between them. Those that the command has count."""
+    """What to type in a command if it is not the option of `keyword`: options, names of
+    arguments, or several words. Of these only the ones count that the command has."""
 
 
 # Names of llama.cpp, llama-cpp-python, Ollama, openai, transformers and vLLM.
@@ -64,33 +65,33 @@ _TABLE = (
     _Row(("top_logprobs", "output_scores", "output_logits", "logits_all"), "logprobs"),
     _Row(
         ("stream", "stream_options", "streamer", "no_stream"),
-        words="Iterate over the answer: its pieces come as they are made.",
+        advice="Iterate over the answer: its pieces come as they are made.",
         flags=("no option, since answers are shown as they are written",),
     ),
     _Row(
         ("n", "best_of", "num_return_sequences"),
-        words="Ask once for each answer: every call gives one.",
+        advice="Ask once for each answer: every call gives one.",
     ),
     _Row(
         ("image", "images"),
-        words="chat.send(text, images=[…]) takes them; for engine.generate put them into the "
+        advice="chat.send(text, images=[…]) takes them; for engine.generate put them into the "
         "messages.",
         flags=("--image",),
     ),
-    _Row(("raw",), words="engine.generate_raw(text) puts no template around it."),
+    _Row(("raw",), advice="engine.generate_raw(text) puts no template around it."),
     _Row(
         ("pad_token_id", "eos_token_id", "bos_token_id", "skip_special_tokens"),
-        words="Leave it out: the model's file names these tokens, and they never appear in the "
-        "text.",
+        advice="Leave it out: the model's file names these tokens, and they never appear in "
+        "the text.",
     ),
     _Row(
         ("return_full_text", "echo"),
-        words="Leave it out: reply.text is the answer without the prompt.",
+        advice="Leave it out: reply.text is the answer without the prompt.",
     ),
     # questions and conversations
     _Row(
         ("prompt", "messages", "input", "inputs", "-p"),
-        words='Give it first, without a name: engine.generate("Hi") or '
+        advice='Give it first, without a name: engine.generate("Hi") or '
         "engine.generate(messages).",
         flags=("prompt", "localspec generate -m MODEL PROMPT"),
     ),
@@ -103,14 +104,14 @@ _TABLE = (
     ),
     _Row(
         ("interactive", "conversation", "-i", "-cnv"),
-        words="engine.chat() begins a conversation.",
+        advice="engine.chat() begins a conversation.",
         flags=("localspec chat",),
     ),
     # models
     _Row(
         ("model", "model_path", "model_name", "model_id", "path", "filename", "repo_id",
          "hf_repo", "preset", "target", "-m", "-hf"),
-        words='Give the model first, without a name: localspec.load("model.gguf").',
+        advice='Give the model first, without a name: localspec.load("model.gguf").',
         flags=("model", "models", "presets", "-m"),
     ),
     _Row(
@@ -123,7 +124,7 @@ _TABLE = (
     _Row(("flash_attn", "-fa"), "flash_attention"),
     _Row(("type_k",), "cache_type_k"),
     _Row(("type_v",), "cache_type_v"),
-    _Row(("n_batch", "num_batch", "n_ubatch"), words="Leave it out: localspec chooses it."),
+    _Row(("n_batch", "num_batch", "n_ubatch"), advice="Leave it out: localspec chooses it."),
     _Row(("draft_model", "model_draft", "assistant_model", "-md"), "draft"),
     _Row(
         ("draft_max", "draft_n", "spec_draft_n_max", "draft_num_predict", "num_pred_tokens",
@@ -144,18 +145,28 @@ _TABLE = (
     _Row(("n_parallel", "num_parallel", "max_num_seqs", "-np"), "parallel"),
     _Row(
         ("embedding", "embedding_only"),
-        words='localspec.load_embedder("model.gguf") loads a model for vectors.',
+        advice='localspec.load_embedder("model.gguf") loads a model for vectors.',
     ),
     _Row(
-        ("keep_alive",), words="Leave it out: the models stay loaded until engine.close()."
+        ("keep_alive",), advice="Leave it out: the models stay loaded until engine.close()."
     ,),
     _Row(
         ("verbose", "-v"),
-        words='The logger "localspec" has warnings, and reply.stats the figures of an answer.',
+        advice='The logger "localspec" has warnings, and reply.stats the figures of an answer.',
         flags=("--stats",),
     ),
 )  # fmt: skip
-_ROWS = {theirs: row for row in _TABLE for theirs in row.theirs}
+
+
+def _by_foreign_name(table: Iterable[_Row]) -> dict[str, _Row]:
+    """The rows of a table by each of their foreign names."""
+    rows: dict[str, _Row] = {}
+    for row in table:
+        rows.update(dict.fromkeys(row.foreign_names, row))
+    return rows
+
+
+_ROWS = _by_foreign_name(_TABLE)
 
 # Keywords that an error lists if there are many, the most usual first.
 _USUAL = (
@@ -163,32 +174,34 @@ _USUAL = (
     "draft", "context_length", "num_threads", "num_gpu_layers", "parallel", "cache_disk",
 )  # fmt: skip
 _MOST_LISTED = 8
-_taken_by: dict[str, str] = {}  # each keyword, and the call that takes it
+_call_of: dict[str, str] = {}  # the call that takes a keyword, as `note_keywords` has noted it
 
 
 def note_keywords(call: str, names: Iterable[str]) -> None:
-    """Note the keywords of a call, for the errors of other calls that get them.
+    """Note which keywords a call takes: errors of other calls that get them then name it.
 
     Args:
-        call: The beginning of the call as an application writes it: "engine.chat(".
+        call: The beginning of the call as an application writes it, as "engine.chat(".
         names: The names of its keywords.
     """
-    _taken_by.update(dict.fromkeys(names, call))
+    _call_of.update(dict.fromkeys(names, call))
 
 
-def ours_for(name: str) -> str:
-    """The keyword here for another library's; the name itself if there is none."""
+def keyword_for(name: str) -> str:
+    """localspec's keyword for another library's name; the name itself if there is none."""
     if name not in _ROWS:
         return name
-    return _ROWS[name].ours or name
+    return _ROWS[name].keyword or name
 
 
 def flags_for(option: str, flag_of: Callable[[str], str]) -> Sequence[str]:
-    """What to type here for another program's option, the best first.
+    """What to type in a command for another program's option, the best first.
+
+    Empty if the option is unknown, or has no counterpart.
 
     Args:
         option: The option as the user typed it.
-        flag_of: Gives the option of a keyword.
+        flag_of: Returns the option of a command for a keyword.
     """
     name = option
     if option.startswith("--"):
@@ -196,17 +209,23 @@ def flags_for(option: str, flag_of: Callable[[str], str]) -> Sequence[str]:
     row = _ROWS.get(name)
     if row is None:
         return ()
-    if row.flags or not row.ours:
+    if row.flags or not row.keyword:
         return row.flags
-    return [flag_of(row.ours)]
+    return [flag_of(row.keyword)]
 
 
-def check_keywords(given: Iterable[str], known: Iterable[str]) -> None:
-    """Raise UnknownKeywordError for an unknown keyword, with a hint what to write instead."""
-    names = list(dict.fromkeys(known))
-    for name in given:
-        if name not in names:
-            hint = f"{_instead_of(name, names).strip()} {_listed(names)}".strip()
+def check_keywords(names: Iterable[str], known: Iterable[str]) -> None:
+    """Raise UnknownKeywordError if a name is not known, with a hint what to write instead.
+
+    Args:
+        names: The keywords of a call.
+        known: The keywords that the call takes.
+    """
+    known = list(dict.fromkeys(known))
+    for name in names:
+        if name not in known:
+            replacement = _replacement_for(name, known).strip()
+            hint = f"{replacement} {_known_options(known)}".strip()
             raise UnknownKeywordError(f"unknown option {name!r}", hint)
 
 
@@ -234,39 +253,41 @@ def known_fields(cls: type[_Class]) -> type[_Class]:
 def explained(
     hint: str,
 ) -> Callable[[Callable[_Arguments, _Result]], Callable[_Arguments, _Result]]:
-    """A decorator of functions: for wrong arguments the TypeError says what to write instead.
+    """A decorator of functions: TypeErrors for wrong arguments say what to write instead.
+
+    A TypeError that the function itself raises stays as it is.
 
     Args:
         hint: What to write, in a sentence.
     """
 
-    def explaining(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
+    def decorate(function: Callable[_Arguments, _Result]) -> Callable[_Arguments, _Result]:
         signature = inspect.signature(function)
 
         @functools.wraps(function)
-        def called(*arguments: _Arguments.args, **keywords: _Arguments.kwargs) -> _Result:
+        def checked(*arguments: _Arguments.args, **keywords: _Arguments.kwargs) -> _Result:
             try:
-                # Only this: a TypeError that the function raises itself stays as it is.
                 signature.bind(*arguments, **keywords)
             except TypeError as error:
-                # As it is called: a constructor by its class, a method by its own name.
-                name = function.__qualname__.removesuffix(".__init__").rpartition(".")[2]
+                # The class of a constructor, or the name of a function or method.
+                qualified_name = function.__qualname__.removesuffix(".__init__")
+                name = qualified_name.rpartition(".")[2]
                 raise TypeError(f"{name}(): {error}. {hint}") from None
             return function(*arguments, **keywords)
 
-        return called
+        return checked
 
-    return explaining
+    return decorate
 
 
 class ForeignNames:
-    """The AttributeError for a name that other libraries have says what to write here.
+    """A base of classes: AttributeErrors for names of other libraries say what to write.
 
     Nothing else changes: `hasattr`, and `getattr` with a default, work as usual.
     """
 
     _instead: ClassVar[Mapping[str, str]] = {}
-    """What to write, by the names that other libraries have."""
+    """What to write instead of the names that other libraries have, by these names."""
 
     if not TYPE_CHECKING:  # type checkers would accept any attribute
 
@@ -274,11 +295,11 @@ class ForeignNames:
             instead = type(self)._instead.get(name)
             if instead is None:
                 return object.__getattribute__(self, name)  # raises the usual AttributeError
-            what = f"{type(self).__name__!r} object has no attribute {name!r}"
-            raise AttributeError(f"{what}. Write {instead}.")
+            fault = f"{type(self).__name__!r} object has no attribute {name!r}"
+            raise AttributeError(f"{fault}. Write {instead}.")
 
 
-# What to write instead of names that other libraries' modules have.
+# What to write instead of names that the modules of other libraries have, by these names.
 OF_MODULE: Mapping[str, str] = {
     **dict.fromkeys(
         ("Llama", "LLM", "Model", "Client", "AsyncClient", "OpenAI", "AsyncOpenAI", "pipeline"),
@@ -294,20 +315,27 @@ OF_MODULE: Mapping[str, str] = {
 }
 
 
-def _instead_of(name: str, known: Sequence[str]) -> str:
-    """What to write instead of a keyword, in sentences; "" if that is not known."""
-    row = _ROWS.get(name, _Row((), ours=name))
-    ours = row.ours
-    words = row.words
-    if ours in known:
-        return f"It is {ours} here. {words}"
-    if ours in _taken_by:
-        return f"Write {_taken_by[ours]}…, {ours}=…). {words}"
-    return words or did_you_mean(name, known)
+def _replacement_for(name: str, known: Sequence[str]) -> str:
+    """What to write instead of an unknown keyword, in sentences; empty without a suggestion.
+
+    Args:
+        name: The unknown keyword.
+        known: The keywords that the call takes.
+    """
+    row = _ROWS.get(name, _Row((), name))
+    keyword = row.keyword
+    if keyword in known:
+        return f"It is {keyword} here. {row.advice}"
+    if keyword in _call_of:
+        return f"Write {_call_of[keyword]}…, {keyword}=…). {row.advice}"
+    return row.advice or did_you_mean(name, known)
 
 
-def _listed(names: Sequence[str]) -> str:
-    """The known keywords in a sentence: the most usual, and the number of the others."""
+def _known_options(names: Sequence[str]) -> str:
+    """The keywords that a call takes, in a sentence: all if they are few.
+
+    Of many, the sentence has the most usual ones and the number of the others.
+    """
     if len(names) <= _MOST_LISTED + 1:
         return f"Known options: {', '.join(names)}."
     usual = [name for name in _USUAL if name in names][:_MOST_LISTED]

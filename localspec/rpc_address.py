@@ -8,12 +8,17 @@ from collections.abc import Sequence
 from localspec.errors import OptionError
 
 _MOST_SERVERS = 16  # GGML_RPC_MAX_SERVERS
+_LARGEST_PORT = 65535
 # libllama splits at the first colon, and only supports IPv4.
 _ADDRESS = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?:([0-9]{1,5})")
 
 
 def checked_addresses(addresses: object) -> tuple[str, ...]:
-    """The addresses of servers, each "host:port". Raises OptionError for invalid ones."""
+    """The addresses of RPC servers, each "host:port".
+
+    Raises OptionError if they are no sequence, if one is invalid or repeated, or if there are
+    too many.
+    """
     if isinstance(addresses, str) or not isinstance(addresses, Sequence):
         raise OptionError(f"rpc is {addresses!r}", 'Give a list: ["workshop-pc:50052"].')
     for address in addresses:
@@ -33,8 +38,11 @@ def checked_addresses(addresses: object) -> tuple[str, ...]:
 
 
 def _is_address(address: object) -> bool:
-    """Whether it is a host and a port."""
+    """Whether a value is a str of a host, a colon and a port."""
     if not isinstance(address, str):
         return False
-    found = _ADDRESS.fullmatch(address)
-    return found is not None and 1 <= int(found[2]) <= 65535
+    match = _ADDRESS.fullmatch(address)
+    if match is None:
+        return False
+    port = int(match[2])
+    return 1 <= port <= _LARGEST_PORT

@@ -33,7 +33,7 @@ import platformdirs
 from localspec.errors import DAMAGES, OptionError, PresetError, UnknownPresetError, did_you_mean
 from localspec.gguf_file.adapter import MOST_ADAPTERS, USUAL_SCALE, checked_scale
 from localspec.hub.hub_file import HubFile, HubModel
-from localspec.keywords import ours_for
+from localspec.keywords import keyword_for
 from localspec.rpc_address import checked_addresses
 from localspec.sampling.params import SamplingParams
 from localspec.system.atomic_write import make_private_folder, read_regular_text, write_whole
@@ -728,7 +728,7 @@ class _PresetReader:
         """Raise PresetError for an unknown key, or a value of the wrong type."""
         for key, value in table.items():
             if key not in key_types:
-                hint = did_you_mean(ours_for(key), key_types).strip()
+                hint = did_you_mean(keyword_for(key), key_types).strip()
                 if not hint:
                     hint = f"Known keys: {', '.join(key_types)}."
                 raise self._error(where, f"{key}: is not a key here", hint)

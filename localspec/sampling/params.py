@@ -13,7 +13,7 @@ from numbers import Integral, Real
 from typing import Any, TypedDict
 
 from localspec.errors import OptionError, did_you_mean, require_unicode
-from localspec.keywords import known_fields, ours_for
+from localspec.keywords import keyword_for, known_fields
 
 _LARGEST_BIAS = 1e9  # far beyond any logit, and far from overflowing a float32
 _INT32_MAX = 2**31 - 1
@@ -155,7 +155,7 @@ class SamplingParams:
             if name in fields:
                 continue
             check_has_distribution(name)
-            hint = did_you_mean(ours_for(name), fields).strip()
+            hint = did_you_mean(keyword_for(name), fields).strip()
             if not hint:
                 hint = f"Choose from: {', '.join(fields)}."
             raise OptionError(f"{name} is not a sampling option", hint)

@@ -284,8 +284,8 @@ def test_the_table_of_other_names_leads_to_keywords_that_there_are():
     known = {name for call in calls for name in inspect.signature(call).parameters}
     known |= set(answer_keywords())
     rows = inside.foreign_rows()
-    assert {row.ours for row in rows} - known == {""}
-    theirs = [name for row in rows for name in row.theirs]
+    assert {row.keyword for row in rows} - known == {""}
+    theirs = [name for row in rows for name in row.foreign_names]
     assert len(set(theirs)) == len(theirs)
     # What both have means the same, or is no keyword of the same calls.
     assert set(theirs) & set(answer_keywords()) == set()

@@ -21,7 +21,7 @@ from localspec.cli.session_summary import note_resumed, session_lines
 from localspec.cli.shared_options import SAMPLING_KEYWORDS
 from localspec.cli.terminal.line_editor import Values, can_edit
 from localspec.errors import OptionError, did_you_mean
-from localspec.keywords import ours_for
+from localspec.keywords import keyword_for
 from localspec.sampling.params import SamplingParams, check_has_distribution
 from localspec.speculative.randomness import Randomness
 from localspec.speculative.rules import rule_name
@@ -197,7 +197,7 @@ def _known_setting(name: str) -> str:
     if setting in _SETTINGS:
         return setting
     check_has_distribution(setting)  # raises for a sampler that drafting cannot have
-    guess = did_you_mean(ours_for(setting), _SETTINGS)
+    guess = did_you_mean(keyword_for(setting), _SETTINGS)
     hint = f"{guess}/set lists all settings; others are set when starting the chat."
     raise OptionError(f"there is no setting {name!r}", hint)
 
