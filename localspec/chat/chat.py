@@ -332,7 +332,7 @@ class Chat(ForeignNames):
         Raises what reading an answer raises.
         """
         source = BeginningSource(self._source(self._turns, ()))
-        self._engine._prepare(source, owner=self)
+        self._engine._prepare_next_prompt(source, owner=self)
 
     def copy(self) -> Chat:
         """An independent copy of the conversation, over the same engine."""

@@ -8,12 +8,13 @@ from localspec.speculative.prefix import common_length
 from localspec.streaming.reply import Piece
 
 _MOST_TEXTS = 32  # remembered at once; how many caches are kept depends on the memory
-# Tokens that a template writes at the end of a prompt, but not before an earlier answer.
-_ASKING = 16
+# The most tokens that a template writes at the end of a prompt to open the answer, but leaves
+# out once that answer is an earlier one.
+_OPENING_TOKENS = 16
 
 
 class AnsweredText:
-    """A prompt and its answer; the owner of caches.
+    """A prompt and its answer. It owns cached text where no conversation is known.
 
     Args:
         scope: The scope of its caches.
@@ -29,26 +30,32 @@ class AnsweredText:
         """The prompt; with the answer's tokens once the answer is over."""
 
         self.num_stable = 0
-        """Length of the beginning that a prompt repeats if it continues the text."""
+        """The tokens at the beginning that a prompt repeats if it continues the text."""
 
     def mark_in_use(self, prompt: Sequence[int], num_stable: int | None) -> None:
-        """Note that the prompt is being answered. num_stable: None for the whole prompt."""
+        """Note that an answer to the prompt begins: the text is the prompt until it ends.
+
+        Args:
+            prompt: The prompt's tokens.
+            num_stable: How many of them, from the first on, a later prompt repeats; None for
+                all.
+        """
         self.is_in_use = True
-        # Set now, for an answer that ends early: if the client asks again, this much is cached.
+        # Set now: if the answer fails, the prompt is cached for the client's next attempt.
         self.tokens = list(prompt)
         if num_stable is None:
             num_stable = len(prompt)
         self.num_stable = num_stable
 
-    def end(self, read: Sequence[Piece]) -> None:
-        """Add the pieces of the answer that were read; the text is free again."""
-        for piece in read:
+    def end(self, pieces: Sequence[Piece]) -> None:
+        """Add the pieces of the answer that were read, and mark the text as not in use."""
+        for piece in pieces:
             self.tokens += piece.token_ids
         self.is_in_use = False
 
 
 class AnsweredTexts:
-    """The texts in the order of their last use."""
+    """The texts that were answered last, in the order of their use."""
 
     def __init__(self) -> None:
         self._texts: list[AnsweredText] = []
@@ -59,30 +66,40 @@ class AnsweredTexts:
         scope: Hashable,
         num_stable: int | None,
     ) -> AnsweredText:
-        """The scope's longest text that the prompt continues, or a new one; marked as in use.
+        """Find the text that a prompt continues, or make a new one, and mark it as in use.
 
-        So a conversation finds its own caches. A side question with the same beginning does not
-        take them, nor does the same question when it is asked again in the meantime.
+        So a conversation finds its own caches. Another question with the same beginning does
+        not take them, nor does the same question when it is asked again before its answer ends.
+
+        Args:
+            prompt: The prompt's tokens.
+            scope: The scope of the prompt.
+            num_stable: See `AnsweredText.mark_in_use`.
         """
-        text = self._continued_by(prompt, scope)
+        text = self._longest_continued(prompt, scope)
         if text is None:
             text = AnsweredText(scope)
-            self._texts = self._texts[1 - _MOST_TEXTS :]
+            self._texts = self._texts[1 - _MOST_TEXTS :]  # leaves room for the new one
         else:
             self._texts.remove(text)
         self._texts.append(text)
         text.mark_in_use(prompt, num_stable)
         return text
 
-    def _continued_by(self, prompt: Sequence[int], scope: Hashable) -> AnsweredText | None:
+    def _longest_continued(self, prompt: Sequence[int], scope: Hashable) -> AnsweredText | None:
+        """The text of this scope with the longest beginning that the prompt repeats, if any.
+
+        Texts in use are left out, and texts of which the prompt repeats too little.
+        """
         longest: AnsweredText | None = None
         longest_length = 0
         for text in self._texts:
             if text.scope != scope or text.is_in_use:
                 continue
             length = common_length(text.tokens, prompt)
-            # A prompt repeats all of a text that it continues, perhaps without its thoughts.
-            least = max(text.num_stable - _ASKING, text.num_stable // 2)
+            # A prompt that continues a text repeats all of its stable beginning, apart from the
+            # tokens that opened the answer.
+            least = max(text.num_stable - _OPENING_TOKENS, text.num_stable // 2)
             if length >= least and length > longest_length:
                 longest = text
                 longest_length = length

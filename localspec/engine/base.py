@@ -46,9 +46,9 @@ if TYPE_CHECKING:
     from localspec.speculative.policy_api import Drafting
     from localspec.speculative.shared_vocabulary import SharedVocabulary
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
-# What to write instead of methods that others have.
+# What to write instead of methods that other libraries have.
 _INSTEAD = {
     **dict.fromkeys(
         ("ask", "complete", "create_completion", "invoke", "prompt", "stream"),
@@ -60,7 +60,7 @@ _INSTEAD = {
         'localspec.load_embedder("model.gguf")',
     ),
 }
-_WAIT = "Finish or close that answer first, or wait in line for it: queue=True."
+_WAIT_HINT = "Finish or close that answer first, or wait in line for it: queue=True."
 
 
 class BaseEngine(Producer, ForeignNames, abc.ABC):
@@ -70,8 +70,8 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
     max_tokens, stop, logprobs …; and the fields of `SamplingParams` as keywords of their own:
     temperature, top_k …
 
-    Leaving its `with` block closes it; so does the interpreter's end. Methods that begin with
-    an underscore are for other packages of localspec.
+    An engine is closed at the end of its `with` block, or when the interpreter exits. Methods
+    that begin with an underscore are for other packages of localspec.
     """
 
     _instead = _INSTEAD
@@ -89,11 +89,11 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
     tool_template: str | None
     """The file's second template, tool_use, for questions with tools; None without one."""
     drafting: Drafting
-    """What drafts and how much, as `load` was asked."""
+    """What drafts and how much, as the arguments of `load` say."""
     shared_vocabulary: SharedVocabulary | None
     """The tokens that target and draft share; None without a draft."""
     exactness: Exactness
-    """Sizes of the target's decodes that equal single decodes to the bit."""
+    """The sizes of the target's decodes whose rows are equal to the bit."""
 
     def __init__(
         self,
@@ -105,24 +105,24 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
         self._adapters = tuple(adapters)
         self._line = Line(lambda _: parallel)
         self._own_process = OwnProcess()
-        self._records: weakref.WeakSet[AnswerRecord] = weakref.WeakSet()  # of its answers
-        # Held while the records are changed or listed. A signal handler may need it again in
-        # the thread that holds it.
-        self._listing = threading.RLock()
+        self._records: weakref.WeakSet[AnswerRecord] = weakref.WeakSet()  # of all its answers
+        # Held while the records are changed or listed. Reentrant: a signal handler may take it
+        # in the thread that holds it.
+        self._records_lock = threading.RLock()
         self._is_ending = False
 
     def _close_at_exit(self) -> None:
-        """Close the engine at the interpreter's end. Called last, once the engine is whole."""
+        """Have the interpreter close the engine when it exits. Constructors call this last."""
         weakref.finalize(self, _end_at_exit, weakref.ref(self))
 
     def __repr__(self) -> str:
-        what = f"{self.description!r}, context of {self.context_length} tokens"
-        return f"<{type(self).__name__} {what}>"
+        content = f"{self.description!r}, context of {self.context_length} tokens"
+        return f"<{type(self).__name__} {content}>"
 
     @property
     @abc.abstractmethod
     def parallel(self) -> int:
-        """Answers that it produces at once, each read in a thread or task of its own."""
+        """How many answers are produced at once, each read in a thread or task of its own."""
 
     @property
     @abc.abstractmethod
@@ -136,12 +136,12 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
 
     @property
     def takes_tools(self) -> bool:
-        """Whether the model's own chat template has tools, and calls of them are understood."""
+        """Whether the model's chat template takes tools, and localspec can parse the calls."""
         return takes_tools(self.chat_template) or takes_tools(self.tool_template)
 
     @functools.cached_property
     def has_think_switch(self) -> bool:
-        """Whether the model's own chat template can be asked for no thoughts: think=False.
+        """Whether the model's chat template can turn thoughts off, as think=False asks.
 
         Raises TemplateError if the template is missing or broken.
         """
@@ -150,7 +150,7 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
 
     @property
     def sampling(self) -> SamplingParams:
-        """The default of answers; at first the preset's. May be set."""
+        """The sampling of answers that give none; at first the preset's. May be set."""
         return self._sampling
 
     @sampling.setter
@@ -161,12 +161,12 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
 
     @property
     def adapters(self) -> tuple[Adapter, ...]:
-        """The target's LoRA adapters, with the scales that answers have by default."""
+        """The target's LoRA adapters, with their scales in answers that give none."""
         return self._adapters
 
     @property
     def adapter_scales(self) -> tuple[float, ...]:
-        """The scale of each adapter in answers that say nothing of it. May be set.
+        """The scale of each adapter in answers that give none. May be set.
 
         Answers under other scales share neither a decode nor a cached text.
         """
@@ -183,7 +183,10 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
     @property
     @abc.abstractmethod
     def _reading_progress(self) -> tuple[int, int]:
-        """How many tokens of the text are decoded, and how many there are. From any thread."""
+        """How many tokens of the running answers' texts are decoded, and how many there are.
+
+        From any thread.
+        """
 
     @abc.abstractmethod
     def memory(self) -> EngineMemory:
@@ -191,39 +194,44 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
 
     @abc.abstractmethod
     def remember(self, text: str | Sequence[int]) -> None:
-        """Let a text, or token ids, draft answers that repeat it. Possible during an answer.
+        """Add a text, or token ids, from which answers that repeat it are drafted.
+
+        Possible while an answer is produced.
 
         Raises OptionError.
         """
 
     @abc.abstractmethod
     def free_kept(self) -> None:
-        """Free the copies of waiting conversations' caches. Raises BusyError in an answer."""
+        """Free the copies of waiting conversations' caches.
+
+        Raises BusyError while an answer is produced.
+        """
 
     @abc.abstractmethod
     def _save_caches_of(self, owner: object, path: Path) -> bool:
-        """`save_caches`, for any owner of a text."""
+        """Do as `save_caches`, for any owner of a text: a `Chat` or another object."""
 
     @abc.abstractmethod
     def _load_caches_of(self, owner: object, path: Path) -> bool:
-        """`load_caches`, for any owner of a text."""
+        """Do as `load_caches`, for any owner of a text: a `Chat` or another object."""
 
     def _answer(self, record: AnswerRecord) -> Answer:
-        """The answer of a record. Every method that asks for an answer ends here.
+        """The answer of a record, planned but not started. All methods for answers end here.
 
-        Raises OptionError for options that do not go together.
+        Raises OptionError for options that contradict each other, and ClosedError.
         """
         self._accept(record)
         return Answer(record, self)
 
     def _accept(self, record: AnswerRecord) -> None:
-        """Plan and list a record, so that it can be started. Raises as `_answer`."""
-        record.plan = self._plan(record.options)
-        with self._listing:
-            self._records.add(record)  # which ends with the engine
+        """Plan a record, and list it among the engine's. Raises as `_answer`."""
+        record.plan = self._make_plan(record.options)
+        with self._records_lock:
+            self._records.add(record)  # so that `close` ends it
 
-    def _plan(self, options: AnswerOptions) -> AnswerPlan:
-        """What an answer is to do. Raises OptionError, and ClosedError."""
+    def _make_plan(self, options: AnswerOptions) -> AnswerPlan:
+        """The plan of an answer with these options. Raises OptionError, and ClosedError."""
         sampling = options.sampling_from(self.sampling)
         rule = rule_name(options.rule, is_greedy=sampling.is_greedy, seed=options.seed)
         adapters = self._adapters
@@ -233,8 +241,8 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
         return AnswerPlan(sampling, rule, scales=scales)
 
     def _answers_at_work(self) -> list[AnswerRecord]:
-        """The answers that are admitted and not over."""
-        with self._listing:
+        """The records of answers that are admitted and not over."""
+        with self._records_lock:
             records = list(self._records)
         at_work = []
         for record in records:
@@ -242,22 +250,24 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
                 at_work.append(record)
         return at_work
 
-    def _join(self, record: AnswerRecord) -> None:
-        """Take a place in line for an answer; `_admitted` is called when its turn comes.
+    def _join_line(self, record: AnswerRecord) -> None:
+        """Take a place in line for an answer; `_produce_admitted` is called at its turn.
 
-        An answer that is cancelled at the same time may have ended already: it keeps no place.
+        An answer that was cancelled and has ended meanwhile keeps no place.
 
-        Raises BusyError where it is not to wait, and EngineError where it would wait for ever.
+        Raises BusyError if the answer would have to wait and its options do not allow that, and
+        EngineError if it would wait for ever.
         """
 
-        def may_wait(before: list[Place]) -> None:
+        def check_may_wait(earlier: list[Place]) -> None:
+            """Raise the error if the answer may not wait for these places."""
             if not record.options.queue:
-                is_same = any(other.conversation is record.owner for other in before)
-                what = "the engine is producing another answer"
+                fault = "the engine is producing another answer"
+                is_same = any(other.conversation is record.owner for other in earlier)
                 if record.owner is not None and is_same:
-                    what = "the last question of this conversation is still being answered"
-                raise BusyError(what, _WAIT)
-            if place.is_read_by_main and all(other.is_read_by_main for other in before):
+                    fault = "the last question of this conversation is still being answered"
+                raise BusyError(fault, _WAIT_HINT)
+            if place.is_read_by_main and all(other.is_read_by_main for other in earlier):
                 raise EngineError(
                     "this thread would wait for an answer that only it can read to the end",
                     "Finish or close that answer first, or read it in a thread of its own.",
@@ -267,67 +277,69 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
         place.conversation = record.owner
         place.client = record.client
         place.on_admitted = functools.partial(self._on_admitted, record)
-        self._line.join(place, may_wait)
+        self._line.join(place, check_may_wait)
         if record.state >= State.ENDING:
             self._line.leave(place)
 
     def _give_ending(self, record: AnswerRecord) -> None:
-        """Give an answer's reader its ending. Repeatable: Ctrl-C may have lost the first."""
+        """Give an answer's reader its ending, perhaps again: Ctrl-C may have lost the first."""
         assert record.ending is not None
         record.outbox.put(record.ending)
 
     def _on_admitted(self, record: AnswerRecord) -> None:
+        """Produce an answer whose turn has come, unless it was ended before."""
         if record.try_advance(State.ASKED, State.ADMITTED):
-            self._admitted(record)
+            self._produce_admitted(record)
 
     @abc.abstractmethod
-    def _admitted(self, record: AnswerRecord) -> None:
-        """Produce an answer whose turn has come. From any thread; it must not wait."""
+    def _produce_admitted(self, record: AnswerRecord) -> None:
+        """Have an admitted answer produced. From any thread; it must not wait."""
 
     @abc.abstractmethod
     def _make_prompt(self, source: PromptSource) -> MadePrompt:
-        """Make the prompt of a source, for callers that want no answer.
+        """Make the prompt of a source, without an answer to it.
 
         Raises what the source raises.
         """
 
     @abc.abstractmethod
     def _prompt_text(self, source: MessagesSource, *, opens_answer: bool) -> str:
-        """The text of a prompt by the model's own template: see `PromptMaker.text`."""
+        """The text of a prompt by the model's chat template: see `PromptMaker.text`."""
 
     @abc.abstractmethod
-    def _prepare(self, source: PromptSource, *, owner: object) -> None:
-        """Decode the tokens that the next prompt begins with, for `Chat.prepare`.
+    def _prepare_next_prompt(self, source: PromptSource, *, owner: object) -> None:
+        """Decode, in idle time, the tokens with which the next prompt begins: `Chat.prepare`.
 
-        The work ends as soon as an answer begins, or it is cancelled.
+        Returns once they are decoded, an answer begins, or `cancel` is called.
 
         Args:
-            source: Gives these tokens; none if there is nothing to do.
+            source: Makes these tokens; no tokens if nothing is to be decoded.
             owner: The conversation.
         """
 
     def _measure(
         self,
-        function: Callable[..., Found],
+        function: Callable[..., Result],
         *arguments: Any,
         **keywords: Any,
-    ) -> Found:
-        """Call a function with the `Engine` that has the models; returns its result.
+    ) -> Result:
+        """Call a function that measures with an `Engine`. Returns its result.
 
-        The engine may be in another process. Raises what the function raises.
+        The function is called in the process that has the models. Raises what it raises.
 
         Args:
-            arguments, keywords: The function's arguments after the engine. A `Watch` among them
-                has the cancellation that the function obeys.
+            function: Its first argument is the engine.
+            arguments, keywords: Its further arguments. A `Watch` among them has the
+                cancellation that the function obeys.
         """
         return function(self, *arguments, **keywords)
 
     @abc.abstractmethod
     def cancel(self) -> None:
-        """End the running answers, or idle work, within one decode. From any thread.
+        """End the running answers, and idle work, within one decode. From any thread.
 
-        They keep what was said. An answer that has not started is not affected: its own
-        `Answer.cancel` ends it.
+        The answers keep the text so far. An answer that has not started is not affected: its
+        own `Answer.cancel` ends it.
         """
 
     @abc.abstractmethod
@@ -335,16 +347,17 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
         """Free the models once nothing uses them. Idempotent."""
 
     def close(self) -> None:
-        """Free the models, and give adopted ones back. Idempotent, from any thread.
+        """Free the models, and give `Llama` objects of the application back to it. Idempotent.
 
-        A running answer is cancelled first, whichever thread reads it, and keeps what was said.
-        Answers that wait in line get ClosedError. Leaving the `with` block does the same.
+        From any thread. Running answers are cancelled first, whichever threads read them, and
+        keep the text so far. Answers that wait in line get ClosedError. The end of the `with`
+        block does the same.
         """
         self._is_ending = True
         if self._own_process.is_this():  # a fork has no thread that could end an answer
-            with self._listing:
+            with self._records_lock:
                 records = list(self._records)
-            # First the answers in line, or the next one would be admitted.
+            # The answers in line end first: the end of a running answer would admit them.
             records.sort(key=lambda record: record.state > State.ASKED)
             for record in records:
                 if record.state is State.NEW:
@@ -370,7 +383,8 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
     ) -> Answer:
         """The answer to a question, or to a list of messages, by the model's chat template.
 
-        The engine keeps nothing of it but caches; for a conversation see `chat`.
+        The engine keeps only its caches: the next call knows nothing of it. For a conversation
+        see `chat`.
 
         Raises OptionError for bad options or messages. When the answer is read: TemplateError
         if the template refuses the messages or would leave some out, and ContextError if they
@@ -387,14 +401,12 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
         """
         chosen = AnswerOptions.of(options, **keywords)
         messages = question_messages(question, system)
-        use = chosen.tool_use(())
-        form = spec_of(chosen)
         source = MessagesSource(
             messages,
-            use,
+            chosen.tool_use(()),
             template,
             think,
-            form=form,
+            form=spec_of(chosen),
         )
         return self._answer(AnswerRecord(chosen, source))
 
@@ -427,7 +439,7 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
         """Token ids of a text, without the token that begins every text.
 
         Args:
-            special: Whether the texts of control tokens in it name these.
+            special: Whether the names of control tokens in the text become these tokens.
         """
         if not isinstance(text, str):
             raise OptionError(f"the text is {text!r:.80}", "Give a str.")
@@ -437,7 +449,7 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
         """The text of token ids; U+FFFD stands for bytes of an incomplete character.
 
         Args:
-            special: Whether the texts of control tokens are included.
+            special: Whether the names of control tokens are included.
 
         Raises:
             OptionError: For a bad id.
@@ -445,7 +457,7 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
         return self.vocabulary.detokenize(token_ids(tokens), special=special)
 
     def save_caches(self, chat: Chat, path: str | os.PathLike[str]) -> bool:
-        """Save a conversation's caches to disk; False if they hold nothing of it.
+        """Save a conversation's caches to a file. Returns False if nothing of it is cached.
 
         Raises BusyError while an answer is produced, OSError if the file cannot be written,
         CacheError if `load_caches` would refuse it.
@@ -453,10 +465,13 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
         return self._save_caches_of(_checked_chat(chat), Path(path))
 
     def load_caches(self, chat: Chat, path: str | os.PathLike[str]) -> bool:
-        """Load what `save_caches` saved; False if it does not fit, and is decoded again.
+        """Load what `save_caches` saved.
+
+        Returns False if the file is missing or damaged, or of other models: the conversation is
+        then decoded again.
 
         Raises BusyError while an answer is produced, CacheError if the caches take more memory
-        than was granted, or `save_caches` would refuse the models.
+        than `kept_bytes` of `load`, or `save_caches` would refuse the models.
         """
         return self._load_caches_of(_checked_chat(chat), Path(path))
 
@@ -476,14 +491,14 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
         """A conversation.
 
         Raises OptionError for messages that are no whole turns; TemplateError if the template
-        is missing, broken, or has no such switch.
+        is missing or broken, or cannot turn thoughts off where think is False.
 
         Args:
             messages: An earlier conversation that it continues, in OpenAI's format: whole
                 turns, as `chat.transcript` has them, after at most one system message.
-            system: The system message, if that is not among them.
-            template: A name of `template.BUILT_IN` or a Jinja source (the one in the target's
-                file).
+            system: The system message, if it is not among the messages.
+            template: A name of `template.BUILT_IN` or a Jinja source; by default the one in the
+                target's file.
             think: False asks a reasoning model to answer at once.
         """
         self._own_process.require("the engine")
@@ -508,34 +523,41 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
             self.close()
 
     def _is_cancelled(self, cancellation: Cancellation) -> bool:
-        """A `CancelCheck` of an answer. Raises ClosedError once this is being closed."""
+        """Whether an answer was cancelled. Raises ClosedError once the engine is closing."""
         self._require_not_ending()
         return cancellation.is_requested
 
     def _require_not_ending(self) -> None:
+        """Raise ClosedError once the engine is closed, or being closed."""
         if self._is_ending:
             raise closed()
 
 
 note_keywords("engine.chat(", ("messages", "system", "template", "think"))
-FACTS = tuple(BaseEngine.__annotations__)  # attributes that never change
+FACTS = tuple(BaseEngine.__annotations__)  # the names of attributes that never change
 
 
 def with_scales(
     adapters: Sequence[Adapter],
     scales: Mapping[int, float],
 ) -> tuple[Adapter, ...]:
-    """The adapters with these scales, by their numbers from 0; 0 where none is given.
+    """The adapters with other scales.
 
-    Raises OptionError for the number of an adapter that is not there.
+    Args:
+        adapters: The adapters.
+        scales: The scale of each adapter, by the adapter's number from 0 on; without one it
+            is 0.
+
+    Raises:
+        OptionError: For the number of an adapter that does not exist.
     """
     for number in scales:
         if not 0 <= number < len(adapters):
-            there = "none"
+            existing = "none"
             if adapters:
-                there = f"numbers 0 to {len(adapters) - 1}"
+                existing = f"numbers 0 to {len(adapters) - 1}"
             raise OptionError(
-                f"a scale is given for adapter {number}; the adapters here are {there}",
+                f"a scale is given for adapter {number}; the adapters here are {existing}",
                 "Give one for each adapter that the model was loaded with.",
             )
     scaled = []
@@ -545,16 +567,16 @@ def with_scales(
     return tuple(scaled)
 
 
-def _end_at_exit(engine: weakref.ref[BaseEngine]) -> None:
-    """Close an engine before modules and drivers go; a dropped engine is freed already."""
-    alive = engine()
-    if alive is not None:
+def _end_at_exit(engine_reference: weakref.ref[BaseEngine]) -> None:
+    """Close an engine before modules and drivers are unloaded, if it still exists."""
+    engine = engine_reference()
+    if engine is not None:
         with contextlib.suppress(EngineError):
-            alive.close()
+            engine.close()
 
 
 def closed() -> ClosedError:
-    """The error of everything that is asked of a closed engine."""
+    """The error of every call of a closed engine."""
     return ClosedError("the engine is closed", "Load it again.")
 
 
@@ -569,9 +591,14 @@ def question_messages(
     question: str | Sequence[Mapping[str, object]],
     system: str | None,
 ) -> list[Message]:
-    """Checked messages: a list's, or one for a text; after the system message, if any.
+    """The checked messages of a question, after the system message if there is one.
 
-    Raises OptionError for bad messages, and for two system messages.
+    Args:
+        question: A list of messages, or the text of one message.
+        system: The system message; None for none, or if it is among the messages.
+
+    Raises:
+        OptionError: For bad messages, and for two system messages.
     """
     if isinstance(question, str):
         return [*system_messages(system), question_message(question)]

@@ -1,8 +1,8 @@
-"""The caches of a conversation on disk, so that it resumes without decoding it again.
+"""The caches of a conversation in a file: it resumes without decoding its text again.
 
-One line of JSON says which models the caches belong to; the bytes that libllama gave follow.
-They go back into libllama only for the very same model files and settings, and only if no byte
-has changed: a cache that is not used costs a decode; a wrong one would give wrong answers.
+The first line, the header, is JSON, and says which models the caches belong to. The bytes that
+libllama gave follow. They are loaded only for the very same model files and settings, and only
+if no byte has changed. A cache that is not used costs a decode; a wrong one, a wrong answer.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ logger = logging.getLogger(__name__)
 
 _FORMAT = "localspec-caches"
 _VERSION = 3
-_MAX_HEAD = 64_000_000  # bytes: the ids of more tokens than any context holds
+_MAX_HEADER_BYTES = 64_000_000  # the ids of more tokens than any context holds
 _CHUNK_BYTES = 1 << 22  # hashed or written between two checks for cancellation
 
 
 class Scope(NamedTuple):
-    """The bounds of reuse: a cached text serves only prompts of the same scope."""
+    """Who and what may reuse a cached text: only prompts of the same scope."""
 
     client: str = ""
     """The client that sent the prompt, as `AnswerRecord` has it. Texts of other clients are
@@ -41,12 +41,15 @@ class Scope(NamedTuple):
 
 
 class PooledCache(NamedTuple):
-    """A text, and what each model's cache held of it; None where nothing was cached."""
+    """A text, and the state of each model's cache after reading it."""
 
     tokens: list[int]
+
     states: list[CacheState | None]
+    """The target's, then the draft's if there is one. None where nothing was cached."""
+
     head: Any = None
-    """The head's own data, in a copy from another lane."""
+    """The data of the head (layers that draft) in a copy from another lane; else None."""
 
     scope: Scope = Scope()
 
@@ -56,26 +59,26 @@ class PooledCache(NamedTuple):
         return sum(state.num_bytes for state in self.states if state is not None)
 
 
-class CacheHead(NamedTuple):
-    """The first line of a file of caches."""
+class CacheHeader(NamedTuple):
+    """The first line of a file: what the file holds, and where."""
 
     owner: str
     """The hash of the owner; empty if there is none."""
 
     identities: list[str]
-    """The identities of the models."""
+    """The identities of the models, the target's first."""
 
     outline: PooledCache
     """The text, with states that lack their bytes."""
 
     sizes: list[int]
-    """The sizes of these bytes: first all states, then their checkpoints."""
+    """The bytes of each part of the file: first of each state, then of each checkpoint."""
 
     sha256: list[str]
-    """The hashes of these bytes, in the same order."""
+    """The hash of each part, in the same order."""
 
     begin: int
-    """Where these bytes begin in the file."""
+    """Where the first part begins in the file."""
 
     @property
     def num_cached(self) -> int:
@@ -88,20 +91,22 @@ class CacheHead(NamedTuple):
 
 def write_caches(
     path: Path,
-    kept: PooledCache,
+    text: PooledCache,
     identities: Sequence[str],
     *,
     owner: str = "",
     check: Callable[[], None] = lambda: None,
     durable: bool = True,
 ) -> None:
-    """Replace the file at once.
+    """Write a text and its states to a file, which appears, or is replaced, at once and whole.
 
     The states are written without a copy, since they can be gigabytes.
 
     Args:
+        path: The file.
+        text: The text and its states.
         identities: The identities of the models: see `LlamaModel.identity`.
-        owner: See `CacheHead`.
+        owner: See `CacheHeader`.
         check: Called every few megabytes; what it raises ends the work, and leaves no file.
         durable: See `write_whole`.
 
@@ -109,24 +114,24 @@ def write_caches(
         OSError: If the file cannot be written.
     """
     parts: list[bytes | memoryview] = []
-    counts: list[int | None] = []
+    cached_counts: list[int | None] = []
     pictures: list[Sequence[Any]] = []
-    for entry in _entries(kept.states):
-        if entry is None:
+    for state in _with_checkpoints(text.states):
+        if state is None:
             parts.append(b"")
-            counts.append(None)
+            cached_counts.append(None)
             pictures.append(())
         else:
-            parts.append(entry.data.data)
-            counts.append(entry.num_cached)
-            pictures.append(entry.pictures)
-    head = {
+            parts.append(state.data.data)
+            cached_counts.append(state.num_cached)
+            pictures.append(state.pictures)
+    header = {
         "format": _FORMAT,
         "version": _VERSION,
         "owner": owner,
         "identities": list(identities),
-        "tokens": kept.tokens,
-        "num_cached": counts,
+        "tokens": text.tokens,
+        "num_cached": cached_counts,
         "pictures": pictures,
         "sizes": [len(part) for part in parts],
         "sha256": [_digest(part, check) for part in parts],
@@ -134,103 +139,111 @@ def write_caches(
     make_private_folder(path.parent)
 
     def content() -> Iterator[bytes | memoryview]:
-        yield head_line(head)
+        yield header_line(header)
         for part in parts:
             yield from _chunks(part, check)
 
     write_parts(path, content(), durable=durable)
 
 
-def head_line(head: dict[str, Any]) -> bytes:
-    """The first line of a file, with a checksum of itself."""
-    return json.dumps(head | {"check": _check_of(head)}).encode("ascii") + b"\n"
+def header_line(header: dict[str, Any]) -> bytes:
+    """The first line of a file: the header with its checksum, as JSON."""
+    with_checksum = header | {"check": _checksum(header)}
+    return json.dumps(with_checksum).encode("ascii") + b"\n"
 
 
-def _check_of(head: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(head).encode("ascii")).hexdigest()
+def _checksum(header: dict[str, Any]) -> str:
+    """The SHA-256 of a header as JSON, in hexadecimal."""
+    return hashlib.sha256(json.dumps(header).encode("ascii")).hexdigest()
 
 
 def identities_in(path: Path) -> list[str]:
     """The identities of the models whose caches a file holds; none if it is damaged or gone."""
     try:
-        head = read_head(path)
+        header = read_cache_header(path)
     except DAMAGES:
         return []  # treated as a file without caches
-    if head is None:
+    if header is None:
         return []
-    return head.identities
+    return header.identities
 
 
-def read_head(path: Path) -> CacheHead | None:
-    """Read the first line; None for another format or version.
+def read_cache_header(path: Path) -> CacheHeader | None:
+    """Read and check the first line of a file; None for another format or version.
 
-    Raises one of `DAMAGES` if the file is missing, or contradicts its first line.
+    Raises one of `DAMAGES` if the file is missing, or contradicts its header.
     """
     with open_regular(path) as file:
-        head = json.loads(file.readline(_MAX_HEAD))
+        values = json.loads(file.readline(_MAX_HEADER_BYTES))
         begin = file.tell()
-    if (head["format"], head["version"]) != (_FORMAT, _VERSION):
+    if (values["format"], values["version"]) != (_FORMAT, _VERSION):
         return None
-    if head.pop("check") != _check_of(head):
+    checksum = values.pop("check")
+    if checksum != _checksum(values):
         raise ValueError("its first line has changed")
-    identities = [str(identity) for identity in head["identities"]]
-    tokens = [int(token) for token in head["tokens"]]
-    sizes = [int(size) for size in head["sizes"]]
-    digests = [str(digest) for digest in head["sha256"]]
+    identities = [str(identity) for identity in values["identities"]]
+    tokens = [int(token) for token in values["tokens"]]
+    sizes = [int(size) for size in values["sizes"]]
+    digests = [str(digest) for digest in values["sha256"]]
+    cached_counts = values["num_cached"]
     if min(sizes) < 0 or begin + sum(sizes) != path.stat().st_size:
         raise ValueError("it has another length than its first line states")
-    if not len(head["num_cached"]) == len(sizes) == len(digests) == 2 * len(identities):
+    num_parts = 2 * len(identities)  # a state and a checkpoint for each model
+    if not len(cached_counts) == len(sizes) == len(digests) == num_parts:
         raise ValueError("it is for another number of models than its first line states")
-    entries = []
-    for count, spans in zip(head["num_cached"], head["pictures"], strict=True):
-        entries.append(_outline(count, len(tokens), spans))
+    parts = []
+    for num_cached, spans in zip(cached_counts, values["pictures"], strict=True):
+        parts.append(_outline(num_cached, len(tokens), spans))
     states: list[CacheState | None] = []
-    checkpoints = entries[len(identities) :]
-    for state, checkpoint in zip(entries, checkpoints, strict=False):
+    checkpoints = parts[len(identities) :]
+    for state, checkpoint in zip(parts, checkpoints, strict=False):
         if state is not None:
             state = state._replace(checkpoint=checkpoint)
         states.append(state)
     outline = PooledCache(tokens, states)
-    return CacheHead(str(head["owner"]), identities, outline, sizes, digests, begin)
+    return CacheHeader(str(values["owner"]), identities, outline, sizes, digests, begin)
 
 
-def read_states(path: Path, head: CacheHead, numbers: Sequence[int | None]) -> PooledCache:
-    """The text with the states of some of the file's models.
+def read_states(path: Path, header: CacheHeader, numbers: Sequence[int | None]) -> PooledCache:
+    """Read a file's text, with the states of some of its models.
 
     Args:
-        numbers: The models' numbers in the file. None gives None instead of a state.
+        path: The file.
+        header: The file's header.
+        numbers: For each state that is wanted, the model's number in the file. None gives None
+            instead of a state.
 
     Raises:
         ValueError: If the bytes of a state have changed, or there are none.
         OSError: If the file cannot be read.
     """
-    entries = _entries(head.outline.states)
-    begins = list(accumulate(head.sizes, initial=head.begin))
-    num_states = len(head.identities)
+    outlines = _with_checkpoints(header.outline.states)
+    begins = list(accumulate(header.sizes, initial=header.begin))
+    num_models = len(header.identities)
     states: list[CacheState | None] = []
     with open_regular(path) as file:
 
-        def filled(index: int) -> CacheState | None:
-            """The entry with its bytes; a state also gets its checkpoint."""
-            entry = entries[index]
-            if entry is None:
+        def read_part(index: int) -> CacheState | None:
+            """A state or checkpoint with its bytes; a state comes with its checkpoint."""
+            outline = outlines[index]
+            if outline is None:
                 return None
             file.seek(begins[index])
-            data = file.read(head.sizes[index])
-            if not data or _digest(data) != head.sha256[index]:
+            data = file.read(header.sizes[index])
+            if not data or _digest(data) != header.sha256[index]:
                 raise ValueError("its bytes have changed")
             checkpoint = None
-            if index < num_states:  # a state: the checkpoints come after all states
-                checkpoint = filled(index + num_states)
+            if index < num_models:  # a state: the checkpoints come after all states
+                checkpoint = read_part(index + num_models)
             values = np.frombuffer(data, np.uint8)
-            return entry._replace(data=values, checkpoint=checkpoint)
+            return outline._replace(data=values, checkpoint=checkpoint)
 
         for number in numbers:
-            if number is None:
-                states.append(None)
-            else:
-                states.append(filled(number))
-    return PooledCache(head.outline.tokens[:], states)
+            state = None
+            if number is not None:
+                state = read_part(number)
+            states.append(state)
+    return PooledCache(header.outline.tokens[:], states)
 
 
 def read_caches(
@@ -238,20 +251,22 @@ def read_caches(
     identities: Sequence[str],
     make_room: Callable[[int], None],
 ) -> PooledCache | None:
-    """The file's content; None if it is missing, damaged or of other models.
+    """Read a file's text with all states; None if it is missing, damaged or of other models.
 
     Args:
-        make_room: Called with the bytes of the states before they are read. What it raises is
-            raised here.
+        path: The file.
+        identities: The identities of the models, the target's first.
+        make_room: Called before the states are read, with their size in bytes. What it raises
+            is raised here.
     """
     try:
-        head = read_head(path)
-        if head is None or head.identities != list(identities):
+        header = read_cache_header(path)
+        if header is None or header.identities != list(identities):
             return None
-        if not any(head.outline.states):
+        if not any(header.outline.states):
             raise ValueError("it is empty")
-        make_room(sum(head.sizes))
-        return read_states(path, head, range(len(identities)))
+        make_room(sum(header.sizes))
+        return read_states(path, header, range(len(identities)))
     except FileNotFoundError:
         return None
     except DAMAGES as error:
@@ -263,8 +278,8 @@ def read_caches(
         return None
 
 
-def _entries(states: Sequence[CacheState | None]) -> list[CacheState | None]:
-    """All states, then the checkpoint of each state."""
+def _with_checkpoints(states: Sequence[CacheState | None]) -> list[CacheState | None]:
+    """All states, then the checkpoint of each; None where there is none."""
     checkpoints = []
     for state in states:
         checkpoint = None
@@ -275,10 +290,15 @@ def _entries(states: Sequence[CacheState | None]) -> list[CacheState | None]:
 
 
 def _outline(num_cached: Any, num_tokens: int, pictures: Any) -> CacheState | None:
-    """A state without its bytes. Raises ValueError if it claims more tokens than there are.
+    """A state without its bytes, from the values in a file's header.
 
     Args:
+        num_cached: The tokens that the state covers; None, which gives None, without a state.
+        num_tokens: The tokens of the text.
         pictures: The numbers of the pictures' spans.
+
+    Raises:
+        ValueError: If the state claims more tokens than the text has.
     """
     if num_cached is None:
         return None
@@ -294,6 +314,7 @@ def _chunks(
     part: bytes | memoryview,
     check: Callable[[], None] = lambda: None,
 ) -> Iterator[memoryview]:
+    """Slices of `_CHUNK_BYTES` bytes, without a copy. `check` is called before each."""
     view = memoryview(part)
     for begin in range(0, len(view), _CHUNK_BYTES):
         check()
@@ -301,6 +322,7 @@ def _chunks(
 
 
 def _digest(part: bytes | memoryview, check: Callable[[], None] = lambda: None) -> str:
+    """The SHA-256 of some bytes, in hexadecimal. `check` is called every few megabytes."""
     digest = hashlib.sha256()
     for chunk in _chunks(part, check):
         digest.update(chunk)

@@ -25,21 +25,22 @@ from localspec.streaming.cancellation import CancelCheck, never
 
 logger = logging.getLogger(__name__)
 
-# A text in another lane is copied only if more than 1/128 of it is a common beginning. Without
-# this bound any common beginning would copy it.
-_COPIED_BESIDE = 128
-# Tokens: a lane next to those at work is preferred to one with up to that many more cached.
-_FEW = 32
+# A text in another lane is copied only if more than 1/128 of it is a common beginning with the
+# next text. Without this bound a common beginning of any length would copy it.
+_LANE_COPIED_PER_DECODED = 128
+# A lane next to busy lanes is preferred to a lane with up to that many more cached tokens.
+_TOKENS_PER_RANK = 32
 
 
 class CachePool:
-    """A text for each owner, in a lane or copied out; of copies the oldest leave first.
+    """A text for each owner, in a lane or as a copy in memory. The oldest copies leave first.
 
-    An owner is any object; its text goes when the object does.
+    An owner is any object. Its text is freed when the object is.
 
     Args:
-        room: Bounds of all copies together: of the memory, where 0 keeps none, and of the disk
-            for texts that leave the memory.
+        lanes: All lanes of the engine.
+        room: The most bytes of all copies in memory together (0 keeps none), and of the files
+            to which texts are written that leave the memory.
     """
 
     def __init__(self, lanes: Sequence[Lane], room: CacheRoom) -> None:
@@ -48,48 +49,59 @@ class CachePool:
         self.budget_bytes = room.memory_bytes
         self._uses = itertools.count(1)
         # Least recently used first.
-        self._kept: weakref.WeakKeyDictionary[object, PooledCache] = weakref.WeakKeyDictionary()
+        self._copies: weakref.WeakKeyDictionary[object, PooledCache] = (
+            weakref.WeakKeyDictionary()
+        )
 
     @property
     def num_bytes(self) -> int:
-        """Memory that the copies take. From any thread."""
+        """Bytes of memory that the copies take. From any thread."""
         num_bytes = 0
-        # The references come by one call of C: iterating over the dictionary itself fails where
-        # another thread changes it.
-        for reference in self._kept.keyrefs():
+        # `keyrefs` is one call of C: iterating over the dictionary itself fails where another
+        # thread changes it.
+        for reference in self._copies.keyrefs():
             owner = reference()
             if owner is None:
                 continue
-            kept = self._kept.get(owner)
-            if kept is not None:
-                num_bytes += kept.num_bytes
+            copied = self._copies.get(owner)
+            if copied is not None:
+                num_bytes += copied.num_bytes
         return num_bytes
 
     def lane_for(self, owner: object | None, tokens: Sequence[int], scope: Scope) -> Lane:
-        """The free lane with the owner's text, or else the free lane that is cheapest to lose.
+        """The free lane with the owner's text, or else the free lane whose text is worth least.
 
-        Prefers an unowned lane whose text is a prefix of `tokens`, then an empty one. Among
-        these it takes the nearest to the lanes at work, since decodes of neighbours are joined,
-        even where that lane has a few tokens less than another.
+        If no lane has the owner's text, the lanes that nobody owns come first: the lane with
+        most of `tokens` cached, or one with a few cached tokens less that is nearer to busy
+        lanes, since decodes of neighbours are joined. If all free lanes are owned, it is the
+        lane that was not used for longest.
+
+        Args:
+            owner: The owner of the next text; None if nobody owns it.
+            tokens: The next text.
+            scope: The scope of the next text.
         """
         free = [lane for lane in self._lanes if lane.is_free]
-        at_work = []
+        busy_numbers = []
         for number, lane in enumerate(self._lanes):
             if not lane.is_free:
-                at_work.append(number)
+                busy_numbers.append(number)
         tokens_per_rank = 1
-        if at_work:
-            tokens_per_rank = _FEW
+        if busy_numbers:
+            tokens_per_rank = _TOKENS_PER_RANK
 
-        def rank(lane: Lane) -> tuple[bool, bool, int, int, int]:
-            owned_by = lane.owner()
-            if owned_by is not None:
-                is_other = owned_by is not owner
-                return is_other, True, 0, 0, lane.last_used
-            num_worth = lane.common_with(tokens, scope) // tokens_per_rank
-            own = self._lanes.index(lane)
-            distances = [abs(number - own) for number in at_work]
-            return True, False, -num_worth, min(distances, default=0), lane.last_used
+        def rank(lane: Lane) -> tuple[int, int, int, int]:
+            """The rank of a lane: the lane with the lowest is taken."""
+            lane_owner = lane.owner()
+            if lane_owner is None:
+                cached_rank = lane.common_with(tokens, scope) // tokens_per_rank
+                own_number = self._lanes.index(lane)
+                distances = [abs(number - own_number) for number in busy_numbers]
+                distance = min(distances, default=0)
+                return 1, -cached_rank, distance, lane.last_used
+            if lane_owner is owner:
+                return 0, 0, 0, lane.last_used
+            return 2, 0, 0, lane.last_used
 
         return min(free, key=rank)
 
@@ -100,174 +112,189 @@ class CachePool:
         tokens: Sequence[int],
         scope: Scope,
     ) -> None:
-        """Switch a lane to the owner's text, and keep the previous owner's text.
+        """Give a lane to an owner, with the cached text that spares most decodes of `tokens`.
+
+        The lane's present text is kept for its owner. The next text is the new owner's own, or
+        a copy of another text if that has a longer beginning of `tokens` cached: of a text in
+        memory, in another lane or on disk. If there is neither, the lane keeps its present
+        text, which may begin like `tokens`.
 
         Args:
             lane: The lane, which is free.
             owner: The owner of the next text; None if nobody owns it.
-            tokens: The next text. Where another text has a longer part of it cached, also one
-                in another lane, the lane gets a copy of that. If the owner has no text, the
-                lane's text stays: it may begin alike.
+            tokens: The tokens that will be read next.
             scope: The scope of the next text; texts of other scopes are not used.
         """
         lane.last_used = next(self._uses)
-        own = None
+        to_load: PooledCache | None = None  # the lane's next text, if it is not there yet
         if owner is not lane.owner():
             self._keep_text(lane)
-            own = self._own_text(lane, owner)
-        if own is not None and own.scope != scope:  # the owner asks under other scales
-            self._save(own)
-            own = None
-        num_there = lane.common_with(tokens, scope)
-        if own is not None:
-            num_there = self._reach(own, tokens)
-        others = [other for other in self._lanes if other is not lane]
-        copied = self._best_copy(num_there, tokens, others, scope)
-        if copied is not None:
-            own = copied
-            num_there = self._reach(copied, tokens)
+            to_load = self._change_owner(lane, owner)
+        if to_load is not None and to_load.scope != scope:  # the owner asks under other scales
+            self._save(to_load)
+            to_load = None
+        num_cached = lane.common_with(tokens, scope)
+        if to_load is not None:
+            num_cached = self._num_reusable(to_load, tokens)
+        other_lanes = [other for other in self._lanes if other is not lane]
+        better = self._best_copy(num_cached, tokens, other_lanes, scope)
+        if better is not None:
+            to_load = better
+            num_cached = self._num_reusable(better, tokens)
         if self._store is not None:
-            stored = self._store.best(tokens, num_there, scope.scales)
+            stored = self._store.best(tokens, num_cached, scope.scales)
             if stored is not None:
-                own = stored
+                to_load = stored
         lane.enter(scope)
-        if own is not None:
-            lane.restore(own)
+        if to_load is not None:
+            lane.restore(to_load)
 
     def _keep_text(self, lane: Lane) -> None:
-        """Keep a copy of the lane's text for its owner, if it has one."""
+        """Keep a copy of the lane's text, if the text has an owner."""
         owner = lane.owner()
         if owner is None:
             return
-        copied = self._park(lane)
+        copied = self._copy_within_budget(lane)
         if copied is not None:
-            self._kept[owner] = copied
+            self._copies[owner] = copied
 
-    def _own_text(self, lane: Lane, owner: object | None) -> PooledCache | None:
-        """Make `owner` the lane's owner. Returns the copy that was kept for it, if any."""
+    def _change_owner(self, lane: Lane, owner: object | None) -> PooledCache | None:
+        """Make `owner` the lane's owner. Removes and returns the owner's copy, if there is one.
+
+        Args:
+            lane: The lane.
+            owner: The new owner; None for nobody.
+        """
         if owner is None:
             lane.owner = nobody
             return None
         lane.owner = weakref.ref(owner)
-        return self._kept.pop(owner, None)
+        return self._copies.pop(owner, None)
 
     def _best_copy(
         self,
-        num_there: int,
+        num_cached: int,
         tokens: Sequence[int],
-        others: Sequence[Lane],
+        other_lanes: Sequence[Lane],
         scope: Scope,
     ) -> PooledCache | None:
         """A copy of the text that spares the most decodes; None if none is worth its copying.
 
         Args:
-            num_there: How many of `tokens` need no decode even without such a copy.
+            num_cached: How many of `tokens` need no decode even without such a copy.
             tokens: The next text.
-            others: The other lanes, whose texts may be copied, too.
+            other_lanes: The other lanes, whose texts may be copied, too.
             scope: The scope of the next text.
         """
-        best: object | None = None
+        best: object | None = None  # a lane, or the owner of a copy
         most_spared = 0
-        for owner, kept in list(self._kept.items()):
-            if kept.scope != scope:
+        for owner, copied in list(self._copies.items()):
+            if copied.scope != scope:
                 continue
-            num_spared = self._reach(kept, tokens) - num_there
-            copy_cost = len(kept.tokens) // COPIED_PER_DECODED  # in decodes
+            num_spared = self._num_reusable(copied, tokens) - num_cached
+            copy_cost = len(copied.tokens) // COPIED_PER_DECODED  # in decodes
             if num_spared > max(most_spared, copy_cost):
                 best = owner
                 most_spared = num_spared
-        for lane in others:
+        for lane in other_lanes:
             if lane.scope != scope:
                 continue
             cache = lane.models.target.cache
-            there = lane.decoder.tokens
-            num_common = common_length(there, tokens)
-            num_spared = cache.num_restorable(cache.outline(), num_common) - num_there
-            copy_cost = len(there) // _COPIED_BESIDE  # in decodes
+            lane_tokens = lane.decoder.tokens
+            num_common = common_length(lane_tokens, tokens)
+            num_spared = cache.num_restorable(cache.outline(), num_common) - num_cached
+            copy_cost = len(lane_tokens) // _LANE_COPIED_PER_DECODED  # in decodes
             if num_spared > max(most_spared, copy_cost):
                 best = lane
                 most_spared = num_spared
         if best is None:
             return None
         if isinstance(best, Lane):
-            return _copy_for(tokens, best)
-        # It goes to the end: it was just used, so it leaves last. Its states are shared, since
-        # they are only read.
-        used = self._kept.pop(best)
-        self._kept[best] = used
+            return _copy_from_lane(best, tokens)
+        # The copy goes to the end of the order: it was just used, so it leaves the memory last.
+        # Both texts have the same states, which are only read.
+        used = self._copies.pop(best)
+        self._copies[best] = used
         return used._replace(tokens=used.tokens[:])
 
-    def _reach(self, kept: PooledCache, tokens: Sequence[int]) -> int:
-        """How many of `tokens` the target need not decode after a copy of that text."""
-        state = kept.states[0]
+    def _num_reusable(self, pooled: PooledCache, tokens: Sequence[int]) -> int:
+        """How many of `tokens` the target need not decode once that text is loaded."""
+        state = pooled.states[0]
         if state is None:
             return 0
-        target = self._lanes[0].models.target
-        return target.cache.num_restorable(state, common_length(kept.tokens, tokens))
+        num_common = common_length(pooled.tokens, tokens)
+        return self._lanes[0].models.target.cache.num_restorable(state, num_common)
 
     def clear(self) -> None:
-        """Free what was kept."""
-        self._kept.clear()
+        """Free all copies in memory."""
+        self._copies.clear()
 
     def text_of(self, owner: object) -> PooledCache | None:
-        """A copy of the owner's text and its states, if there is one.
+        """A copy of the owner's text and its states; None if nothing of it is cached.
 
-        Raises CacheError if they are larger than the budget, which `put` would refuse.
+        Raises CacheError if the states are larger than the budget: `put` would refuse them.
         """
         for lane in self._lanes:
             if lane.owner() is owner:
                 self._check_size(sum(lane.sizes()))
                 return lane.copied()
-        return self._kept.get(owner)
+        return self._copies.get(owner)
 
-    def put(self, owner: object, kept: PooledCache) -> None:
-        """Make that the owner's text, from the next `switch_to` on.
+    def put(self, owner: object, text: PooledCache) -> None:
+        """Replace the owner's text. The next `switch_to` for the owner loads it.
 
-        Raises CacheError if it is larger than the budget.
+        Raises CacheError if the text is larger than the budget.
         """
-        self.make_room(kept.num_bytes)
+        self.make_room(text.num_bytes)
         for lane in self._lanes:
             if lane.owner() is owner:
                 lane.owner = nobody
-        self._kept[owner] = kept
+        self._copies[owner] = text
 
     def make_room(self, num_bytes: int) -> None:
-        """Let older copies leave for a new one. Raises CacheError if that is too large.
+        """Remove the oldest copies until a new one fits. Those worth a file go to disk.
 
         Args:
             num_bytes: The size of the new copy.
+
+        Raises:
+            CacheError: If the new copy alone is larger than the budget.
         """
         self._check_size(num_bytes)
-        for owner, kept in list(self._kept.items()):
+        for owner, oldest in list(self._copies.items()):
             if self.num_bytes + num_bytes <= self.budget_bytes:
                 break
-            self._kept.pop(owner, None)
-            self._save(kept)
+            self._copies.pop(owner, None)
+            self._save(oldest)
 
     def save_all(self, is_cancelled: CancelCheck = never) -> None:
-        """Write all texts that are worth it to disk, the latest first, until cancelled."""
+        """Write all texts worth a file to disk, the last used first, until cancelled."""
         latest_first = sorted(self._lanes, key=lambda lane: -lane.last_used)
         with contextlib.suppress(Interrupted):
             for lane in latest_first:
                 self._save_lane(lane, is_cancelled)
-            for kept in reversed(list(self._kept.values())):
-                self._save(kept, is_cancelled)
+            for copied in reversed(list(self._copies.values())):
+                self._save(copied, is_cancelled)
 
     def _save_lane(self, lane: Lane, is_cancelled: CancelCheck = never) -> None:
-        """Write a lane's text to disk if it is worth it. Raises Interrupted, as `_save`."""
+        """Write a lane's text to disk if it is worth a file. Raises as `_save`."""
         store = self._store
-        if store is None or not store.has_room_for(sum(lane.sizes())):
+        num_bytes = sum(lane.sizes())
+        if store is None or not store.has_room_for(num_bytes):
             return
-        # `_save` asks the same, but only once the text is copied.
+        # `_save` checks the same, but needs a copy of the text for that.
         outline = lane.models.target.cache.outline()
-        if not store.wants(lane.decoder.tokens, outline, lane.scope.scales):
+        if not store.is_worth_file(lane.decoder.tokens, outline, lane.scope.scales):
             return
         copied = lane.copied()
         if copied is not None:
             self._save(copied, is_cancelled)
 
     def _save(self, text: PooledCache, is_cancelled: CancelCheck = never) -> None:
-        """Write a text to disk if it is worth it. Raises Interrupted once it is cancelled."""
+        """Write a text to disk if it is worth a file: see `CacheStore.is_worth_file`.
+
+        Raises Interrupted once this is cancelled.
+        """
 
         def raise_if_cancelled() -> None:
             if is_cancelled():
@@ -277,21 +304,22 @@ class CachePool:
         store = self._store
         if store is None or target_state is None:
             return
-        if store.wants(text.tokens, target_state, text.scope.scales):
+        if store.is_worth_file(text.tokens, target_state, text.scope.scales):
             store.keep(text, raise_if_cancelled)
 
     def _check_size(self, num_bytes: int) -> None:
+        """Raise CacheError if a copy of that size is larger than the budget."""
         if num_bytes > self.budget_bytes:
             raise CacheError(
                 f"the caches take {num_bytes} bytes; the limit is {self.budget_bytes}",
                 "Allow more: load(kept_bytes=…).",
             )
 
-    def _park(self, lane: Lane) -> PooledCache | None:
-        """A copy of the lane's text in memory, for which older copies leave.
+    def _copy_within_budget(self, lane: Lane) -> PooledCache | None:
+        """A copy of the lane's text, after older copies have made room for it.
 
-        None if there is nothing to copy, or copying fails, or all the room is too small for it.
-        In that last case the text is written to disk instead, if it is worth it.
+        None if there is nothing to copy, or copying fails, or the copy alone is larger than the
+        budget. In that last case the text is written to disk instead, if it is worth a file.
         """
         num_bytes = sum(lane.sizes())
         if num_bytes == 0:
@@ -303,11 +331,11 @@ class CachePool:
         return lane.copied()
 
 
-def _copy_for(tokens: Sequence[int], lane: Lane) -> PooledCache | None:
-    """A copy of another lane's text, to go on with `tokens` in this one.
+def _copy_from_lane(lane: Lane, tokens: Sequence[int]) -> PooledCache | None:
+    """A copy of a lane's text for another lane, which will read `tokens`.
 
-    While an answer runs in that lane, only what both texts begin with is copied. Returns None
-    if there is nothing to copy, or copying fails.
+    While an answer runs in the copied lane, only the common beginning of its text and `tokens`
+    is copied. None if there is nothing to copy, or copying fails.
     """
     if not lane.is_free:
         return lane.beginning(tokens)
@@ -319,7 +347,10 @@ def _copy_for(tokens: Sequence[int], lane: Lane) -> PooledCache | None:
 
 
 def _store_of(models: Models, disk: CacheDisk) -> CacheStore | None:
-    """The texts on disk; None if the disk may keep none, or the store cannot be used."""
+    """The store of texts on disk; None if nothing may be kept there.
+
+    None also, with a warning in the log, if the models cannot be identified.
+    """
     if disk.num_bytes == 0:
         return None
     target = models.target

@@ -1,8 +1,9 @@
 """The caches of conversations in a folder, found again by what a prompt begins with.
 
 A file holds one text. It is written whole or not at all, never changed, and named by a hash of
-its content, so that several processes can use the folder. The first line of a file is read
-without its states. The files lie in the user's cache directory, which this user alone may read.
+its content, so that several processes can use the folder. The header of a file, its first line,
+is read without the states. The files lie in the user's cache directory, which this user alone
+may read.
 """
 
 from __future__ import annotations
@@ -21,9 +22,9 @@ from pathlib import Path
 from platformdirs import user_cache_path
 
 from localspec.engine.cache_file import (
-    CacheHead,
+    CacheHeader,
     PooledCache,
-    read_head,
+    read_cache_header,
     read_states,
     write_caches,
 )
@@ -36,27 +37,28 @@ from localspec.system.machine import memory_here
 
 logger = logging.getLogger(__name__)
 
-# Tokens of a text whose entries are copied in the time that one is decoded: some hundreds on
-# processors, fewer where the copy has to cross to a GPU.
+# How many tokens' cache entries are surely copied in the time that one token is decoded. It is
+# some hundreds on processors, and fewer where the copy has to cross to a GPU.
 COPIED_PER_DECODED = 32
-_ENDING = ".caches"
-_NAME = re.compile(rf"\.?[0-9a-f]{{32}}{_ENDING}(\.[0-9a-f]+{UNFINISHED})?")
+_SUFFIX = ".caches"
+_NAME = re.compile(rf"\.?[0-9a-f]{{32}}{_SUFFIX}(\.[0-9a-f]+{UNFINISHED})?")
 _LEAST_TOKENS = 128  # fewer are decoded about as soon as a file is found and read
 _TOKEN_BYTES = 16  # that a token takes in a file, besides the states
-_LEFT_S = 600.0  # seconds; a file that is being written changes more often than that
+_ABANDONED_S = 600.0  # a file that is being written changes more often than that
 
 
 class CacheStore:
-    """The texts of one owner for models of these identities, the target's first.
+    """The texts on disk of one owner, for the models of one engine.
 
-    A fault of the disk is a line in the log: the text is decoded again. Raises what
+    A fault of the disk is only logged: the text is then decoded again. Methods raise what
     `identities` raises.
 
     Args:
-        disk: What all files of the folder may take together, and whose texts they are.
-        identities: The identities of the models, where the target's adapters have these scales.
+        disk: The most bytes of all files in the folder together, and the owner of the texts.
+        identities: Returns the identities of the models, the target's first, while the target's
+            adapters have the scales that it gets.
         reach: The target's `Cache.num_restorable`.
-        most_tokens: The most tokens that its context holds.
+        most_tokens: The most tokens that the target's context holds.
     """
 
     def __init__(
@@ -71,106 +73,115 @@ class CacheStore:
         if disk.owner:  # hashed, since it may be a secret
             self._owner = hashlib.sha256(disk.owner.encode()).hexdigest()
         self._identities_under = identities
-        self._content = _content(identities(()))
-        self._reach_of = reach
+        self._target_content = _target_content(identities(()))
+        self._reach_of_state = reach
         self._most_tokens = most_tokens
-        # The first line of each file, by its name, inode and size.
-        self._heads: dict[tuple[str, int, int], CacheHead | None] = {}
+        # The header of each file, by the file's name, inode and size. None: of no use here.
+        self._headers: dict[tuple[str, int, int], CacheHeader | None] = {}
         self._has_warned = False  # of a fault of the disk
 
     def best(
         self,
         tokens: Sequence[int],
-        num_there: int,
+        num_cached: int,
         scales: Sequence[float] = (),
     ) -> PooledCache | None:
-        """The text that spares most decodes of `tokens`, if it spares more than reading costs.
+        """The text on disk that spares most decodes of `tokens`.
+
+        None if no text spares more than reading it costs, or the memory does not suffice. A
+        damaged file is passed over for the next best one.
 
         Args:
             tokens: The tokens of the next text.
-            num_there: How many of them need no decode without the folder.
-            scales: The scales of the adapters.
+            num_cached: How many of them need no decode without the folder.
+            scales: The scales of the target's adapters.
         """
         identities = self._identities_under(scales)
-        while len(tokens) - num_there > _LEAST_TOKENS:
-            best: tuple[Path, CacheHead] | None = None
-            most = _LEAST_TOKENS
-            for path, head in self._own(identities):
-                num_spared = self._reach(head, tokens) - num_there
-                if num_spared > max(most, head.num_cached // COPIED_PER_DECODED):
-                    best = (path, head)
-                    most = num_spared
+        while len(tokens) - num_cached > _LEAST_TOKENS:
+            best: tuple[Path, CacheHeader] | None = None
+            most_spared = _LEAST_TOKENS
+            for path, header in self._usable_files(identities):
+                num_spared = self._num_reusable(header, tokens) - num_cached
+                reading_cost = header.num_cached // COPIED_PER_DECODED  # in decodes
+                if num_spared > max(most_spared, reading_cost):
+                    best = (path, header)
+                    most_spared = num_spared
             if best is None:
                 return None
-            path, head = best
-            if sum(head.sizes) > _spare_memory():
+            path, header = best
+            if sum(header.sizes) > _spare_memory():
                 return None
-            kept = self._read_text(path, head, identities)
-            if kept is not None:
-                return kept
+            text = self._read_text(path, header, identities)
+            if text is not None:
+                return text
         return None
 
-    def wants(
+    def is_worth_file(
         self,
         tokens: Sequence[int],
         outline: CacheState,
         scales: Sequence[float] = (),
     ) -> bool:
-        """Whether a text is worth a file: no other file has most of it.
+        """Whether a text is long enough for a file, and no file has nearly all of it.
+
+        A file that has nearly all of it counts as just used.
 
         Args:
             tokens: The text.
-            outline: The outline of the target's state.
+            outline: The target's state of it, perhaps without the bytes.
             scales: The scales of the target's adapters.
         """
         num_cached = outline.num_cached
         if num_cached <= _LEAST_TOKENS:
             return False
-        text = tokens[:num_cached]
-        identities = self._identities_under(scales)
-        fewest_lacking = num_cached
-        for path, head in self._own(identities):
-            num_common = common_length(head.outline.tokens, text)
-            num_lacking = num_cached - self._reach_of(_target(head), num_common)
-            fewest_lacking = min(fewest_lacking, num_lacking)
-            if num_lacking <= num_cached // COPIED_PER_DECODED:
+        cached = tokens[:num_cached]
+        few = num_cached // COPIED_PER_DECODED
+        is_missing = True
+        for path, header in self._usable_files(self._identities_under(scales)):
+            num_common = common_length(header.outline.tokens, cached)
+            num_in_file = self._reach_of_state(_target_state(header), num_common)
+            if num_cached - num_in_file <= few:
+                is_missing = False
                 _touch(path)
-        return fewest_lacking > num_cached // COPIED_PER_DECODED
+        return is_missing
 
     def has_room_for(self, num_bytes: int) -> bool:
-        """Whether a text of that size may be copied, and written."""
+        """Whether memory and disk have room for a text of that size."""
         return num_bytes <= min(self._most_bytes, _spare_memory())
 
-    def keep(self, kept: PooledCache, check: Callable[[], None] = lambda: None) -> None:
-        """Write a text, which replaces the texts that it continues; the oldest leave for it.
+    def keep(self, text: PooledCache, check: Callable[[], None] = lambda: None) -> None:
+        """Write a text to a file, and remove the files of texts that it continues.
+
+        The least recently used files are removed to make room. Nothing is written if the text
+        is larger than all the room, or than half of the free disk.
 
         Args:
-            kept: The text and its states.
+            text: The text and its states.
             check: Called every few megabytes; what it raises ends the work, and leaves no file.
         """
         try:
             folder = kept_folder()
             make_private_folder(folder)
             folder.chmod(0o700)  # an earlier version may have made it
-            num_bytes = kept.num_bytes + _TOKEN_BYTES * len(kept.tokens)
+            num_bytes = text.num_bytes + _TOKEN_BYTES * len(text.tokens)
             half_of_free = shutil.disk_usage(folder).free // 2
             if num_bytes > min(self._most_bytes, half_of_free):
                 return
-            identities = self._identities_under(kept.scope.scales)
-            path = folder / self._name(kept, identities)
+            identities = self._identities_under(text.scope.scales)
+            path = folder / self._file_name(text, identities)
             # A power cut may leave a damaged file: each file is checked when it is read.
             write_caches(
                 path,
-                kept,
+                text,
                 identities,
                 owner=self._owner,
                 check=check,
                 durable=False,
             )
-            cached = _cached(kept)
-            for other, head in self._own(identities):
-                num_cached = head.num_cached
-                is_beginning = head.outline.tokens[:num_cached] == cached[:num_cached]
+            cached = _cached_tokens(text)
+            for other, header in self._usable_files(identities):
+                num_cached = header.num_cached
+                is_beginning = header.outline.tokens[:num_cached] == cached[:num_cached]
                 if other != path and is_beginning:
                     other.unlink(missing_ok=True)
             self._make_room(path)
@@ -179,79 +190,87 @@ class CacheStore:
                 logger.warning("conversations are not kept on disk: %s", error)
             self._has_warned = True
 
-    def _reach(self, head: CacheHead, tokens: Sequence[int]) -> int:
+    def _num_reusable(self, header: CacheHeader, tokens: Sequence[int]) -> int:
         """How many of a prompt's tokens need no decode with that file."""
-        num_common = common_length(head.outline.tokens, tokens)
+        num_common = common_length(header.outline.tokens, tokens)
         # The last token is always decoded: an answer's first token comes from its row.
         num_common = min(num_common, len(tokens) - 1)
-        return self._reach_of(_target(head), num_common)
+        return self._reach_of_state(_target_state(header), num_common)
 
-    def _own(self, identities: Sequence[str]) -> Iterator[tuple[Path, CacheHead]]:
-        """This owner's files for the target of these identities, each with its first line.
+    def _usable_files(self, identities: Sequence[str]) -> Iterator[tuple[Path, CacheHeader]]:
+        """This owner's files of the target that the first identity names, with their headers.
 
-        The identities of the other models may differ. A first line that was read before is not
-        read again.
+        The identities of the other models may differ. A header that was read before is not read
+        again.
         """
-        read_before = self._heads
-        self._heads = {}  # without the files that are gone
+        read_before = self._headers
+        self._headers = {}  # without the files that are gone
         for path in kept_files():
             with contextlib.suppress(FileNotFoundError):  # another process has removed it
                 status = path.stat()
                 key = (path.name, status.st_ino, status.st_size)
                 if key not in read_before:
-                    read_before[key] = self._head(path)
-                head = read_before[key]  # None for another owner's file, among others
-                self._heads[key] = head
-                if head is not None and head.identities[0] == identities[0]:
-                    yield path, head
+                    read_before[key] = self._usable_header(path)
+                header = read_before[key]
+                self._headers[key] = header
+                if header is not None and header.identities[0] == identities[0]:
+                    yield path, header
 
-    def _head(self, path: Path) -> CacheHead | None:
-        """The first line of a file; None if the file is of no use here, under any scales."""
+    def _usable_header(self, path: Path) -> CacheHeader | None:
+        """The header of a file; None if the file is of no use here, under any scales.
+
+        It is of no use if it is of another owner or target, is longer than the context, or
+        cannot be read. A damaged file is removed. Raises FileNotFoundError.
+        """
         try:
-            head = read_head(path)
+            header = read_cache_header(path)
         except FileNotFoundError:
             raise
         except OSError:
             return None  # the file itself may be sound
         except DAMAGES as error:
-            _remove(path, error)
+            _remove_damaged(path, error)
             return None
-        if head is None or head.owner != self._owner:
+        if header is None or header.owner != self._owner:
             return None
-        if _content(head.identities) != self._content:
+        if _target_content(header.identities) != self._target_content:
             return None
-        if 0 < head.num_cached <= self._most_tokens:
-            return head
+        if 0 < header.num_cached <= self._most_tokens:
+            return header
         return None
 
     def _read_text(
         self,
         path: Path,
-        head: CacheHead,
+        header: CacheHeader,
         identities: Sequence[str],
     ) -> PooledCache | None:
-        """The text with the states of the models of these identities; None if damaged."""
-        places = {identity: number for number, identity in enumerate(head.identities)}
+        """The text of a file, with the states of the models of these identities.
+
+        None if it cannot be read: then the file is not tried again, and removed if damaged.
+        """
+        numbers_in_file = {name: number for number, name in enumerate(header.identities)}
         # None where the draft was opened with other settings.
-        numbers = [places.get(identity) for identity in identities]
+        numbers = [numbers_in_file.get(identity) for identity in identities]
         try:
-            kept = read_states(path, head, numbers)
+            text = read_states(path, header, numbers)
         except (MemoryError, *DAMAGES) as error:
-            for key, value in self._heads.items():
-                if value is head:
-                    self._heads[key] = None
+            for key, known_header in self._headers.items():
+                if known_header is header:
+                    self._headers[key] = None
             if not isinstance(error, MemoryError | OSError):
-                _remove(path, error)
+                _remove_damaged(path, error)
             return None
         _touch(path)
-        return kept
+        return text
 
-    def _name(self, kept: PooledCache, identities: Sequence[str]) -> str:
-        content = json.dumps([self._owner, identities, _cached(kept)])
-        return hashlib.sha256(content.encode()).hexdigest()[:32] + _ENDING
+    def _file_name(self, text: PooledCache, identities: Sequence[str]) -> str:
+        content = json.dumps([self._owner, identities, _cached_tokens(text)])
+        digest = hashlib.sha256(content.encode()).hexdigest()
+        return digest[:32] + _SUFFIX
 
     def _make_room(self, newest: Path) -> None:
-        """Remove the least recently used files until the folder is within its bound.
+        """Remove the least recently used files until the folder is within its limit.
 
         Args:
             newest: The file that stays.
@@ -261,7 +280,8 @@ class CacheStore:
         for path in _all_files():
             with contextlib.suppress(OSError):
                 status = path.stat()
-                if path.suffix == UNFINISHED and time.time() - status.st_mtime > _LEFT_S:
+                age_s = time.time() - status.st_mtime
+                if path.suffix == UNFINISHED and age_s > _ABANDONED_S:
                     path.unlink()  # a process was killed while it wrote
                 elif path != newest:
                     num_bytes += status.st_size
@@ -281,16 +301,16 @@ def kept_folder() -> Path:
 
 def kept_files() -> list[Path]:
     """The files of all models and owners."""
-    return [path for path in _all_files() if path.suffix == _ENDING]
+    return [path for path in _all_files() if path.suffix == _SUFFIX]
 
 
 def kept_sizes() -> dict[Path, int]:
-    """The files and their bytes, also unfinished files that a kill has left."""
+    """The bytes of each file, also of unfinished files that a killed process has left."""
     return file_sizes(_all_files())
 
 
 def file_sizes(paths: Iterable[Path]) -> dict[Path, int]:
-    """The bytes of the files that are there; another process may remove some."""
+    """The bytes of each file that exists; another process may remove some meanwhile."""
     sizes = {}
     for path in paths:
         with contextlib.suppress(FileNotFoundError):
@@ -307,7 +327,7 @@ def wipe_kept() -> int:
 
 
 def _all_files() -> list[Path]:
-    """Our files, finished or being written, sorted by name."""
+    """Our files in the folder, finished or being written, sorted by name."""
     folder = kept_folder()
     try:
         names = sorted(os.listdir(folder))
@@ -316,35 +336,38 @@ def _all_files() -> list[Path]:
     return [folder / name for name in names if _NAME.fullmatch(name)]
 
 
-def _content(identities: Sequence[str]) -> str:
-    """The part of the target's identity that says what its file holds."""
+def _target_content(identities: Sequence[str]) -> str:
+    """The part of the target's identity that names the content of its file."""
     return identities[0].partition(" · ")[0]
 
 
-def _target(head: CacheHead) -> CacheState:
-    state = head.outline.states[0]
+def _target_state(header: CacheHeader) -> CacheState:
+    """The target's state in a file, without its bytes."""
+    state = header.outline.states[0]
     assert state is not None
     return state
 
 
-def _cached(kept: PooledCache) -> list[int]:
-    """The part of a text that the target's state covers."""
-    assert kept.states[0] is not None
-    return kept.tokens[: kept.states[0].num_cached]
+def _cached_tokens(text: PooledCache) -> list[int]:
+    """The beginning of a text that the target's state covers."""
+    target_state = text.states[0]
+    assert target_state is not None
+    return text.tokens[: target_state.num_cached]
 
 
 def _spare_memory() -> int:
-    """Bytes that a copy may take for a moment."""
+    """Bytes of memory that a copy may take for a moment: half of those available."""
     return memory_here().available_bytes // 2
 
 
 def _touch(path: Path) -> None:
-    """Update the modification time, by which the least recently used files leave first."""
+    """Set a file's modification time to now: the least recently used files leave first."""
     with contextlib.suppress(OSError):
         os.utime(path)
 
 
-def _remove(path: Path, error: Exception) -> None:
+def _remove_damaged(path: Path, error: Exception) -> None:
+    """Remove a file that an error shows to be damaged, and log a warning."""
     logger.warning("%s is damaged, and is removed: %s", path, error)
     with contextlib.suppress(OSError):
         path.unlink()

@@ -1,4 +1,4 @@
-"""An answer's options → its constraint. All constraints of a model share what depends on it."""
+"""An answer's options → its constraint: what the answer may say."""
 
 from __future__ import annotations
 
@@ -27,13 +27,20 @@ _MAX_CROSSINGS = 8  # kept at once: triggers come from requests
 
 
 class Constrainer:
-    """Makes the constraint of each answer; keeps what depends on the vocabulary alone."""
+    """Makes the constraint of each answer of a model.
+
+    What depends only on the vocabulary is computed once.
+
+    Args:
+        vocabulary: The model's vocabulary.
+        num_logits: The length of a row of logits.
+    """
 
     def __init__(self, vocabulary: WholeVocabulary, num_logits: int) -> None:
         self._spelling = Spelling(vocabulary, num_logits)
-        # The crossings of each family's marks, and of triggers.
-        remember = lru_cache(_MAX_CROSSINGS)
-        self._crossing = remember(self._spelling.crossing)
+        # By the texts that end the free part of an answer: marks of thoughts, or triggers.
+        cached = lru_cache(_MAX_CROSSINGS)
+        self._crossing = cached(self._spelling.crossing)
 
     def constraint(
         self,
@@ -41,28 +48,30 @@ class Constrainer:
         prompt: Prompt,
         is_cancelled: CancelCheck = never,
     ) -> Constraint | None:
-        """The constraint of the answer to a prompt, if any.
+        """The constraint of the answer to a prompt; None if the answer is free.
 
-        It applies after the thoughts and the trigger. Where the prompt has the beginning of the
-        answer, that is committed already.
+        The constraint applies after the thoughts, and after the trigger if there is one. If the
+        prompt ends with the beginning of the answer, that beginning is committed already.
 
         Args:
-            options: What the answer was asked with.
-            prompt: Its prompt.
+            options: The options of the answer.
+            prompt: The prompt.
             is_cancelled: A mask that takes long raises Interrupted once this returns True.
 
         Raises:
-            ConstraintError: If the constraint cannot be kept to, or the beginning of the answer
-                does not fit it.
+            ConstraintError: If the constraint cannot be enforced, or does not allow the
+                beginning of the answer.
         """
         spec, triggers = _requested_spec(options, prompt)
         if spec is None:
             return None
+        # Whether the constraint covers the whole answer, also its thoughts.
         has_frame = prompt.calls is not None and prompt.calls.have_frame
         constraint = self._guide.constraint(spec)
         if prompt.calls is not None and _are_json(prompt.calls):
             constraint = NumberBound(constraint, self._spelling)
         if triggers:
+            # A character for each byte of UTF-8, as `Spelling` has texts.
             texts = tuple(text.encode().decode("latin-1") for text in triggers)
             start = Start(None, frozenset(), may_end=True)
             boundary: Boundary = Trigger(texts)
@@ -76,17 +85,19 @@ class Constrainer:
                 is_cancelled,
                 may_end=bool(triggers),
             )
-        said = prompt.tokens[len(prompt.tokens) - prompt.num_said :]
-        if constraint.validate(said) < len(said):
+        num_before = len(prompt.tokens) - prompt.num_said
+        beginning = prompt.tokens[num_before:]  # of the answer
+        if constraint.validate(beginning) < len(beginning):
             raise ConstraintError(
                 "the answer to continue does not fit the constraint",
                 "Give the constraint that it was asked with, or ask again.",
             )
-        constraint.commit(said)
+        constraint.commit(beginning)
         return constraint
 
     @cached_property
     def _guide(self) -> Guide:
+        """Makes constraints from schemas, expressions and grammars."""
         return Guide(self._spelling)
 
     def _after_thoughts(
@@ -97,7 +108,17 @@ class Constrainer:
         *,
         may_end: bool,
     ) -> Constraint:
-        # Where the prompt opens no thoughts, they begin with a token of their own.
+        """A constraint that leaves the thoughts free, and is `inner` after them.
+
+        `inner` itself if the answer can have no thoughts.
+
+        Args:
+            inner: The constraint of the text after the thoughts.
+            thoughts: How the model opens and ends its thoughts.
+            is_cancelled: See `constraint`.
+            may_end: Whether the answer may end in its thoughts.
+        """
+        # The tokens with which thoughts begin, unless the prompt has opened them.
         openings = self._spelling.single(thoughts.openings)
         if thoughts.open_kind is None and not openings:
             return inner
@@ -118,26 +139,42 @@ class Constrainer:
     ) -> AfterBoundary:
         """A constraint that leaves the text up to the boundary free, and is `inner` after it.
 
-        `marks` are the texts that the boundary may consist of. A token may contain one of them
-        and text after it: these tokens are found once for the same marks.
+        Args:
+            inner: The constraint of the text after the boundary.
+            boundary: Watches for the boundary.
+            marks: The texts of which one is the boundary. The tokens that contain one of them
+                and more text are found once for the same marks.
+            start: How the answer reaches the boundary, and leaves it.
+            is_cancelled: See `constraint`.
         """
         crossing = self._crossing(marks)
         return AfterBoundary(inner, boundary, self._spelling, crossing, start, is_cancelled)
 
 
 def _are_json(calls: Calls) -> bool:
-    """Whether the calls are JSON, apart from the marks around them."""
+    """Whether the constrained text is JSON, apart from the marks around calls."""
     form = calls.form
     use = calls.use
-    is_free = form.is_bare and not use.must and use.answer_schema is None
-    return form.notation is JsonArguments and not calls.have_frame and not is_free
+    if form.notation is not JsonArguments or calls.have_frame:
+        return False
+    # Calls without marks around them: the answer may be text instead of a call.
+    may_be_text = form.is_bare and not use.must and use.answer_schema is None
+    return not may_be_text
 
 
 def _requested_spec(
     options: AnswerOptions,
     prompt: Prompt,
 ) -> tuple[ConstraintSpec | None, Sequence[str]]:
-    """The constraint that is asked for, and the texts after which it starts."""
+    """What an answer's options ask for.
+
+    Returns:
+        The specification of the constraint, None without one; and the triggers, texts after
+        which the constraint starts. It starts at once if there is none.
+
+    Raises:
+        OptionError: For options that cannot be combined with tools.
+    """
     spec = spec_of(options)
     if prompt.calls is None or prompt.calls.grammar is None:
         return spec, options.triggers
@@ -148,5 +185,5 @@ def _requested_spec(
             "choices",
             "Leave one of them out; a JSON schema can be combined with tools.",
         )
-    # The grammar of calls has answers that fit the schema among its own.
+    # The grammar of calls also allows answers that fit the schema.
     return calls_spec(grammar.lark), grammar.triggers

@@ -33,13 +33,16 @@ class DiskUsage:
 
     costs: Mapping[Path, int]
     """What decodes cost on this machine, learned while the models ran. Caches and costs are
-    found by the content of the models, so only while the model files are here. Where another
-    preset has the same models, they count for neither."""
+    found by the content of the models, so only while the model files are here. If another
+    preset has the same models, they are listed for neither preset."""
 
     @property
     def num_bytes(self) -> int:
         """The bytes of all files together."""
-        return sum(sum(files.values()) for files in (self.files, self.caches, self.costs))
+        num_bytes = 0
+        for sizes in (self.files, self.caches, self.costs):
+            num_bytes += sum(sizes.values())
+        return num_bytes
 
 
 def disk_usage(preset: str | Preset) -> DiskUsage:
@@ -64,17 +67,20 @@ def disk_usage(preset: str | Preset) -> DiskUsage:
 
 
 def _caches_of(contents: Sequence[str]) -> list[Path]:
-    """The files of caches of these models."""
+    """The files with caches of the models that have these contents."""
     return [path for path in kept_files() if _are_of(identities_in(path), contents)]
 
 
 def _profiles_of(contents: Sequence[str]) -> list[Path]:
-    """The files that say what decodes of these models cost, or which of them are exact."""
+    """The profiles of the models that have these contents.
+
+    A profile says what the models' decodes cost, or which of their decodes are exact.
+    """
     paths = []
     for path, identity, _ in kept_profiles():
         models = identity
         if is_of_exactness(identity):
-            # Its last part is no model, but the setting in which decodes are exact.
+            # The last part is no model, but the setting in which decodes are exact.
             models = identity[:-1]
         if _are_of(models, contents):
             paths.append(path)
@@ -82,16 +88,16 @@ def _profiles_of(contents: Sequence[str]) -> list[Path]:
 
 
 def free_disk(preset: str | Preset, *uses: DiskUse) -> int:
-    """Delete what is kept for a preset. Returns the bytes freed.
+    """Delete the files of some kinds that are kept for a preset. Returns the bytes freed.
 
-    A running engine keeps what it has read, and writes its costs when it is closed.
+    A running engine still has what it has read, and writes its costs when it is closed.
 
     Args:
         preset: The preset, or its name.
-        uses: What to delete: "files", "caches", "costs".
+        uses: The kinds of files to delete: "files", "caches", "costs".
 
     Raises:
-        OptionError: For another use.
+        OptionError: For another kind.
         UnknownPresetError: For an unknown name.
         OSError: If a file cannot be deleted.
     """
@@ -102,15 +108,15 @@ def free_disk(preset: str | Preset, *uses: DiskUse) -> int:
                 f"Choose from: {', '.join(get_args(DiskUse))}.",
             )
     preset = as_preset(preset)
-    kept = disk_usage(preset)
-    doomed: dict[Path, int] = {}
+    usage = disk_usage(preset)
+    to_delete: dict[Path, int] = {}
     if "caches" in uses:
-        doomed.update(kept.caches)
+        to_delete.update(usage.caches)
     if "costs" in uses:
-        doomed.update(kept.costs)
-    for path in doomed:
+        to_delete.update(usage.costs)
+    for path in to_delete:
         path.unlink(missing_ok=True)
-    num_bytes = sum(doomed.values())
+    num_bytes = sum(to_delete.values())
     if "files" in uses:
         cache = HubCache()
         for file in located.removal_of(preset).owned:
@@ -119,26 +125,28 @@ def free_disk(preset: str | Preset, *uses: DiskUse) -> int:
 
 
 def _contents(preset: Preset) -> list[str]:
-    """The content of each model (`FileContent`).
+    """The digests of the contents of a preset's model files, the target's first.
 
-    Empty where a file is missing or not a model, or where another preset has the same models.
+    Empty if a file is missing or not a model, or if another preset has the same models.
     """
     paths = _paths(preset)
-    others = [other for other in load_presets().values() if other.name != preset.name]
-    if any(_paths(other) == paths for other in others):
-        return []
+    for other in load_presets().values():
+        if other.name != preset.name and _paths(other) == paths:
+            return []
+    contents = []
     try:
-        headers = [check_model_file(path) for path in paths]
+        for path in paths:
+            content = FileContent(check_model_file(path)).digest()
+            if content is None:
+                return []
+            contents.append(content)
     except LocalspecError:
         return []
-    contents = [FileContent(header).digest() for header in headers]
-    if None in contents:
-        return []
-    return [content for content in contents if content]
+    return contents
 
 
 def _paths(preset: Preset) -> list[Path]:
-    """Where the models are, the target first; none where one is missing."""
+    """The paths of a preset's models, the target's first; empty if one is missing."""
     try:
         return list(locate(preset).values())
     except LocalspecError:
@@ -146,10 +154,12 @@ def _paths(preset: Preset) -> list[Path]:
 
 
 def _are_of(identities: Sequence[str], contents: Sequence[str]) -> bool:
-    """Whether the models with these identities are among those with these contents.
+    """Whether models with these identities have these contents: the target, and any other.
 
     Args:
-        identities, contents: The target's first; see `LlamaModel.identity`.
+        identities: See `LlamaModel.identity`; the target's first.
+        contents: The digests of model files, the target's first.
     """
-    own = [identity.partition(" · ")[0] for identity in identities]
-    return own[:1] == list(contents[:1]) and set(own) <= set(contents)
+    model_contents = [identity.partition(" · ")[0] for identity in identities]
+    is_same_target = model_contents[:1] == list(contents[:1])
+    return is_same_target and set(model_contents) <= set(contents)

@@ -18,15 +18,15 @@ if TYPE_CHECKING:
     import numpy as np
     from typing_extensions import Self  # in typing from Python 3.11 on
 
-_MOST_TEXTS = 1 << 20  # in one call
-_MOST_IDS = 1 << 24  # in a text; more than any context holds
+_MOST_TEXTS = 1 << 20  # of one call
+_MOST_IDS = 1 << 24  # of a text; more than any context holds
 
 
 class Embedded(NamedTuple):
     """An embedder's result for some texts."""
 
     values: np.ndarray[Any, np.dtype[np.float32]]
-    """A vector for each text, (texts, width) float32; or a score for each, (texts,)."""
+    """A vector for each text, (texts, dimensions) float32; or a score for each, (texts,)."""
 
     num_tokens: int
     """The tokens of all texts together."""
@@ -35,10 +35,12 @@ class Embedded(NamedTuple):
 class Embedder:
     """A model that turns texts into vectors. Made by `load_embedder`.
 
-    name: of the file. context_length: tokens that a text may have. width: numbers of a vector.
-    ranks: whether it is a reranker, which gives documents scores, and no vectors.
+    `name` is the name of the model's file, `context_length` the most tokens of a text, `width`
+    the length of a vector, and `ranks` whether the model is a reranker, which gives documents
+    scores, and no vectors.
 
-    From any thread, one call at a time: others wait. Leaving its `with` block closes it.
+    It may be used from any thread; one call runs at a time, and others wait. The end of its
+    `with` block closes it.
     """
 
     def __init__(
@@ -84,15 +86,15 @@ class Embedder:
             texts = [texts]
         texts = at_most(_MOST_TEXTS, texts, "texts")
         with self._in_use:
-            read = []
+            token_lists = []
             for text in texts:
                 tokens = self._tokens(text)
-                read.append(self._fitting(tokens, truncate=truncate))
-            vectors = self._model.pool(read)[:, :dimensions]
+                token_lists.append(self._fitting(tokens, truncate=truncate))
+            vectors = self._model.pool(token_lists)[:, :dimensions]
         lengths = np.linalg.norm(vectors, axis=1, keepdims=True)
-        lengths[lengths == 0] = 1
+        lengths[lengths == 0] = 1  # a vector of zeros stays as it is
         units = (vectors / lengths).astype(np.float32)
-        return Embedded(units, _num_tokens(read))
+        return Embedded(units, _num_tokens(token_lists))
 
     def rank(self, query: str, documents: Sequence[str], *, truncate: bool = False) -> Embedded:
         """Scores of how well each document fits the query: the higher, the better.
@@ -102,22 +104,28 @@ class Embedder:
         if not self.ranks:
             raise OptionError(f"{self.name} is not a reranker", "Choose a reranker.")
         with self._in_use:
-            read = []
+            token_lists = []
             for document in at_most(_MOST_TEXTS, documents, "documents"):
-                pair = self._model.pair_tokens(query, document)
-                read.append(self._fitting(pair, truncate=truncate))
-            scores = self._model.pool(read)[:, 0]
-        return Embedded(scores, _num_tokens(read))
+                tokens = self._model.pair_tokens(query, document)
+                token_lists.append(self._fitting(tokens, truncate=truncate))
+            scores = self._model.pool(token_lists)[:, 0]
+        return Embedded(scores, _num_tokens(token_lists))
 
     def _tokens(self, text: str | Sequence[int]) -> list[int]:
+        """The token ids of a text, or the ids themselves. Raises OptionError for bad ids."""
         if isinstance(text, str):
             return self._model.text_tokens(text)
         ids = at_most(_MOST_IDS, text, "token ids")
         if ids:
-            self._model.vocabulary.detokenize([min(ids), max(ids)])  # which refuses others
+            # Called only for its error: if these two are ids, all between them are.
+            self._model.vocabulary.detokenize([min(ids), max(ids)])
         return ids
 
     def _fitting(self, tokens: list[int], *, truncate: bool) -> list[int]:
+        """The tokens of a text, cut off at the context's length if `truncate`.
+
+        Raises OptionError for no tokens, and ContextError for too many.
+        """
         if not tokens:
             raise OptionError("a text is empty", "Give at least one token.")
         if len(tokens) <= self.context_length:
@@ -158,13 +166,14 @@ def load_embedder(
 ) -> Embedder:
     """Open a model that turns texts into vectors, or a reranker.
 
-    Raises ModelFileError if it is no such model, PresetError if it is not here, OptionError,
-    and MemoryLimitError.
+    Raises ModelFileError if it is no such model, PresetError if its file is not on this
+    machine, OptionError, and MemoryLimitError.
 
     Args:
         model: A preset ("bge-small-en-v1.5", "nomic-embed-text-v1.5"), a GGUF file, or a name
             of the hub as hf:owner/repo/file.gguf; it has to be on this machine.
-        context_length: Tokens of a text; by default what it was trained for, up to 8192.
+        context_length: The most tokens of a text; by default the number for which the model
+            was trained, up to 8192.
         progress: Called with the loaded share, 0 … 1.
     """
     header = check_embedder_file(locate_model(model))

@@ -19,7 +19,7 @@ from localspec.chat.turns import longer_context
 from localspec.chat.workshop import PromptWorkshop, known_ids
 from localspec.constraints.guidance import not_kept
 from localspec.engine.answered_texts import AnsweredText, AnsweredTexts
-from localspec.engine.base import BaseEngine, Found, closed
+from localspec.engine.base import BaseEngine, Result, closed
 from localspec.engine.cache_file import Scope, read_caches, write_caches
 from localspec.engine.cache_pool import CachePool
 from localspec.engine.constraint_choice import Constrainer
@@ -67,17 +67,17 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class _Work:
-    """An answer that is ready to begin."""
+class _PreparedAnswer:
+    """An answer whose prompt and constraint are made. It only lacks a lane."""
 
     record: AnswerRecord
     facts: PromptFacts
     request: Request
 
     reference: list[int]
-    """The tokens of the prediction, for the lookup to propose from."""
+    """The tokens of the prediction, for the lookup to propose from; none without one."""
 
-    parts: list[PicturePart]
+    picture_parts: list[PicturePart]
     """The prompt's pictures. They stay in memory as long as this list has them."""
 
 
@@ -88,7 +88,7 @@ class _Running:
     run: AnswerRun
 
     text: AnsweredText | None
-    """The answered text that it continues; None where a conversation owns the text."""
+    """The text that the answer belongs to; None where a conversation owns the text."""
 
 
 class Engine(BaseEngine):
@@ -100,10 +100,10 @@ class Engine(BaseEngine):
     Args:
         models: Target, draft and head.
         drafting: What may draft, and how much.
-        sampling: The default of answers.
+        sampling: The settings of answers that give none.
         description: The pair, for people.
-        room: Bounds for the caches of conversations that wait.
-        memory: Whether earlier texts propose.
+        room: Limits for the caches of conversations that wait.
+        memory: Whether tokens of earlier texts are proposed.
     """
 
     @explained('localspec.load("demo") makes an engine.')
@@ -136,7 +136,9 @@ class Engine(BaseEngine):
         self._lanes, self.shared_vocabulary = open_lanes(models, drafting)
         self._decoder = self._lanes[0].decoder  # for work during which no answer may run
         has_lookup = any(isinstance(proposer, Lookup) for proposer in self._decoder.proposers)
-        self._memory = TextMemory() if memory and has_lookup else None
+        self._memory: TextMemory | None = None
+        if memory and has_lookup:
+            self._memory = TextMemory()
         for lane in self._lanes:
             lane.memory = self._memory
         self._cache_pool = CachePool(self._lanes, room)
@@ -155,13 +157,13 @@ class Engine(BaseEngine):
             target.context_length,
             target.trained_context_length,
         )
-        self._texts = AnsweredTexts()
+        self._answered_texts = AnsweredTexts()
         self._running: dict[AnswerRecord, _Running] = {}
-        self._prompts = InboxThread("localspec-prompts")
+        self._prompt_thread = InboxThread("localspec-prompts")
         self._schedule = Schedule(len(self._lanes))
         self._worker = Worker(self._schedule, self._line)
         self._is_closed = False
-        weakref.finalize(self, _stop, self._prompts, self._worker).atexit = False
+        weakref.finalize(self, _end_threads, self._prompt_thread, self._worker).atexit = False
         self._close_at_exit()
 
     @property
@@ -187,34 +189,41 @@ class Engine(BaseEngine):
 
     @property
     def _draft_policy(self) -> DraftPolicy:
-        """The policy of how many tokens a step proposes. May be set between two answers."""
+        """How many tokens a step proposes, in the first lane. May be set between two answers.
+
+        Setting it sets all lanes. If it is set to the default policy of the first lane, every
+        lane gets its own default policy.
+        """
         return self._decoder.draft_policy
 
     @_draft_policy.setter
     def _draft_policy(self, draft_policy: DraftPolicy) -> None:
-        is_own = draft_policy is self._lanes[0].own_policy
+        is_default = draft_policy is self._lanes[0].default_policy
         for lane in self._lanes:
-            lane.decoder.draft_policy = draft_policy
-            if is_own:
-                lane.decoder.draft_policy = lane.own_policy
+            if is_default:
+                lane.decoder.draft_policy = lane.default_policy
+            else:
+                lane.decoder.draft_policy = draft_policy
 
-    def exclusively(self, function: Callable[[SpeculativeDecoder], Found]) -> Found:
-        """The function's result for the bare loop, whose text is empty.
+    def exclusively(self, function: Callable[[SpeculativeDecoder], Result]) -> Result:
+        """Call a function with the bare loop, whose text is empty. Returns its result.
 
-        For checks and measurements: no answer runs meanwhile, and no earlier text proposes. The
-        function is called in the thread that computes; Ctrl-C here ends its decode, as `cancel`
-        does. Raises BusyError while an answer is produced, and what the function raises.
+        For checks and measurements: no answer runs meanwhile, and nothing is proposed from
+        earlier texts. The function is called in the worker's thread. Ctrl-C in this thread
+        interrupts it, as `cancel` does.
+
+        Raises BusyError while an answer is produced, and what the function raises.
         """
 
-        ended = Cancellation()
+        cancellation = Cancellation()
 
-        def work() -> Found:
-            self._begin_lanes()
+        def work() -> Result:
+            self._make_lanes_ready()
             lane = self._lanes[0]
-            self._cache_pool.switch_to(lane, None, (), self._own_scope)
+            self._cache_pool.switch_to(lane, None, (), self._default_scope)
             self._decoder.truncate(0)
             lane.use_no_memory()
-            with ended.obeyed(self._interrupt):
+            with cancellation.obeyed(self._interrupt):
                 try:
                     return function(self._decoder)
                 finally:
@@ -222,44 +231,52 @@ class Engine(BaseEngine):
                     lane.reset()
 
         try:
-            return self._alone(work)
+            return self._call_when_idle(work)
         except KeyboardInterrupt:
-            ended.request()
+            cancellation.request()
             raise
 
-    def _plan(self, options: AnswerOptions) -> AnswerPlan:
+    def _make_plan(self, options: AnswerOptions) -> AnswerPlan:
         self._require_open()
         policy, kinds = answer_policy(options.drafting, self._decoder.proposers)
-        return replace(super()._plan(options), policy=policy, kinds=kinds)
+        return replace(super()._make_plan(options), policy=policy, kinds=kinds)
 
     def _start(self, record: AnswerRecord) -> None:
         self._require_open()
-        self._worker.note_asked()
-        self._join(record)
+        self._worker.note_request()
+        self._join_line(record)
 
-    def _admitted(self, record: AnswerRecord) -> None:
-        self._prompts.put(functools.partial(self._make, record))
+    def _produce_admitted(self, record: AnswerRecord) -> None:
+        self._prompt_thread.put(functools.partial(self._prepare_answer, record))
 
-    def _make(self, record: AnswerRecord) -> None:
-        """Make prompt and grammar, then begin the answer. In the thread of prompts."""
+    def _prepare_answer(self, record: AnswerRecord) -> None:
+        """Make an answer's prompt and constraint; the worker then starts the answer.
+
+        Called in the thread of prompts. An error is put into the record's outbox.
+        """
         if record.state is not State.ADMITTED:
             return
         try:
             source = record.source()
             with self._prompt_work.making(record):
-                work = self._work(record, source)
+                prepared = self._make_prepared_answer(record, source)
         except Interrupted:
-            return  # it is being ended
+            return  # the answer was cancelled
         except Exception as error:
-            record.outbox.put(closed() if self._is_ending else error)
+            if self._is_ending:
+                record.outbox.put(closed())
+            else:
+                record.outbox.put(error)
         else:
-            self._worker.put(functools.partial(self._start_producing, work))
+            self._worker.put(functools.partial(self._start_producing, prepared))
 
-    def _work(self, record: AnswerRecord, source: PromptSource) -> _Work:
-        """Make an answer ready to begin: its prompt, pictures and constraint.
+    def _make_prepared_answer(
+        self, record: AnswerRecord, source: PromptSource
+    ) -> _PreparedAnswer:
+        """Make an answer's prompt, pictures and constraint.
 
-        Raises what refuses one of them, ClosedError if the engine was closed meanwhile, and
-        Interrupted.
+        Raises the error of whatever cannot be made, ClosedError if the engine was closed
+        meanwhile, and Interrupted if the answer was cancelled.
         """
         is_cancelled = functools.partial(self._is_cancelled, record.cancellation)
         made = source.make(self._workshop, is_cancelled)
@@ -267,77 +284,85 @@ class Engine(BaseEngine):
         self._require_open()
         prompt = made.prompt
         picture_parts = self._models.show(prompt)
-        request = self._request(prompt, record)  # with the constraint
+        request = self._loop_request(prompt, record)  # with the constraint
         self._models.require_unwritten()
         not_enforced = not_kept(spec_of(record.options))
         facts = PromptFacts(made, len(prompt.tokens), not_enforced, prompt.has_tool_words)
-        reference = self._reference(prompt, record.options)
-        return _Work(record, facts, request, reference, picture_parts)
+        reference = self._reference_tokens(prompt, record.options)
+        return _PreparedAnswer(record, facts, request, reference, picture_parts)
 
-    def _start_producing(self, work: _Work) -> None:
-        """Give the answer a lane, and start it. In the worker."""
-        record = work.record
+    def _start_producing(self, prepared: _PreparedAnswer) -> None:
+        """Give an answer a lane, and start it, unless it was ended. Called in the worker.
+
+        An error is put into the record's outbox.
+        """
+        record = prepared.record
         if record.state is not State.ADMITTED:
             return
         try:
-            record.start_producing(work.facts)
-            self._take_lane(work)
+            record.start_producing(prepared.facts)
+            self._take_lane(prepared)
         except Exception as error:
             record.outbox.put(error)
 
-    def _take_lane(self, work: _Work) -> None:
+    def _take_lane(self, prepared: _PreparedAnswer) -> None:
         """Choose a free lane for an answer, and begin to produce the answer there."""
-        record = work.record
-        made = work.facts.made
+        record = prepared.record
+        made = prepared.facts.made
         tokens = made.prompt.tokens
-        text = None  # the answered text that the prompt continues, if it is looked for
+        scope = _scope_of(record)
+        text = None
         owner = record.owner
         if record.finds_its_text:
-            text = self._texts.text_for(tokens, _scope_of(record), made.num_stable)
-            owner = text  # no conversation is known here, so the text stands for it
-        lane = self._cache_pool.lane_for(owner, tokens, _scope_of(record))
-        run = AnswerRun(record, made.prompt, work.request, lane)
+            text = self._answered_texts.text_for(tokens, scope, made.num_stable)
+            owner = text  # in place of the conversation, which is not known here
+        lane = self._cache_pool.lane_for(owner, tokens, scope)
+        run = AnswerRun(record, made.prompt, prepared.request, lane)
         self._running[record] = _Running(run, text)
-        self._schedule.start(lane, record, self._produced(lane, owner, work, run))
+        self._schedule.start(lane, record, self._produce(lane, owner, prepared, run))
 
-    def _produced(
+    def _produce(
         self,
         lane: Lane,
         owner: object | None,
-        work: _Work,
+        prepared: _PreparedAnswer,
         run: AnswerRun,
     ) -> Producing:
-        """Run an answer in its lane.
+        """Run an answer in its lane: a generator, as `Producing` describes it.
 
-        Yields its pieces, the progress of its prompt, and the decodes that it needs. The rows
-        of each decode are sent to it.
+        Args:
+            lane: The lane.
+            owner: The owner of the lane's text from now on; None if nobody owns it.
+            prepared: The answer's prompt and request.
+            run: Runs the answer.
         """
-        record = work.record
-        num_tokens = work.facts.num_tokens
+        record = prepared.record
+        num_tokens = prepared.facts.num_tokens
 
         def report_reading(num_decoded: int) -> None:
             record.outbox.put(Reading(num_decoded, num_tokens))
 
         try:
             lane.make_ready()
-            tokens = work.facts.made.prompt.tokens
+            tokens = prepared.facts.made.prompt.tokens
             self._cache_pool.switch_to(lane, owner, tokens, _scope_of(record))
-            lane.configure(report_reading, record.plan.policy, work.reference)
-            yield Reading(run.start(), num_tokens, is_first=True)
+            lane.configure(report_reading, record.plan.policy, prepared.reference)
+            num_cached = run.start()
+            yield Reading(num_cached, num_tokens, is_first=True)
             yield from run.pieces()
         finally:
             lane.reset()
             self._save_profile(lane)
-            work.parts.clear()  # frees the pictures
+            prepared.picture_parts.clear()  # frees the pictures
 
     def _note_piece_read(self, record: AnswerRecord) -> None:
         num_unread = record.num_put_pieces - record.num_read_pieces
-        if num_unread == MOST_AHEAD - 1:  # the answer may be paused
-            self._look_again()
+        if num_unread == MOST_AHEAD - 1:  # with one piece more, the answer was paused
+            self._resume_paused()
 
-    def _look_again(self) -> None:
-        """Have the worker resume answers whose readers have caught up."""
-        self._worker.put(_nothing)
+    def _resume_paused(self) -> None:
+        """Wake the worker: it then resumes answers whose readers have caught up."""
+        self._worker.put(_do_nothing)
 
     def _end(self, record: AnswerRecord) -> None:
         if record.state is State.OVER:
@@ -346,7 +371,10 @@ class Engine(BaseEngine):
             self._worker.put(functools.partial(self._finish, record))
 
     def _finish(self, record: AnswerRecord) -> None:
-        """End an answer after what was read of it. In the worker."""
+        """End an answer after the pieces that were read. Called in the worker.
+
+        The lane and the place in line become free, and the reader gets the ending.
+        """
         if record.state is State.OVER:
             self._give_ending(record)
             return
@@ -369,12 +397,15 @@ class Engine(BaseEngine):
     def _may_wait(self) -> bool:
         return not self._worker.is_this_thread
 
-    def _request(self, prompt: Prompt, record: AnswerRecord) -> Request:
-        """The loop's request. Raises ContextError, and as `constraint` does."""
+    def _loop_request(self, prompt: Prompt, record: AnswerRecord) -> Request:
+        """The request to the loop for an answer to a prompt: its samplers, rule and limits.
+
+        Raises ContextError, OptionError, and what `Constrainer.constraint` raises.
+        """
         options = record.options
         plan = record.plan
         num_tokens = len(prompt.tokens)
-        room = self._room_after(num_tokens)
+        most_tokens = self._most_answer_tokens(num_tokens)
         cancellation = record.cancellation
         constraint = self._constrainer.constraint(
             options,
@@ -386,38 +417,40 @@ class Engine(BaseEngine):
             seed = fresh_seed()
         randomness = Randomness(seed, record.turn, prompt.num_said)
         rule = make_rule(plan.rule, randomness)
-        num_before = num_tokens - prompt.num_said
+        num_before = num_tokens - prompt.num_said  # without the beginning of the answer
         chain = self._resolver.chain(plan.sampling, num_before, constraint, prompt.num_said)
-        max_tokens = min(room, options.max_tokens or room)
-        return Request(chain, rule, max_tokens, self.vocabulary.is_end, plan.kinds)
+        if options.max_tokens is not None:
+            most_tokens = min(most_tokens, options.max_tokens)
+        return Request(chain, rule, most_tokens, self.vocabulary.is_end, plan.kinds)
 
-    def _room_after(self, num_tokens: int) -> int:
-        """How many tokens an answer may have after a prompt of `num_tokens`: at least one.
+    def _most_answer_tokens(self, num_tokens: int) -> int:
+        """The most tokens that an answer may have after a prompt of `num_tokens`: 1 or more.
 
         Raises:
-            OptionError: For a prompt without a token.
-            ContextError: For one that leaves no room.
+            OptionError: If the prompt has no token.
+            ContextError: If the prompt leaves no room in the context.
         """
-        room = self.context_length - num_tokens
+        most_tokens = self.context_length - num_tokens
         if num_tokens == 0:
             raise OptionError("the prompt is empty", "Give at least one token.")
-        if room < 1:
+        if most_tokens < 1:
             raise ContextError(
                 f"the prompt has {num_tokens} tokens; the context holds {self.context_length}",
                 longer_context("Shorten it", self),
                 num_tokens=num_tokens,
                 context_length=self.context_length,
             )
-        return room
+        return most_tokens
 
-    def _reference(self, prompt: Prompt, options: AnswerOptions) -> list[int]:
-        """The tokens of the prediction, for the lookup to propose from; none without one."""
+    def _reference_tokens(self, prompt: Prompt, options: AnswerOptions) -> list[int]:
+        """The tokens from which the lookup proposes; none if the options have no prediction."""
         if options.prediction is None:
             return []
         prediction = self._tokens_of(options.prediction)
         if not prediction:
             return []
-        # The prompt's end goes before it, so that the lookup finds the prediction's beginning.
+        # The lookup proposes what follows a match: the prompt's end matches at the beginning of
+        # the answer, and the prediction follows it.
         return [*prompt.tokens[-LONGEST_MATCH:], *prediction]
 
     def _tokens_of(self, text: str | Sequence[int]) -> list[int]:
@@ -426,36 +459,39 @@ class Engine(BaseEngine):
             return self.tokenize(text)
         return known_ids(text, self.vocabulary)
 
-    def _alone(self, function: Callable[[], Found]) -> Found:
-        """A function's result, called in the worker. Raises BusyError, and ClosedError."""
+    def _call_when_idle(self, function: Callable[[], Result]) -> Result:
+        """Call a function in the worker while no answer runs. Returns its result.
+
+        Raises BusyError if an answer runs or waits, and ClosedError.
+        """
         self._require_open()
         return self._worker.when_idle(function)
 
     def _save_caches_of(self, owner: object, path: Path) -> bool:
         def save() -> bool:
-            kept = self._cache_pool.text_of(owner)
-            if kept is None:
+            text = self._cache_pool.text_of(owner)
+            if text is None:
                 return False
-            write_caches(path, kept, self._models.identities(kept.scope.scales))
+            write_caches(path, text, self._models.identities(text.scope.scales))
             return True
 
-        return self._alone(save)
+        return self._call_when_idle(save)
 
     def _load_caches_of(self, owner: object, path: Path) -> bool:
         def load() -> bool:
-            scope = self._own_scope
+            scope = self._default_scope
             identities = self._models.identities(scope.scales)
-            kept = read_caches(path, identities, self._cache_pool.make_room)
-            if kept is None:
+            text = read_caches(path, identities, self._cache_pool.make_room)
+            if text is None:
                 return False
-            self._cache_pool.put(owner, kept._replace(scope=scope))
+            self._cache_pool.put(owner, text._replace(scope=scope))
             return True
 
-        return self._alone(load)
+        return self._call_when_idle(load)
 
     @property
     def num_decodes(self) -> int:
-        """Decodes of the target so far, which shows whether it still works. From any thread."""
+        """How many decodes the target has made so far. From any thread."""
         return self._target.handle.num_decodes
 
     def memory(self) -> EngineMemory:
@@ -472,19 +508,19 @@ class Engine(BaseEngine):
                 "Load it with memory=True, and with the proposer 'auto' or 'lookup'.",
             )
         self._require_open()
-        # The worker adds it between two decodes, as it does the texts of answers.
+        # In the worker, between two decodes: the loop uses the memory there.
         self._worker.call(lambda: memory.add(tokens))
 
     def free_kept(self) -> None:
         def free() -> None:
             self._cache_pool.clear()
-            self._texts = AnsweredTexts()
+            self._answered_texts = AnsweredTexts()
 
-        self._alone(free)
+        self._call_when_idle(free)
 
     def _make_prompt(self, source: PromptSource) -> MadePrompt:
         self._require_open()
-        return self._prompts.call(lambda: self._make_prompt_here(source, never))
+        return self._prompt_thread.call(lambda: self._make_prompt_in_thread(source, never))
 
     def _prompt_text(self, source: MessagesSource, *, opens_answer: bool) -> str:
         self._require_open()
@@ -493,47 +529,53 @@ class Engine(BaseEngine):
             with self._prompt_work.making(None):
                 return source.text(self._workshop, opens_answer=opens_answer)
 
-        return self._prompts.call(text)
+        return self._prompt_thread.call(text)
 
-    def _make_prompt_here(self, source: PromptSource, is_cancelled: CancelCheck) -> MadePrompt:
-        """The prompt of a source. In the thread of prompts."""
+    def _make_prompt_in_thread(
+        self,
+        source: PromptSource,
+        is_cancelled: CancelCheck,
+    ) -> MadePrompt:
+        """Make the prompt of a source. Called in the thread of prompts."""
         with self._prompt_work.making(None):
             return source.make(self._workshop, is_cancelled)
 
-    def _prepare(self, source: PromptSource, *, owner: object) -> None:
-        before = self._worker.num_asked
+    def _prepare_next_prompt(self, source: PromptSource, *, owner: object) -> None:
+        num_requests = self._worker.num_requests
         if self._line.num_places:
             return
 
         def is_cancelled() -> bool:
-            return self._worker.num_asked != before
+            return self._worker.num_requests != num_requests
 
         with contextlib.suppress(Interrupted):
-            made = self._prompts.call(lambda: self._make_prompt_here(source, is_cancelled))
-            self._read_ahead(made.prompt.tokens, owner, before)
+            made = self._prompt_thread.call(
+                lambda: self._make_prompt_in_thread(source, is_cancelled)
+            )
+            self._prefill_when_idle(made.prompt.tokens, owner, num_requests)
 
-    def _read_ahead(self, whole: list[int], owner: object, num_asked: int) -> None:
-        """Read a text in idle time, unless more is asked for than at that time.
+    def _prefill_when_idle(self, tokens: list[int], owner: object, num_requests: int) -> None:
+        """Decode a conversation's text in idle time, as far as its pictures are loaded.
 
         Args:
-            whole: The tokens.
+            tokens: The text.
             owner: The conversation.
-            num_asked: The worker's `num_asked` at that time.
+            num_requests: See `_while_idle`.
         """
 
         def work() -> None:
-            tokens, _parts = self._models.readable(whole)
-            if not tokens:
+            readable, _parts = self._models.readable(tokens)  # `_parts` keeps pictures loaded
+            if not readable:
                 return
-            scope = self._own_scope
-            lane = self._cache_pool.lane_for(owner, whole, scope)
-            self._cache_pool.switch_to(lane, owner, whole, scope)
-            if lane.common_with(whole, scope) <= len(tokens):  # else more is cached already
-                chain = self._resolver.chain(self.sampling, len(tokens))
-                prepare(lane.decoder, tokens, chain)
+            scope = self._default_scope
+            lane = self._cache_pool.lane_for(owner, tokens, scope)
+            self._cache_pool.switch_to(lane, owner, tokens, scope)
+            if lane.common_with(tokens, scope) <= len(readable):  # else more is cached already
+                chain = self._resolver.chain(self.sampling, len(readable))
+                prepare(lane.decoder, readable, chain)
             self._save_profile(lane)
 
-        self._while_idle(work, num_asked)
+        self._while_idle(work, num_requests)
 
     def _keep_on_disk(self) -> None:
         """Write the caches that the disk lacks, in idle time, until the next request."""
@@ -542,34 +584,35 @@ class Engine(BaseEngine):
             return self._target.is_interrupted  # a request interrupts all models
 
         work = functools.partial(self._cache_pool.save_all, is_cancelled)
-        self._while_idle(work, self._worker.num_asked)
+        self._while_idle(work, self._worker.num_requests)
 
-    def _while_idle(self, function: Callable[[], None], num_asked: int) -> None:
+    def _while_idle(self, function: Callable[[], None], num_requests: int) -> None:
         """Call a function in the worker while no answer runs.
 
-        Every later request ends its work, as `cancel` does.
+        If there is a new request, the function is interrupted, or not called at all.
 
         Args:
             function: Does the work.
-            num_asked: The worker's `num_asked` from which on a request is a later one.
+            num_requests: The worker's `num_requests` so far: a request after these is new.
         """
 
-        def begins() -> bool:
+        def may_begin() -> bool:
             self._require_open()
-            self._begin_lanes()
-            return self._worker.num_asked == num_asked
+            self._make_lanes_ready()
+            return self._worker.num_requests == num_requests
 
         self._require_open()
         with contextlib.suppress(Interrupted):
-            self._worker.use_idle_time(function, self._interrupt, begins)
+            self._worker.use_idle_time(function, self._interrupt, may_begin)
 
     def _interrupt(self) -> None:
+        """Interrupt the decodes of all lanes. From any thread."""
         for lane in self._lanes:
             lane.interrupt()
 
     def _end_idle_work(self) -> None:
-        """End the idle work now, also idle work that has not begun."""
-        self._worker.note_asked()
+        """End idle work now; idle work that was asked for does not begin."""
+        self._worker.note_request()
         self._interrupt()
 
     def cancel(self) -> None:
@@ -579,24 +622,25 @@ class Engine(BaseEngine):
             self._end(record)
 
     def _close(self) -> None:
-        def free() -> None:
+        def save_and_free() -> None:
             with contextlib.suppress(EngineError, MemoryError):  # an application closed a model
-                self._begin_lanes()
+                self._make_lanes_ready()
                 self._cache_pool.save_all()
             self._free()
 
         if not self._own_process.is_this():
             self._free()  # a fork has no worker that could do it
         elif not self._is_closed:
-            self._worker.call(free)
+            self._worker.call(save_and_free)
             self._is_closed = True
-            _stop(self._prompts, self._worker)
+            _end_threads(self._prompt_thread, self._worker)
 
     def _free(self) -> None:
         self._cache_pool.clear()
         self._models.close()
 
     def _save_profile(self, lane: Lane | None = None) -> None:
+        """Save what a lane's policies have learned, if anything. lane: None for the first."""
         if lane is None:
             lane = self._lanes[0]
         learned = lane.learned()
@@ -610,15 +654,17 @@ class Engine(BaseEngine):
         )
 
     @property
-    def _own_scope(self) -> Scope:
+    def _default_scope(self) -> Scope:
         """The scope of texts under the default scales of the adapters."""
         return Scope(scales=self.adapter_scales)
 
-    def _begin_lanes(self) -> None:
+    def _make_lanes_ready(self) -> None:
+        """Prepare models and loops of all lanes for work."""
         for lane in self._lanes:
             lane.make_ready()
 
     def _require_open(self) -> None:
+        """Raise ClosedError if the engine or a model is closed, and ForkedError in a fork."""
         self._require_not_ending()
         # A fork has none of the threads.
         for model in self._models.all:
@@ -630,11 +676,11 @@ def _scope_of(record: AnswerRecord) -> Scope:
     return Scope(record.client, record.plan.scales)
 
 
-def _stop(prompts: InboxThread, worker: Worker) -> None:
-    """End both threads, without waiting for a prompt in the making, which may take long."""
+def _end_threads(prompts: InboxThread, worker: Worker) -> None:
+    """End both threads. Waits for the worker, but not for a prompt, which may take long."""
     prompts.end()
     worker.stop()
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     """Do nothing."""

@@ -18,9 +18,7 @@ logger = logging.getLogger(__name__)
 
 
 class InboxThread:
-    """A daemon thread with an inbox. It starts with the first work.
-
-    An idle thread keeps no reference to its last work.
+    """A daemon thread that does the work in its inbox. It starts with the first work.
 
     Args:
         name: The thread's name.
@@ -30,8 +28,10 @@ class InboxThread:
         self._name = name
         self._inbox: Inbox = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._last_thread: threading.Thread | None = None  # also one that has to end
-        self._starting = threading.RLock()  # a signal handler may take it a second time
+        self._last_thread: threading.Thread | None = None  # perhaps told to end
+        # Held while the thread is started or told to end. Reentrant: a signal handler may take
+        # it in the thread that holds it.
+        self._starting = threading.RLock()
 
     # In any thread
 
@@ -41,18 +41,18 @@ class InboxThread:
         return threading.current_thread() is self._last_thread
 
     def put(self, work: Callable[[], object]) -> None:
-        """Have the thread do some work. What the work raises is logged."""
+        """Add work to the inbox, without waiting for it. Its errors are only logged."""
         # Held, so that `end` cannot come in between: the work would then never be done.
         with self._starting:
             if self._thread is None:
                 self._inbox = SimpleQueue()
-                before = self._last_thread  # it may still work: the new thread waits for it
-                self._thread = self._last_thread = threading.Thread(
+                self._thread = threading.Thread(
                     target=self._run,
-                    args=(self._inbox, before),
+                    args=(self._inbox, self._last_thread),
                     name=self._name,
                     daemon=True,
                 )
+                self._last_thread = self._thread
                 self._thread.start()
             self._inbox.put(work)
 
@@ -80,7 +80,10 @@ class InboxThread:
         return take_from(results).result()
 
     def end(self) -> threading.Thread | None:
-        """Have the thread end after the work in its inbox. Later work starts another thread."""
+        """Have the thread end after the work in its inbox, without waiting for that.
+
+        Later work starts another thread. Returns the thread that ends; None if there is none.
+        """
         with self._starting:
             thread = self._thread
             self._thread = None
@@ -103,9 +106,15 @@ class InboxThread:
     def _step(self) -> None:
         """Do a part of the work that is not in the inbox."""
 
-    def _run(self, inbox: Inbox, before: threading.Thread | None) -> None:
-        if before is not None:  # the thread before may still work
-            before.join()
+    def _run(self, inbox: Inbox, last_thread: threading.Thread | None) -> None:
+        """Do the work in the inbox, and steps while it is empty, until None is in the inbox.
+
+        Args:
+            inbox: The work.
+            last_thread: The thread before this one, if any. It may still work: it ends first.
+        """
+        if last_thread is not None:
+            last_thread.join()
         while True:
             try:
                 work = inbox.get(block=not self._may_step())
@@ -118,4 +127,4 @@ class InboxThread:
                 work()
             except BaseException:
                 logger.exception("a request to an engine failed")
-            del work  # an idle thread keeps no reference to it
+            del work  # so that an idle thread keeps nothing alive

@@ -1,4 +1,7 @@
-"""Lanes: one for each text that the models' contexts hold side by side. Each runs an answer."""
+"""Lanes: the models' contexts hold several texts side by side, one in each lane.
+
+A lane runs one answer at a time.
+"""
 
 from __future__ import annotations
 
@@ -31,24 +34,24 @@ from localspec.speculative.policy_api import (
 from localspec.speculative.prefix import common_length
 from localspec.speculative.proposers import DraftModel
 from localspec.speculative.shared_vocabulary import SharedVocabulary, shared_vocabulary
-from localspec.streaming.answer_run import AnswerRun
 from localspec.streaming.record import AnswerRecord, Reading
 from localspec.streaming.reply import Piece
 from localspec.vocabulary import WholeVocabulary
 
-# What produces an answer. It is sent the rows of each decode.
+# The generator that produces an answer. It yields the decodes that it needs, and is sent their
+# rows; it also yields the pieces of the answer and the progress of reading the prompt.
 Producing = Generator[Decode | Piece | Reading, Any, None]
 
 
 class Lane:
-    """A text's sequence in each context, and the loop over them, where one answer runs.
+    """One text's sequence in each context, and the loop that runs an answer there.
 
     Args:
         models: Views of the models at this sequence.
-        decoder: The loop over them.
-        clock: Measures the time of the lane's text.
+        decoder: The loop with these models.
+        clock: Measures the time of the lane's answers.
         drafting: What may draft, and how much.
-        profile: Keeps what the policies learn; None where nothing is kept.
+        profile: The file of what the policies learn; None where nothing is saved.
     """
 
     def __init__(
@@ -63,16 +66,14 @@ class Lane:
         self.decoder = decoder
         self.clock = clock
         self._drafting = drafting
-        self._num_threads = models.target.num_threads  # which the policy may change
+        # As the target was opened: the policy of threads may change the target's own number.
+        self._num_threads = models.target.num_threads
 
         self.profile = profile
-        """Keeps what the policies learn; None where nothing is kept."""
+        """The file of what the policies learn; None where nothing is saved."""
 
         self.record: AnswerRecord | None = None
         """The answer that runs here; None while the lane is free."""
-
-        self.run: AnswerRun | None = None
-        """The run of that answer, once it has begun with its text."""
 
         self.decode: Decode | None = None
         """The decode that the answer wants."""
@@ -84,10 +85,10 @@ class Lane:
         """Seconds that the prompt has taken so far."""
 
         self.owner: Callable[[], object | None] = nobody
-        """Gives the text's owner; None once that is gone, or if nobody owns the text."""
+        """Returns the text's owner; None once the owner is gone, or if nobody owns the text."""
 
         self.scope = Scope(scales=models.target.scales)
-        """The text's scope."""
+        """The scope of the text: see `Scope`."""
 
         self.last_used = 0
         """When the text was last used: a number that the cache pool counts up."""
@@ -95,9 +96,12 @@ class Lane:
         self.memory: TextMemory | None = None
         """Earlier texts, if they are remembered."""
 
-        self.own_policy = decoder.draft_policy
+        self.default_policy = decoder.draft_policy
+        """The draft policy of answers that ask for no other."""
+
         self._producing: Producing | None = None  # the answer, until it has ended
-        self._usual_policy: DraftPolicy | None = None  # set while an answer has its own policy
+        # The loop's policy before the present answer; None unless the answer brings a policy.
+        self._policy_before: DraftPolicy | None = None
         self._lookups: list[Lookup] = []
         for proposer in decoder.proposers:
             if isinstance(proposer, Lookup):
@@ -125,12 +129,15 @@ class Lane:
         return self.clock.waited_s
 
     def take(self, record: AnswerRecord, producing: Producing) -> None:
-        """Give the lane an answer to run."""
+        """Give the lane an answer to run. producing: produces the answer."""
         self.record = record
         self._producing = producing
 
     def resume(self) -> tuple[Producing, AnswerRecord]:
-        """Note that the answer runs again. Returns what produces it, and its record."""
+        """Note that the answer continues: it is not paused, and no longer wants its decode.
+
+        Returns the generator that produces the answer, and the answer's record.
+        """
         assert self._producing is not None
         assert self.record is not None
         self.is_paused = False
@@ -143,7 +150,7 @@ class Lane:
         self.clock.want(num_decodes)
 
     def free(self) -> None:
-        """Release the answer, and close what produced it."""
+        """Remove the answer from the lane, and close its generator. Idempotent."""
         producing = self._producing
         self._producing = None
         self.record = None
@@ -153,7 +160,10 @@ class Lane:
             producing.close()
 
     def enter(self, scope: Scope) -> None:
-        """Hold texts of that scope from now on; the text of another scope goes."""
+        """Change the scope of the lane's text. If it is another scope, the text is dropped.
+
+        Under other scales of the target's adapters the lane gets another draft policy, too.
+        """
         if scope == self.scope:
             return
         self.decoder.truncate(0)  # first, so that an exception leaves no text with two scopes
@@ -164,21 +174,21 @@ class Lane:
             self._choose_policy()
 
     def _choose_policy(self) -> None:
-        """Choose the draft policy for these scales: they change how drafts fare."""
-        is_own = self.decoder.draft_policy is self.own_policy
+        """Choose the default policy for the target's scales: they change what is accepted."""
+        has_default = self.decoder.draft_policy is self.default_policy
         learning = choose_draft_policy(
             self.models,
             self._drafting,
             self.decoder.proposers,
             self._num_threads,
         )
-        self.own_policy = learning.policy
+        self.default_policy = learning.policy
         self.profile = learning.profile
-        if is_own:
-            self.decoder.draft_policy = self.own_policy
+        if has_default:
+            self.decoder.draft_policy = self.default_policy
 
     def make_ready(self) -> None:
-        """Prepare models and loop for an answer."""
+        """Prepare models and loop for an answer, or for other work."""
         for model in self.models.all:
             model.make_ready()
         self._num_shared = self.clock.num_shared
@@ -194,13 +204,13 @@ class Lane:
 
         Args:
             on_batch: Called with the number of the prompt's decoded tokens.
-            policy: Its draft policy; None for the lane's.
-            reference: The tokens of its prediction, for the lookup.
+            policy: The answer's draft policy; None for the lane's.
+            reference: The tokens of the answer's prediction, for the lookup to propose from.
         """
         self.models.target.on_batch = on_batch
         if policy is not None:
-            self._usual_policy = self.decoder.draft_policy
-            policy.keeps_sizes = self._usual_policy.keeps_sizes
+            self._policy_before = self.decoder.draft_policy
+            policy.keeps_sizes = self._policy_before.keeps_sizes
             self.decoder.draft_policy = policy
         for lookup in self._lookups:
             lookup.refer_to(reference)
@@ -213,42 +223,44 @@ class Lane:
     def reset(self) -> None:
         """Undo `configure` and `use_no_memory`. Idempotent."""
         self.models.target.on_batch = None
-        if self._usual_policy is not None:
-            self.decoder.draft_policy = self._usual_policy
-        self._usual_policy = None
+        if self._policy_before is not None:
+            self.decoder.draft_policy = self._policy_before
+        self._policy_before = None
         for lookup in self._lookups:
             lookup.refer_to(())
             lookup.memory = self.memory
 
     def learned(self) -> dict[str, Any] | None:
-        """What the policies have learned, to be saved; None if there is nothing to save.
+        """What the policies have learned, in JSON's types for the profile.
 
-        Nothing is saved after work that shared a decode with another text, or waited for one:
-        such times say little about a text alone.
+        None, so that nothing is saved, if the draft policy is fixed, or after work that shared
+        a decode with another text or waited for one: such times say little about a text alone.
         """
         policy = self.decoder.draft_policy
-        has_shared = self._num_shared < self.clock.num_shared
-        if has_shared or not isinstance(policy, AdaptiveDraftPolicy):
+        if self.clock.num_shared > self._num_shared:
             return None
-        learned = {**policy.as_dict(), "threads": self.decoder.thread_policy.as_dict()}
+        if not isinstance(policy, AdaptiveDraftPolicy):
+            return None
+        learned = policy.as_dict()
+        learned["threads"] = self.decoder.thread_policy.as_dict()
         for lookup in self._lookups:
             learned["lookup"] = lookup.as_dict()
         return learned
 
     def interrupt(self) -> None:
-        """End what the models do here within one decode. From any thread."""
+        """Interrupt the decodes of this lane's models. From any thread."""
         for model in self.models.all:
             model.interrupt()
 
     def common_with(self, tokens: Sequence[int], scope: Scope) -> int:
-        """How many of `tokens`, in that scope, are cached here."""
+        """How many of `tokens`, from the first on, are cached here; 0 for another scope."""
         if scope != self.scope:
             return 0
         common = common_length(self.decoder.tokens, tokens)
         return min(common, self.decoder.target.num_cached)
 
     def sizes(self) -> list[int]:
-        """Bytes of each saved model's state; 0 if there is nothing to keep."""
+        """The bytes of a saved state, for each of `Models.saved`; 0 where nothing is saved."""
         sizes = []
         for model in self.models.saved:
             size = 0
@@ -260,8 +272,8 @@ class Lane:
     def _is_partial(self, model: object) -> bool:
         """Whether `model` is a draft whose cache lacks the beginning of the text.
 
-        Such a cache is not kept. A saved state does not say where it begins, so it would be
-        taken for one of the whole text. A head's context does know where it begins.
+        Such a cache is not saved. A saved state does not say where the cache begins, so it
+        would be taken for a cache of the whole text. A head knows where its own cache begins.
         """
         for proposer in self.decoder.proposers:
             if isinstance(proposer, DraftModel) and proposer.model is model:
@@ -269,7 +281,10 @@ class Lane:
         return False
 
     def copied(self) -> PooledCache | None:
-        """The text and states; None if nothing is cached, or copying fails."""
+        """A copy of the text and the models' states, without the head's data.
+
+        None if nothing is cached, or copying fails.
+        """
         states: list[CacheState | None] = []
         try:
             for model, size in zip(self.models.saved, self.sizes(), strict=True):
@@ -284,71 +299,82 @@ class Lane:
         return PooledCache(self.decoder.tokens[:], states, scope=self.scope)
 
     def beginning(self, tokens: Sequence[int]) -> PooledCache | None:
-        """A copy of the beginning that this text has in common with `tokens`.
+        """A copy of the common beginning of this text and `tokens`; None if copying fails.
 
-        It comes with the states of target and head, which may hold more: `restore` cuts that
-        off. So an answer may run here meanwhile, even if the cache holds drafted tokens.
+        The copied states of target and head may cover more tokens: `restore` cuts these off.
+        So an answer may run here meanwhile, even if the cache holds drafted tokens.
         """
         try:
-            state = self.models.target.cache.save_state()
+            states: list[CacheState | None] = [self.models.target.cache.save_state()]
         except CacheError:
             return None
+        if self.models.draft is not None:
+            states.append(None)
         head = None
         if self.models.head is not None:
             head = self.models.head.copy_state()
-        common = common_length(self.decoder.tokens, tokens)
-        without_draft = [None] * (len(self.models.saved) - 1)
-        return PooledCache(list(tokens[:common]), [state, *without_draft], head, self.scope)
+        num_common = common_length(self.decoder.tokens, tokens)
+        return PooledCache(list(tokens[:num_common]), states, head, self.scope)
 
-    def restore(self, kept: PooledCache) -> None:
-        """Load a copied text and its caches into this lane."""
+    def restore(self, text: PooledCache) -> None:
+        """Load a copied text and its caches into this lane, in place of the lane's text."""
         self.decoder.truncate(0)
         # Set first: even if an exception ends this, each cache holds a prefix of the text.
-        self.decoder.tokens = kept.tokens
-        for model, state in zip(self.models.saved, kept.states, strict=True):
+        self.decoder.tokens = text.tokens
+        for model, state in zip(self.models.saved, text.states, strict=True):
             if state is not None:
-                # After an error the cache is empty: what it lacks is decoded.
+                # After an error the cache is empty: the text is decoded again.
                 with contextlib.suppress(CacheError):
                     model.restore_state(state)
         target = self.decoder.target
         # A copy made during a step can have drafted tokens after its text: see `beginning`.
-        if target.num_cached > len(kept.tokens):
-            self.decoder.truncate(len(kept.tokens))
+        if target.num_cached > len(text.tokens):
+            self.decoder.truncate(len(text.tokens))
         head = self.models.head
-        if kept.head is not None and head is not None:
-            head.restore_copy(kept.head, target.num_cached)
+        if text.head is not None and head is not None:
+            head.restore_copy(text.head, target.num_cached)
 
 
 def nobody() -> None:
-    """The owner of a text that nobody owns."""
+    """Returns None, as `Lane.owner` of a text that nobody owns."""
 
 
 def open_lanes(
     models: Models,
     drafting: Drafting,
 ) -> tuple[list[Lane], SharedVocabulary | None]:
-    """A lane for each text that all contexts hold, and what target's and draft's tokens share.
+    """Open a lane for each sequence of the models' contexts.
 
-    Raises PairError if their tokenizers differ.
+    Returns:
+        The lanes, and the tokens that target and draft share; None for these without a draft,
+        or if drafting is off.
+
+    Raises:
+        PairError: If target and draft have different tokenizers.
     """
     shared = None
     if models.draft is not None and not drafting.is_off:
         shared = shared_vocabulary(models.target.vocabulary, models.draft.vocabulary)
     lanes: list[Lane] = []
     for number in range(models.num_sequences):
-        own = models
+        lane_models = models
         if number > 0:
-            own = models.sibling(number)
+            lane_models = models.sibling(number)
         clock = LaneClock()
-        proposers, off = choose_proposers(own, drafting, shared)
-        learning, threads = choose_policies(own, drafting, proposers, clock.was_alone)
+        proposers, off_reason = choose_proposers(lane_models, drafting, shared)
+        learning, thread_policy = choose_policies(
+            lane_models,
+            drafting,
+            proposers,
+            clock.was_alone,
+        )
         decoder = SpeculativeDecoder(
-            own.target,
+            lane_models.target,
             proposers,
             learning.policy,
-            threads,
-            off,
+            thread_policy,
+            off_reason,
             clock.now,
         )
-        lanes.append(Lane(own, decoder, clock, drafting, learning.profile))
+        lanes.append(Lane(lane_models, decoder, clock, drafting, learning.profile))
     return lanes, shared

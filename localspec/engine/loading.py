@@ -23,11 +23,11 @@ from localspec.engine.sources import (
     with_adapters,
 )
 from localspec.engine.vision import (
+    ProjectorChoice,
     ProjectorError,
-    Sight,
     open_projector,
+    projectors_to_try,
     warn_unused,
-    ways_to_see,
 )
 from localspec.errors import (
     DecodeError,
@@ -84,7 +84,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_NUM_TRIED = 16  # tokens that an adopted model decodes, to identify it
+_NUM_PROBED = 16  # tokens that an application's own model decodes, to identify it
 
 
 @known_keywords
@@ -113,8 +113,7 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     progress: Callable[[float], None] | None = None,
     force: bool = False,
 ) -> Engine:
-    """An engine for a preset, or for a target of your own and perhaps a model that drafts for
-    it.
+    """Load an engine: a preset, or a target of your own and perhaps models that draft for it.
 
     Raises PresetError, ModelFileError, MemoryLimitError, PairError, OptionError or RpcError.
 
@@ -127,7 +126,7 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
         head: A trained head, named likewise; by default the head in the target's file, if any.
         mmproj: The projector with which the target sees; by default mmproj*.gguf in the
             target's folder. "none" opens none.
-        draft_tokens: Tokens proposed per step; None for the number that pays.
+        draft_tokens: Tokens proposed per step; None for as many as make answers fastest.
         proposer: "draft", "head", "lookup", "auto" or "none".
         context_length: Tokens; by default the preset's, or the model's own up to 8192.
         num_gpu_layers: By default as many as fit.
@@ -138,16 +137,17 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
             proposer="head".
         adapters: LoRA adapters of the target, each a file or an `Adapter` with its scale; by
             default the preset's. Draft and head keep their own weights.
-        exact: The same text to the bit with any draft.
-        target_options, draft_options: Other settings of each.
+        exact: Whether texts are the same, to the bit, with any draft and without one.
+        target_options, draft_options: Further settings of the target and of the draft.
         kept_bytes, cache_disk: Bytes for the caches of conversations that wait, in memory and
             on disk.
-        parallel: Answers at once.
-        memory: Earlier texts draft what repeats.
+        parallel: How many answers are produced at once.
+        memory: Whether answers that repeat an earlier text are drafted from it.
         progress: Called with the loaded share, 0 … 1; raise to cancel.
-        force: Load models that seem too large.
+        force: Whether models are loaded that seem too large.
     """
-    others = OtherPrograms()  # watched from here on: a small model is open in no time
+    # Watches from now on which cores are free: opening a small model takes too little time.
+    others = OtherPrograms()
     _check_kept(kept_bytes, memory=memory)
     drafting = Drafting(draft_tokens, proposer)
     located, chosen = named_sources(
@@ -161,15 +161,15 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     )
     if chosen is not None and context_length is None:
         context_length = chosen.context_length
-    both = LlamaOptions(
+    defaults = LlamaOptions(
         context_length=context_length,
         num_threads=num_threads,
         num_gpu_layers=num_gpu_layers,
         device=device,
     )
-    of_target = replace(both, rpc=common_servers(rpc, chosen), exact=exact)
-    target_options = _with_common(target_options, of_target)
-    draft_options = _with_common(draft_options, both)
+    target_defaults = replace(defaults, rpc=common_servers(rpc, chosen), exact=exact)
+    target_options = _with_defaults(target_options, target_defaults)
+    draft_options = _with_defaults(draft_options, defaults)
     projector = located.pop("mmproj", None)
     assert projector is None or isinstance(projector, Path)
     sources = chosen_sources(located, drafting, target_options, draft_options)
@@ -177,32 +177,35 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     sources = reporting(sources, progress)
     check_parallel(parallel)
     with contextlib.ExitStack() as stack:
-        for sight in ways_to_see(mmproj, projector, sources[0].header):
+        for projector_choice in projectors_to_try(mmproj, projector, sources[0].header):
             try:
-                ranked = _plans(sources, sight, parallel, kept_bytes)
-                if not (ranked is None or force):
+                ranked = _plans_for(sources, projector_choice, parallel, kept_bytes)
+                if ranked is not None and not force:
                     check_fit(ranked.plans[0])
-                models, plan = _open_fitting(sources, sight, ranked, stack)
+                models, plan = _open_by_plans(sources, projector_choice, ranked, stack)
                 break
             except (MemoryLimitError, ProjectorError) as error:
-                if sight is None or sight.is_named:
+                if projector_choice is None or projector_choice.is_named:
                     raise
-                warn_unused(sight.projector.path, error)
+                warn_unused(projector_choice.header.path, error)
         _note_free_cores(models.target, others)
-        sampling = SamplingParams() if chosen is None else chosen.sampling
+        sampling = SamplingParams()
+        if chosen is not None:
+            sampling = chosen.sampling
         description = _description(models, chosen) + _adapters_in_words(sources[0])
-        measured = None if ranked is None else ranked.measured
-        device = ""
-        if plan is not None:
-            device = device_in_words(plan, measured)
+        description += models.target.gpus
+        device_words = ""
+        measured = None
+        if plan is not None and ranked is not None:
+            measured = ranked.measured
+            device_words = device_in_words(plan, measured)
             kept_bytes -= plan.reserved_bytes
         room = CacheRoom(kept_bytes, CacheDisk.of(cache_disk))
-        description += models.target.gpus
         if measured is not None:
-            logger.info("%s", device)
-            description += f"; {device}"
+            logger.info("%s", device_words)
+            description += f"; {device_words}"
         elif not models.target.gpus:
-            description += _unused_gpu(sources[0])
+            description += _unused_gpu_in_words(sources[0])
         engine = Engine(
             models,
             drafting,
@@ -211,13 +214,13 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
             room,
             memory=memory,
         )
-        engine.device = device
-        stack.pop_all()
+        engine.device = device_words
+        stack.pop_all()  # the engine closes the models from now on
         return engine
 
 
 def _note_free_cores(target: LlamaModel, others: OtherPrograms) -> None:
-    """Have the target begin with the cores that other programs left free so far."""
+    """Have the target begin with as many threads as other programs left cores free so far."""
     target.other_programs = others
     num_free = others.num_free_cores()
     if num_free is not None:
@@ -225,7 +228,7 @@ def _note_free_cores(target: LlamaModel, others: OtherPrograms) -> None:
 
 
 def _adapters_in_words(target: Source) -> str:
-    """The adapters of a target, for its description; nothing without one."""
+    """A target's adapters in words, for the description of an engine; empty without one."""
     names = [adapter.title for adapter in target.adapters]
     if not names:
         return ""
@@ -235,8 +238,10 @@ def _adapters_in_words(target: Source) -> str:
     return f", with the {kind} {' and '.join(names)} on the target"
 
 
-def _unused_gpu(target: Source) -> str:
-    """A GPU that has no layer of the target, and why, in words; also to the log.
+def _unused_gpu_in_words(target: Source) -> str:
+    """Why no GPU has a layer of the target, in words; empty if there is no GPU to use.
+
+    The words are also logged.
 
     Args:
         target: The target, with the settings that the user asked for.
@@ -246,9 +251,11 @@ def _unused_gpu(target: Source) -> str:
     from localspec.llama.library import devices  # loads libllama
 
     num_layers = target.options.num_gpu_layers
-    words = unused_gpu(usable_gpus(devices()), num_layers)
+    words = ""
     if num_layers != 0:
-        words = driver_fault(devices()) or words
+        words = driver_fault(devices())
+    if not words:
+        words = unused_gpu(usable_gpus(devices()), num_layers)
     if not words:
         return ""
     logger.info("%s", words)
@@ -256,24 +263,32 @@ def _unused_gpu(target: Source) -> str:
 
 
 def _check_kept(kept_bytes: int, *, memory: bool) -> None:
-    """Raise OptionError for invalid values."""
+    """Raise OptionError for invalid values of these arguments of `load`."""
     if not is_whole(kept_bytes, 0):
         raise OptionError(f"kept_bytes is {kept_bytes!r}", "Choose 0 (none) or more.")
     if not isinstance(memory, bool):
         raise OptionError(f"memory is {memory!r}", "Choose True or False.")
 
 
-def _plans(
+def _plans_for(
     sources: list[Source],
-    sight: Sight | None,
+    projector_choice: ProjectorChoice | None,
     parallel: int,
     kept_bytes: int,
 ) -> Ranked | None:
-    """The plans of opening the files on each device, the best first; None without a file.
+    """The plans of opening the models' files on each device, the best first.
 
-    One answer at a time where an application has loaded a model itself.
+    None if no model is opened from a file. If an application has loaded one of the models, the
+    plans are for one answer at a time.
 
-    Raises what `plan_here` raises, and OptionError for a device that does not exist.
+    Args:
+        sources: The models, the target first.
+        projector_choice: The target's projector; None without one.
+        parallel: How many answers are produced at once.
+        kept_bytes: Memory for the caches of conversations that wait.
+
+    Raises:
+        OptionError: For a device that does not exist. Also raises what `plan_here` raises.
     """
     files = []
     for source in sources:
@@ -289,79 +304,95 @@ def _plans(
             from localspec.llama.library import devices  # loads libllama
 
             require_device(model.options.device, usable_gpus(devices()))
-    if sight is not None:
-        files[0] = files[0].changed(num_picture_cells=cells_at_once(sight.projector))
-        files.append(Planned(sight.projector, role="mmproj"))
+    if projector_choice is not None:
+        projector = projector_choice.header
+        files[0] = files[0].changed(num_picture_cells=cells_at_once(projector))
+        files.append(Planned(projector, role="mmproj"))
     if sources[0].header is None:  # only the application knows where its layers are
         return Ranked([plan_here(files, parallel, kept_bytes)])
     make_plan = partial(plan_here, parallel=parallel, kept_bytes=kept_bytes)
     return ranked_plans(files, make_plan, measure=True)
 
 
-def _open_fitting(
+def _open_by_plans(
     sources: list[Source],
-    sight: Sight | None,
+    projector_choice: ProjectorChoice | None,
     ranked: Ranked | None,
     stack: contextlib.ExitStack,
 ) -> tuple[Models, Plan | None]:
-    """Open the models by the best plan, or by the next one where memory runs out.
+    """Open the models by the best plan; if memory runs out, by the next one.
 
     Args:
-        sources: The models.
-        sight: The target's projector, if any.
-        ranked: The plans; None without a file.
+        sources: The models, the target first.
+        projector_choice: The target's projector; None without one.
+        ranked: The plans; None if no model is opened from a file.
         stack: Closes the models.
 
+    Returns:
+        The models, and the plan by which they were opened; None for it without plans.
+
     Raises:
-        MemoryLimitError: If the memory does not suffice, and the user chose the layers or no
-            plan helps. Also raises what `_open_models` raises.
+        MemoryLimitError: If the memory suffices for none of the plans; or not for the first, if
+            the user chose the layers on GPUs. Also raises what `_open_models` raises.
     """
     if ranked is None:
-        return _open_models(sources, sight, stack), None
-    fault: MemoryLimitError | None = None
-    for fitting in ranked.attempts():
-        if fault is not None:
+        return _open_models(sources, projector_choice, stack), None
+    last_error: MemoryLimitError | None = None
+    for plan in ranked.attempts():
+        if last_error is not None:
             logger.warning(
                 "memory ran out (%s); trying again with fewer layers on GPUs: %s",
-                fault,
-                fitting.memory.gpu_layers_in_words,
+                last_error,
+                plan.memory.gpu_layers_in_words,
             )
-        planned_files = iter(fitting.models)
-        planned = []
-        for source in sources:
-            if source.header is not None:
-                source = source._replace(options=next(planned_files).options)
-            planned.append(source)
         with contextlib.ExitStack() as attempt:
             try:
-                models = _open_models(planned, sight, attempt)
+                models = _open_models(_as_planned(sources, plan), projector_choice, attempt)
             except MemoryLimitError as error:
-                fault = error
+                last_error = error
                 continue
             stack.push(attempt.pop_all())
             if all(source.header is not None for source in sources):
-                models = models._replace(memory=fitting.memory)
-            return models, fitting
-    assert fault is not None
-    raise fault
+                models = models._replace(memory=plan.memory)
+            return models, plan
+    assert last_error is not None
+    raise last_error
+
+
+def _as_planned(sources: Sequence[Source], plan: Plan) -> list[Source]:
+    """The models, with the plan's options for those that are opened from files."""
+    planned_files = iter(plan.models)
+    planned_sources = []
+    for source in sources:
+        if source.header is not None:
+            source = source._replace(options=next(planned_files).options)
+        planned_sources.append(source)
+    return planned_sources
 
 
 def _open_models(
     sources: list[Source],
-    sight: Sight | None,
+    projector_choice: ProjectorChoice | None,
     stack: contextlib.ExitStack,
 ) -> Models:
-    """Open the target, the models that draft for it, and its projector. stack: closes them.
+    """Open the target, the models that draft for it, and its projector.
 
-    Raises ProjectorError for a projector that the user did not name, MemoryLimitError,
-    ModelFileError, and OptionError.
+    Args:
+        sources: The models, the target first, with the options of a plan.
+        projector_choice: The target's projector; None without one.
+        stack: Closes the models and the projector.
+
+    Raises:
+        ProjectorError: For a fault of a projector for which the user did not ask.
+        MemoryLimitError, ModelFileError, OptionError: As opening a model raises them.
     """
-    target = _open(sources[0], stack)
+    target = _open_model(sources[0], stack)
     draft = None
     head = None
     for source in sources[1:]:
         if source.role == "draft":
-            draft = _open(_as_draft(source, target.context_length), stack)
+            draft_source = _with_draft_context(source, target.context_length)
+            draft = _open_model(draft_source, stack)
             if draft.may_change_threads:
                 computed_apart(partial(choose_threads, draft))
         else:
@@ -369,11 +400,11 @@ def _open_models(
     options = sources[0].options
     if options.with_head:
         head = _open_head(sources[0], target, stack)
-    if sight is not None:
+    if projector_choice is not None:
         try:
-            open_projector(sight.projector, options, target, draft, stack)
+            open_projector(projector_choice.header, options, target, draft, stack)
         except (ModelFileError, OptionError) as error:
-            if sight.is_named:
+            if projector_choice.is_named:
                 raise
             raise ProjectorError(str(error)) from error
     for source in sources:
@@ -381,23 +412,40 @@ def _open_models(
     return Models(target, draft, head)
 
 
-def _with_common(own: LlamaOptions | None, common: LlamaOptions) -> LlamaOptions:
-    """A model's own options; where they say nothing, the options for both models."""
-    if own is None:
-        return common
-    if not isinstance(own, LlamaOptions):
-        raise OptionError(f"a model's options are {own!r}", "Give a LlamaOptions.")
+def _with_defaults(options: LlamaOptions | None, defaults: LlamaOptions) -> LlamaOptions:
+    """A model's options, with defaults for those that are not set.
+
+    Args:
+        options: The model's options; None if none is set.
+        defaults: What the other arguments of `load` say for the model.
+
+    Raises:
+        OptionError: If `options` is of another class.
+    """
+    if options is None:
+        return defaults
+    if not isinstance(options, LlamaOptions):
+        raise OptionError(f"a model's options are {options!r}", "Give a LlamaOptions.")
     names = ["context_length", "num_threads", "rpc", "exact"]
-    if own.num_gpu_layers is None and own.device is None:
+    if options.num_gpu_layers is None and options.device is None:
         names += ["num_gpu_layers", "device"]
     added = {}
     for name in names:
-        if getattr(own, name) in (None, ()):
-            added[name] = getattr(common, name)
-    return replace(own, **added)
+        if getattr(options, name) in (None, ()):
+            added[name] = getattr(defaults, name)
+    return replace(options, **added)
 
 
-def _open(source: Source, stack: contextlib.ExitStack) -> LlamaModel:
+def _open_model(source: Source, stack: contextlib.ExitStack) -> LlamaModel:
+    """Open a target or a draft, or adopt an application's `Llama`.
+
+    Args:
+        source: The model, with the options of a plan.
+        stack: Closes the model.
+
+    Raises:
+        MemoryLimitError, ModelFileError, OptionError: If it cannot be opened.
+    """
     # Imported late, since it loads libllama: wrong arguments are found sooner without it.
     from localspec.llama.library import llama_cpp
     from localspec.llama.model import LlamaModel
@@ -425,34 +473,36 @@ def _open(source: Source, stack: contextlib.ExitStack) -> LlamaModel:
     model.identify_adapters(adapter_contents)
     model.mapped = _mapped(content, options)
     gpus = usable_gpus(list_devices(llama_cpp))
-    has_own_threads = source.options.num_threads is not None
-    model.may_change_threads = not has_own_threads and not is_on_gpus(header, options, gpus)
-    placement = place_layers(header, options, gpus, (1,) * len(gpus))
-    counts = placement.gpu_layers()
-    used = [gpu for gpu, count in zip(gpus, counts, strict=True) if count]
-    if used:
-        layers = f"{sum(counts)} of {len(placement.layers)} layers"
-        names = ", ".join(gpu.name for gpu in used)
+    has_fixed_threads = source.options.num_threads is not None
+    model.may_change_threads = not has_fixed_threads and not is_on_gpus(header, options, gpus)
+    equal_shares = (1,) * len(gpus)
+    placement = place_layers(header, options, gpus, equal_shares)
+    layer_counts = placement.gpu_layers()
+    used_gpus = [gpu for gpu, count in zip(gpus, layer_counts, strict=True) if count]
+    if used_gpus:
+        layers = f"{sum(layer_counts)} of {len(placement.layers)} layers"
+        names = ", ".join(gpu.name for gpu in used_gpus)
         model.gpus = f" ({layers} on {names})"
     if options.exact:
-        gpu_models = [gpu.description for gpu in used]
+        gpu_models = [gpu.description for gpu in used_gpus]
         model.use_exactness(_find_exactness(model, options, gpu_models))
     return model
 
 
 def _mapped(content: FileContent, options: LlamaOptions) -> FileStates:
-    """The states of the files that stay mapped; none where the weights are copied."""
+    """The states of a model's files that stay mapped; empty if the weights are copied."""
     if options.use_mmap is False:
         return {}
     return content.states
 
 
 def prepare_kernels(options: LlamaOptions, header: Header) -> None:
-    """Choose the kernels before the model is opened; a process can choose only once.
+    """Choose the kernels before a model is opened. The first choice holds for the process.
 
-    Raises OptionError if exact decodes are asked for, and other kernels are in use already.
+    Raises OptionError if the model has to be exact, and other kernels are in use already.
     """
-    if not (options.exact and tiled_kernels.are_tiled(header)):
+    must_switch_off = options.exact and tiled_kernels.are_tiled(header)
+    if not must_switch_off:
         tiled_kernels.note_use()
     elif not tiled_kernels.switch_off():
         raise OptionError(
@@ -468,7 +518,9 @@ def _find_exactness(
     options: LlamaOptions,
     gpu_models: Sequence[str],
 ) -> Exactness:
-    """Find the class of exact decodes: in the profile, or by a probe of 0.1 to 30 s.
+    """Find a model's class of exact decodes: in its profile, or by a probe of 0.1 to 30 s.
+
+    The result of a probe is saved in the profile.
 
     Args:
         model: The model.
@@ -479,12 +531,13 @@ def _find_exactness(
         OptionError: If no decode is exact.
     """
     profile = None
-    # The probe has all of the adapters, whatever their scales.
-    identity = model.identity_under([USUAL_SCALE] * len(model.scales))
+    # The probe uses all adapters, whatever their scales.
+    usual_scales = [USUAL_SCALE] * len(model.scales)
+    identity = model.identity_under(usual_scales)
     if identity is not None:
-        snapshots = options.num_snapshots or 0
-        count = options.num_sequences
-        profile = Profile([identity, exactness_setting(snapshots, count, gpu_models)])
+        num_snapshots = options.num_snapshots or 0
+        setting = exactness_setting(num_snapshots, options.num_sequences, gpu_models)
+        profile = Profile([identity, setting])
         saved = Exactness.saved(profile.load())
         if saved is not None:
             return saved
@@ -507,10 +560,14 @@ def _find_exactness(
     return exactness
 
 
-def _as_draft(source: Source, target_context: int) -> Source:
-    """The draft with the target's context length, or its trained one if that is less.
+def _with_draft_context(source: Source, target_context: int) -> Source:
+    """The draft with the target's context length, or with its own trained one if that is less.
 
     An application's `Llama`, which has no header, keeps its context.
+
+    Args:
+        source: The draft.
+        target_context: The target's context length, in tokens.
     """
     if source.header is None:
         return source
@@ -525,7 +582,13 @@ def _open_head(
     target: LlamaModel,
     stack: contextlib.ExitStack,
 ) -> LlamaHead | MedusaHeads:
-    """The head in a file of its own, or in the target's."""
+    """Open a head in a file of its own, or in the target's file.
+
+    Args:
+        source: The head, or the target whose file has it.
+        target: The open target.
+        stack: Closes the head.
+    """
     from localspec.llama.head import open_head
     from localspec.llama.medusa import MedusaHeads
 
@@ -533,7 +596,7 @@ def _open_head(
     header = check_model_file(source.header.path)
     facts = head_facts(header)
     assert facts is not None
-    own_path = None
+    own_path = None  # of the head's file; None if it is in the target's
     if source.role == "head":
         own_path = header.path
     options = replace(source.options, max_outputs=REPLAY_TOKENS, num_snapshots=0)
@@ -557,27 +620,32 @@ def _description(models: Models, chosen: Preset | None) -> str:
     """The pair, for people: a preset's own description, or the names of the models."""
     if chosen is not None:
         return chosen.description
-    target, draft, head, _ = models
+    target_name = models.target.name
     helpers = []
-    if draft is not None:
-        helpers.append(f"{draft.name} as its draft")
-    if head is not None and head.name == target.name:
-        helpers.append("its head")
-    elif head is not None:
-        helpers.append(f"{head.name} as its head")
+    if models.draft is not None:
+        helpers.append(f"{models.draft.name} as its draft")
+    if models.head is not None:
+        if models.head.name == target_name:
+            helpers.append("its head")
+        else:
+            helpers.append(f"{models.head.name} as its head")
     if not helpers:
-        return f"{target.name} without a draft model"
-    return f"{target.name} with {' and '.join(helpers)}"
+        return f"{target_name} without a draft model"
+    return f"{target_name} with {' and '.join(helpers)}"
 
 
 def _content_of_adopted(model: LlamaModel, path: str) -> str | None:
-    """A hash of the file at `path` and of the logits of an application's `model`.
+    """What identifies an application's model: hashes of its file, and of some of its logits.
 
-    Adapters, control vectors and other settings of the application change the content of a
-    cache, as does a file that was replaced since then. libllama reports none of them, so the
-    hash includes the logits after tokens from all over the vocabulary. The cache is emptied.
+    The application may have added adapters or control vectors, or replaced the file since then.
+    libllama reports none of that, so some tokens from all over the vocabulary are decoded, and
+    the logits after them are hashed, too. The cache is emptied.
 
-    None, with a reason in the log, as from `FileContent.digest`.
+    None if the file cannot be read whole; the log then says why.
+
+    Args:
+        model: The model.
+        path: Its file.
     """
     try:
         file_hash = FileContent(check_model_file(Path(path))).digest()
@@ -586,8 +654,10 @@ def _content_of_adopted(model: LlamaModel, path: str) -> str | None:
         return None
     if file_hash is None:
         return None
-    count = min(_NUM_TRIED, model.vocab_size, model.context_length)
-    tokens = [model.vocab_size * index // count for index in range(count)]
+    count = min(_NUM_PROBED, model.vocab_size, model.context_length)
+    tokens = []
+    for number in range(count):
+        tokens.append(model.vocab_size * number // count)
     last_row = computed_apart(partial(model.decode, tokens, 1))
     model.truncate(0)
     logits_hash = hashlib.blake2b(last_row.tobytes(), digest_size=16).hexdigest()

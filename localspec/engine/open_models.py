@@ -20,17 +20,20 @@ if TYPE_CHECKING:
 
 
 class Models(NamedTuple):
-    """A target, and what may draft for it."""
+    """A target, and the models that draft for it: a draft, a head, or both."""
 
     target: LlamaModel
     draft: LlamaModel | None
     head: LlamaHead | MedusaHeads | None
     memory: PairMemory | None = None
-    """The memory that they take, if all were opened from files."""
+    """The memory that they take; None unless all were opened from files."""
 
     @property
     def saved(self) -> list[LlamaModel]:
-        """Models whose caches are kept while texts wait; a head soon fills its cache again."""
+        """The models whose caches are kept while texts wait: all but the head.
+
+        A head soon fills its cache again.
+        """
         if self.draft is None:
             return [self.target]
         return [self.target, self.draft]
@@ -38,13 +41,16 @@ class Models(NamedTuple):
     @property
     def all(self) -> list[LlamaModel | LlamaHead | MedusaHeads]:
         """All models, in the order in which they are opened."""
-        heads = [] if self.head is None else [self.head]
-        return [*self.saved, *heads]
+        models: list[LlamaModel | LlamaHead | MedusaHeads] = [*self.saved]
+        if self.head is not None:
+            models.append(self.head)
+        return models
 
     def show(self, prompt: Prompt) -> list[PicturePart]:
         """Load the pictures of a prompt. They stay loaded as long as the returned parts live.
 
-        Raises OptionError if the target does not see, or the prompt lacks a picture.
+        Raises OptionError if the target has no projector, the prompt has cells of a picture
+        that is not among its pictures, or it ends with a picture.
         """
         vision = self.target.vision
         tokens = prompt.tokens
@@ -57,7 +63,8 @@ class Models(NamedTuple):
                 "projector for them",
                 "Load it with mmproj=….",
             )
-        if self.readable(tokens)[0] != tokens:
+        readable, _ = self.readable(tokens)
+        if readable != tokens:
             raise OptionError(
                 "the prompt has the cells of a picture that was not given",
                 "Give the pictures with it.",
@@ -67,11 +74,15 @@ class Models(NamedTuple):
         return parts
 
     def readable(self, tokens: list[int]) -> tuple[list[int], list[PicturePart]]:
-        """The beginning of a text whose pictures are loaded, as long as the parts live."""
+        """The longest beginning of a text of which all pictures are loaded.
+
+        Returns the beginning, and the parts of its pictures: they stay loaded as long as these
+        parts live.
+        """
         if self.target.vision is None:
             return tokens, []
-        count, parts = self.target.vision.readable(tokens)
-        return tokens[:count], parts
+        num_readable, parts = self.target.vision.readable(tokens)
+        return tokens[:num_readable], parts
 
     def require_unwritten(self) -> None:
         """Raise ModelFileError if a mapped file was written to."""
@@ -86,7 +97,7 @@ class Models(NamedTuple):
             model.close()
 
     def sibling(self, number: int) -> Models:
-        """Views of these models at another sequence, for another text."""
+        """Views of these models at the sequence of that number, for another text."""
         target = self.target.sibling(number)
         draft = None
         if self.draft is not None:
@@ -97,7 +108,7 @@ class Models(NamedTuple):
         return Models(target, draft, head, self.memory)
 
     def identities(self, scales: Sequence[float] = ()) -> list[str]:
-        """Identities of the saved models.
+        """The identities of the saved models, the target's first: see `LlamaModel.identity`.
 
         Args:
             scales: The scales of the target's adapters.
@@ -107,9 +118,9 @@ class Models(NamedTuple):
         """
         identities = []
         count = self.num_sequences
-        sequences = ""
-        if count > 1:  # libllama's states depend on it
-            sequences = f" · {count} sequences"
+        suffix = ""
+        if count > 1:  # libllama's states depend on the number of sequences
+            suffix = f" · {count} sequences"
         for model in self.saved:
             identity = model.identity
             if model is self.target:
@@ -120,12 +131,12 @@ class Models(NamedTuple):
                     "its caches could be mistaken for another model's",
                     "Load it again from a file that does not change.",
                 )
-            identities.append(identity + sequences)
+            identities.append(identity + suffix)
         return identities
 
     @property
     def num_sequences(self) -> int:
-        """Texts that every context can hold side by side."""
+        """How many texts every context can hold side by side."""
         return min(model.num_sequences for model in self.all)
 
 
@@ -138,7 +149,7 @@ class EngineMemory:
     from their files' headers; None if an application's own `Llama` is among them."""
 
     kept_bytes: int
-    """Main memory of the caches of conversations that wait, which `free_kept` frees."""
+    """Main memory that the caches of waiting conversations take; `free_kept` frees them."""
 
     most_kept_bytes: int
     """The most that these caches may take."""
@@ -148,14 +159,21 @@ class CacheDisk(NamedTuple):
     """Limit of an engine's caches on disk."""
 
     num_bytes: int
-    """The limit; 0 keeps none."""
+    """The most bytes of all files together; 0 keeps none."""
 
     owner: str = ""
     """The owner of the texts; texts of other owners are never used."""
 
     @classmethod
     def of(cls, value: int | CacheDisk) -> CacheDisk:
-        """Check the argument of `load`. Raises OptionError for anything but 0 or more."""
+        """The limit that `load` got as its argument `cache_disk`.
+
+        Args:
+            value: The limit, or its number of bytes.
+
+        Raises:
+            OptionError: If the number of bytes is not a whole number from 0 on.
+        """
         disk = value
         if not isinstance(disk, CacheDisk):
             disk = cls(disk)
@@ -168,4 +186,6 @@ class CacheRoom(NamedTuple):
     """Limits for the caches of conversations that wait."""
 
     memory_bytes: int
+    """The most bytes of main memory; 0 keeps none."""
+
     disk: CacheDisk = CacheDisk(0)

@@ -29,14 +29,14 @@ def prompt_logprobs(
         engine: An engine that produces no answer meanwhile.
         tokens: The prompt.
         num_top: How many of the best tokens to list at each position.
-        watch: Its cancellation ends this within one decode.
+        watch: Its cancellation ends this within one decode. Its progress is not used.
 
     Raises:
         BusyError: While an answer is produced.
         ContextError: For a prompt that leaves no room for an answer.
         Interrupted: If it was cancelled.
     """
-    engine._room_after(len(tokens))
+    engine._most_answer_tokens(len(tokens))  # raises ContextError
     vocabulary = engine.vocabulary
 
     def bytes_of(token: int) -> bytes:
@@ -45,16 +45,15 @@ def prompt_logprobs(
     def work(loop: SpeculativeDecoder) -> list[TokenLogprobs]:
         logprobs: list[TokenLogprobs] = []
         piece_size = loop.target.max_outputs
-        before = tokens[:-1]
-        after = tokens[1:]
+        num_rated = len(tokens) - 1
         with watch.cancellation.obeyed(engine.cancel):
-            for begin in range(0, len(before), piece_size):
-                piece = before[begin : begin + piece_size]
-                next_tokens = after[begin : begin + piece_size]
-                # A row rates the token after its own, so all rows are wanted.
-                rows = loop.target.decode(piece, len(piece))
+            for begin in range(0, num_rated, piece_size):
+                end = min(begin + piece_size, num_rated)
+                # A token's row rates the next token.
+                rows = loop.target.decode(tokens[begin:end], end - begin)
+                next_tokens = tokens[begin + 1 : end + 1]
                 for row, token in zip(rows, next_tokens, strict=True):
-                    # A token of a prompt was drawn from no distribution.
+                    # None, since a token of a prompt was drawn from no distribution.
                     entry = token_logprobs(token, row, None, num_top, bytes_of)
                     logprobs.append(entry)
         return logprobs

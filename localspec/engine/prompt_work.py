@@ -1,4 +1,4 @@
-"""Signs of life from the thread that makes prompts, for a process that bounds its time."""
+"""Reports from the thread that makes prompts, for a process that limits the time for each."""
 
 from __future__ import annotations
 
@@ -14,44 +14,49 @@ class PromptWork:
 
     def __init__(self) -> None:
         self.on_work: Callable[[AnswerRecord | None, bool], object] | None = None
-        """Called with the answer, None for a prompt alone, and whether the making has ended."""
+        """Gets the reports: the answer (None if a prompt is made without one), and whether its
+        prompt is made."""
 
         self._record: AnswerRecord | None = None
 
     @contextlib.contextmanager
     def making(self, record: AnswerRecord | None) -> Iterator[None]:
-        """Context: a prompt is made in the block."""
+        """A context whose block makes a prompt: reports its beginning and its end.
+
+        Args:
+            record: The answer; None for a prompt without an answer.
+        """
         self._record = record
         self.progress()
         try:
             yield
         finally:
-            self._say(is_done=True)
+            self._report(is_done=True)
             self._record = None
 
     def progress(self) -> None:
         """Report that a stage is done: the time for the next one begins."""
-        self._say(is_done=False)
+        self._report(is_done=False)
 
-    def _say(self, *, is_done: bool) -> None:
+    def _report(self, *, is_done: bool) -> None:
         if self.on_work is not None:
             self.on_work(self._record, is_done)
 
 
 class WatchedVision:
-    """A `Vision` that reports each picture as a stage of the making of a prompt.
+    """A `Vision` that reports progress after each picture of a prompt.
 
     Args:
         vision: Reads the pictures.
-        work: Reports the stages.
+        prompt_work: Reports the progress.
     """
 
-    def __init__(self, vision: Vision, work: PromptWork) -> None:
+    def __init__(self, vision: Vision, prompt_work: PromptWork) -> None:
         self._vision = vision
-        self._work = work
+        self._prompt_work = prompt_work
 
     def cells(self, picture: Picture) -> list[int]:
         """See `Vision`."""
         cells = self._vision.cells(picture)
-        self._work.progress()
+        self._prompt_work.progress()
         return cells

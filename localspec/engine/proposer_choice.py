@@ -30,8 +30,9 @@ if TYPE_CHECKING:
     from localspec.llama.medusa import MedusaHeads
     from localspec.llama.model import LlamaModel
 
-_LARGEST_TRIED_BYTES = 100_000_000  # weights; a larger model keeps all cores busy
-_NUM_THREAD_ROUNDS = 5
+_LARGEST_TRIED_BYTES = 100_000_000  # of weights; a larger model keeps all cores busy
+_TRIED_THREADS = (1, 2, 4, 8, 16, 32)
+_NUM_THREAD_ROUNDS = 5  # decodes with each number of threads, of which the fastest counts
 _THREADS_MARGIN = 0.9  # more threads must take less than this share of the time of fewer
 
 logger = logging.getLogger(__name__)
@@ -46,19 +47,19 @@ def choose_proposers(
 
     Args:
         models: The models, at the lane's sequence.
-        shared: The tokens that target and draft share.
+        drafting: What may draft.
+        shared: The tokens that target and draft share; None without a draft.
     """
-    target, draft, head, _ = models
     if drafting.is_off:
         return [], DraftOff.SET_TO_ZERO
-    if target.max_rollback == 0:
+    if models.target.max_rollback == 0:
         return [], DraftOff.TARGET_CANNOT_ROLL_BACK
-    is_end = target.vocabulary.is_end
+    is_end = models.target.vocabulary.is_end
     proposers: list[Proposer] = []
-    if head is not None:
-        proposers.append(_head_proposer(head, is_end))
-    if draft is not None and shared is not None:
-        proposers.append(DraftModel(draft, shared, is_end))
+    if models.head is not None:
+        proposers.append(_head_proposer(models.head, is_end))
+    if models.draft is not None and shared is not None:
+        proposers.append(DraftModel(models.draft, shared, is_end))
     if drafting.may_use(ProposerKind.FORCED):
         proposers.append(ConstraintProposer(is_end))
     if drafting.may_use(ProposerKind.LOOKUP):
@@ -71,6 +72,7 @@ def choose_proposers(
 
 
 def _head_proposer(head: LlamaHead | MedusaHeads, is_end: Callable[[int], bool]) -> Proposer:
+    """The proposer for a head. is_end: whether a token ends an answer."""
     from localspec.llama.head import DflashHead  # imported late: loads libllama
     from localspec.llama.medusa import MedusaHeads
 
@@ -83,9 +85,17 @@ def answer_policy(
     drafting: Drafting | None,
     proposers: Sequence[Proposer],
 ) -> tuple[FixedDraftPolicy | None, frozenset[ProposerKind] | None]:
-    """The policy for one answer, and the kinds of proposers that it may use.
+    """The draft policy of one answer, and the kinds of proposers that it may use.
 
-    None means the engine's policy, or all kinds. Raises OptionError for a missing proposer.
+    Args:
+        drafting: What may draft in this answer, and how much; None for the engine's.
+        proposers: The proposers of the engine.
+
+    Returns:
+        The policy, None for the engine's; and the kinds, None for all.
+
+    Raises:
+        OptionError: If the engine lacks the proposer.
     """
     if drafting is None:
         return None, None
@@ -97,25 +107,26 @@ def answer_policy(
     if drafting.proposer == "auto":
         return policy, None
     kind = ProposerKind(drafting.proposer)
-    here = [proposer.kind.value for proposer in proposers]
-    if kind not in here:
+    available = [proposer.kind.value for proposer in proposers]
+    if kind not in available:
+        names = ", ".join(available) or "none"
         raise OptionError(
             f"this engine has no proposer {kind.value!r}",
-            f"It has {', '.join(here) or 'none'}; load it with proposer={kind.value!r}.",
+            f"It has {names}; load it with proposer={kind.value!r}.",
         )
     return policy, frozenset([kind])
 
 
 class Learning(NamedTuple):
-    """A draft policy, with what was learned before."""
+    """A draft policy, with what earlier engines learned, and the file that keeps it."""
 
     policy: DraftPolicy
 
     profile: Profile | None
-    """Keeps what the policy learns; None if drafting is fixed or a model has no identity."""
+    """The file; None if drafting is fixed or a model has no identity."""
 
     threads: Mapping[str, Any]
-    """What was learned of threads: see `ThreadPolicy.restore`."""
+    """What was learned of threads: see `ThreadPolicy.restore`. Empty if nothing was."""
 
 
 def choose_policies(
@@ -124,15 +135,22 @@ def choose_policies(
     proposers: Sequence[Proposer],
     was_alone: Callable[[], bool],
 ) -> tuple[Learning, ThreadPolicy]:
-    """The draft and thread policies. was_alone: see `AdaptiveThreads`."""
-    threads = _thread_policy(models, was_alone)
+    """The draft policy and the thread policy of a lane, with what was learned before.
+
+    Args:
+        models: The models, at the lane's sequence.
+        drafting: What may draft, and how much.
+        proposers: The lane's proposers.
+        was_alone: See `AdaptiveThreads`.
+    """
+    thread_policy = _thread_policy(models, was_alone)
     learning = choose_draft_policy(models, drafting, proposers, models.target.num_threads)
     try:
-        threads.restore(learning.threads)
+        thread_policy.restore(learning.threads)
     except DAMAGES as error:
         logger.warning("what was learned of threads is damaged: %s", error)
-        threads = _thread_policy(models, was_alone)
-    return learning, threads
+        thread_policy = _thread_policy(models, was_alone)
+    return learning, thread_policy
 
 
 def choose_draft_policy(
@@ -141,7 +159,9 @@ def choose_draft_policy(
     proposers: Sequence[Proposer],
     num_threads: int,
 ) -> Learning:
-    """The draft policy of the models, under the scales that the target's adapters have.
+    """The draft policy of a lane, with what was learned before with these models.
+
+    Other scales of the target's adapters count as other models.
 
     Args:
         models: The models, at the lane's sequence.
@@ -155,30 +175,32 @@ def choose_draft_policy(
         return Learning(FixedDraftPolicy(drafting.draft_tokens), None, {})
     shares = _weight_shares(models, proposers)
     policy = AdaptiveDraftPolicy(shares, num_threads)
-    identities = [model.identity for model in models.all]
-    known = [identity for identity in identities if identity is not None]
-    if len(known) < len(identities):
-        return Learning(policy, None, {})
-    profile = Profile(known)
-    kept = profile.load()
-    if kept is None:
-        shipped = shipped_acceptance(contents_of(known))
+    identities = []
+    for model in models.all:
+        identity = model.identity
+        if identity is None:
+            return Learning(policy, None, {})
+        identities.append(identity)
+    profile = Profile(identities)
+    learned = profile.load()
+    if learned is None:
+        shipped = shipped_acceptance(contents_of(identities))
         if shipped is not None:
             policy.expect(shipped)
         return Learning(policy, profile, {})
     try:
-        policy.restore(kept)
+        policy.restore(learned)
         for proposer in proposers:
             if isinstance(proposer, Lookup):
-                proposer.restore(kept.get("lookup", {}))
+                proposer.restore(learned.get("lookup", {}))
     except DAMAGES as error:
         logger.warning("%s is damaged and will be replaced: %s", profile.path, error)
         return Learning(AdaptiveDraftPolicy(shares, num_threads), profile, {})
-    return Learning(policy, profile, kept.get("threads", {}))
+    return Learning(policy, profile, learned.get("threads", {}))
 
 
 def _weight_shares(models: Models, proposers: Sequence[Proposer]) -> dict[ProposerKind, float]:
-    """The size of each proposer's weights as a share of the target's.
+    """The size of each proposer's weights as a share of the target's; 0 without weights.
 
     A decode mostly reads weights, so this is the least that a drafted token can cost, as a
     share of a target-only step.
@@ -193,18 +215,18 @@ def _weight_shares(models: Models, proposers: Sequence[Proposer]) -> dict[Propos
 
 
 def choose_threads(model: LlamaModel) -> None:
-    """Set a small model's threads to the fewest that are about the fastest.
+    """Set a small model's number of threads to the smallest that is about as fast as any.
 
-    Threads that share a few milliseconds of work mostly wait for each other: a model of a
-    few million parameters can be twice as fast on one core as on two.
+    Threads that share a few milliseconds of work mostly wait for each other: a model of a few
+    million parameters can be twice as fast on one core as on two. The model's present number
+    is the largest that is tried.
 
-    Decodes a token five times for each number of threads. The KV cache must be empty before,
-    and is empty after.
+    The KV cache must be empty before, and is empty after.
     """
     if model.num_weight_bytes > _LARGEST_TRIED_BYTES or model.context_length < 2:
         return
     most = model.num_threads
-    counts = [count for count in (1, 2, 4, 8, 16, 32) if count < most]
+    counts = [count for count in _TRIED_THREADS if count < most]
     counts.append(most)
     best_s = dict.fromkeys(counts, float("inf"))
     for _ in range(_NUM_THREAD_ROUNDS):
@@ -212,7 +234,8 @@ def choose_threads(model: LlamaModel) -> None:
             model.num_threads = count
             started = time.perf_counter()
             model.decode([0], 1)
-            best_s[count] = min(best_s[count], time.perf_counter() - started)
+            took_s = time.perf_counter() - started
+            best_s[count] = min(best_s[count], took_s)
             model.truncate(0)
     chosen = counts[0]
     for count in counts:
@@ -222,33 +245,38 @@ def choose_threads(model: LlamaModel) -> None:
 
 
 def _thread_policy(models: Models, was_alone: Callable[[], bool]) -> ThreadPolicy:
-    """A policy that adapts threads to the load, unless the user set the target's number.
+    """A policy that adapts the number of threads to the load of the machine.
 
-    On GPUs threads matter little, and a decode's time depends on those before it.
+    The number stays fixed if the user set the target's. It stays fixed on GPUs, too: threads
+    matter little there, and a decode's time depends on the decodes before it.
+
+    Args:
+        models: The models, whose threads the policy sets.
+        was_alone: See `AdaptiveThreads`.
     """
-    target, draft, head, _ = models
+    target = models.target
+    draft = models.draft
+    head = models.head
     if target.gpus:
         return ThreadPolicy(target.num_threads)
-    most = target.most_threads
-    most_of_draft = 0
+    most_draft_threads = 0
     if draft is not None:
-        most_of_draft = draft.num_threads
+        most_draft_threads = draft.num_threads
 
     def set_num_threads(count: int) -> None:
         target.num_threads = count
         if draft is not None and draft.may_change_threads:
-            draft.num_threads = min(count, most_of_draft)
+            draft.num_threads = min(count, most_draft_threads)
         if head is not None:
             head.num_threads = count
 
-    counts = [most]
+    counts = [target.most_threads]
     if target.may_change_threads:
-        counts = counts_to_try(most)
-    look_again = target.other_programs.num_free_cores
+        counts = counts_to_try(target.most_threads)
     return AdaptiveThreads(
         counts,
         target.num_free_cores,
-        look_again,
+        target.other_programs.num_free_cores,
         set_num_threads,
         was_alone,
     )

@@ -75,8 +75,8 @@ class LoadKeywords(TypedDict, total=False):
 note_keywords("localspec.load(", LoadKeywords.__annotations__)
 
 
-def _unheard(_share: float) -> None:
-    pass
+def _no_report(_share: float) -> None:
+    """Report no progress."""
 
 
 class Source(NamedTuple):
@@ -90,8 +90,8 @@ class Source(NamedTuple):
     llama: Llama | None
     options: LlamaOptions
 
-    report: Callable[[float], None] = _unheard
-    """Called with its loaded share, 0 … 1."""
+    report: Callable[[float], None] = _no_report
+    """Called with the model's loaded share, 0 … 1."""
 
     adapters: tuple[AdapterFile, ...] = ()
     """A target's LoRA adapters."""
@@ -101,9 +101,17 @@ def named_sources(
     model: ModelSource | Preset | None,
     named: dict[Role, ModelSource | None],
 ) -> tuple[dict[Role, Located], Preset | None]:
-    """A path or a `Llama` for each role that is filled, and the preset that names them, if any.
+    """Where the model of each role is, and the preset that names them.
 
-    Raises PresetError or OptionError for a name that cannot be resolved.
+    Args:
+        model: A preset, its name, or another name of a target; None for none.
+        named: The models that are named by their roles; None for none.
+
+    Returns:
+        A path or a `Llama` for each role that has a model; and the preset, None without one.
+
+    Raises:
+        PresetError, OptionError: For a name that cannot be resolved.
     """
     chosen, names = resolve_pair(model, named)
     located: dict[Role, Located] = {}
@@ -113,7 +121,7 @@ def named_sources(
         if isinstance(name, str | os.PathLike):
             located[role] = locate_model(name, role)
         else:
-            located[role] = _loaded(name, role)
+            located[role] = _checked_llama(name, role)
     draft = located.get("draft")
     if draft is located["target"] and not isinstance(draft, Path):
         raise OptionError(
@@ -128,9 +136,16 @@ def with_adapters(
     adapters: Sequence[AnyAdapter] | None,
     chosen: Preset | None,
 ) -> Source:
-    """The target with the given adapters, or else the preset's.
+    """The target with LoRA adapters.
 
-    Raises OptionError for adapters of a `Llama`, or too many; and as `adapter_files`.
+    Args:
+        target: The target.
+        adapters: The adapters; None for the preset's.
+        chosen: The preset; None without one.
+
+    Raises:
+        OptionError: For adapters of a `Llama`, or too many. Also raises what `adapter_files`
+            raises.
     """
     wanted: tuple[Adapter, ...] = ()
     if adapters is not None:
@@ -151,7 +166,15 @@ def servers_used(
     model: str | os.PathLike[str] | Preset | None,
     arguments: LoadKeywords,
 ) -> tuple[str, ...]:
-    """Addresses of the RPC servers that `load` would use. Raises OptionError, PresetError."""
+    """The addresses of the RPC servers that `load` would use, each once.
+
+    Args:
+        model: The first argument of `load`.
+        arguments: Its other arguments.
+
+    Raises:
+        OptionError, PresetError: As `load` would.
+    """
     named: dict[Role, Any] = {role: arguments.get(role) for role in get_args(Role)}
     chosen, _ = resolve_pair(model, named)
     addresses = list(common_servers(arguments.get("rpc"), chosen))
@@ -161,14 +184,17 @@ def servers_used(
     return tuple(dict.fromkeys(addresses))
 
 
-def _loaded(source: object, role: Role) -> Llama:
-    """The model that an application has loaded. Raises OptionError for anything else."""
+def _checked_llama(model: object, role: Role) -> Llama:
+    """The model, which an application has loaded. Raises OptionError for anything else.
+
+    Also raises it for the role of a head or a projector, which must be files.
+    """
     from localspec.llama.library import Llama
 
     must_be_file = role in ("head", "mmproj")
-    if isinstance(source, Llama) and not must_be_file:
-        return source
-    fault = f"the {role} is {source!r}, neither a path nor a name"
+    if isinstance(model, Llama) and not must_be_file:
+        return model
+    fault = f"the {role} is {model!r}, neither a path nor a name"
     if not must_be_file:
         fault += " nor a llama_cpp.Llama"
     hint = "Give the path of a GGUF file, or a name as hf:owner/repo/file.gguf."
@@ -176,32 +202,44 @@ def _loaded(source: object, role: Role) -> Llama:
 
 
 def chosen_sources(
-    found: dict[Role, Located],
+    located: dict[Role, Located],
     drafting: Drafting,
     target_options: LlamaOptions,
     draft_options: LlamaOptions,
 ) -> list[Source]:
-    """The models to open, in this order: the target, a draft, a head's own file.
+    """The models to open, in this order: the target, a draft, a head in a file of its own.
 
-    A head's file that is given as a draft becomes the head. A projector is not among them.
+    Models that may not draft are left out. A head's file in the role of a draft becomes the
+    head. The options of the target say whether the head in its own file is opened, too.
 
-    Raises PairError for a head that does not fit the target, and ModelFileError.
+    Args:
+        located: The target, and perhaps a draft and a head.
+        drafting: What may draft.
+        target_options: The target's options, as the user chose them.
+        draft_options: The draft's options, as the user chose them.
+
+    Raises:
+        PairError: For a head that does not fit the target, and for two heads.
+        ModelFileError: For a file that is not the model it should be.
+        OptionError: For options that a `Llama` cannot have.
     """
     if drafting.is_off:
-        found = {"target": found["target"]}
+        located = {"target": located["target"]}
     options: dict[Role, LlamaOptions] = {
-        "target": _for_target(target_options, drafting),
+        "target": _target_options(target_options, drafting),
         "draft": replace(draft_options, max_outputs=REPLAY_TOKENS, num_snapshots=0),
-        "head": _for_head(target_options),
+        "head": _head_options(target_options),
     }
-    sources = {role: _source(role, model, options[role]) for role, model in found.items()}
+    sources: dict[Role, Source] = {}
+    for role, model in located.items():
+        sources[role] = _source(role, model, options[role])
     target = sources["target"]
     draft = sources.get("draft")
     head = sources.get("head")
     if draft is not None and draft.header is not None and has_only_head(draft.header):
         if head is not None:
             raise PairError(
-                f"two heads are given: {found['draft']} as the draft, and {found['head']}",
+                f"two heads are given: {located['draft']} as the draft, and {located['head']}",
                 "Choose one of them.",
             )
         head = draft._replace(role="head", options=options["head"])
@@ -211,9 +249,7 @@ def chosen_sources(
     can_have_head = drafting.may_use(ProposerKind.HEAD) and _can_compute_head(head or target)
     if head is not None and can_have_head:
         _check_head(target, head)
-    # A head inside the target's file would lie where the target's last layers are.
-    is_remote = bool(target.options.rpc) and drafting.proposer != "head"
-    if head or not can_have_head or (is_remote and target.options.with_head is None):
+    if head is not None or not can_have_head or _avoids_remote_head(target.options, drafting):
         target = target._replace(options=replace(target.options, with_head=False))
     chosen = [target]
     if draft is not None and drafting.may_use(ProposerKind.DRAFT):
@@ -224,7 +260,18 @@ def chosen_sources(
     return chosen
 
 
+def _avoids_remote_head(options: LlamaOptions, drafting: Drafting) -> bool:
+    """Whether the head in the target's file is left out because of RPC servers.
+
+    It would be computed on the server that has the target's last layers. So it is used only if
+    the user asks for it.
+    """
+    is_wanted = drafting.proposer == "head" or options.with_head is not None
+    return bool(options.rpc) and not is_wanted
+
+
 def _warn_of_size(target: Source, draft: Source) -> None:
+    """Log a warning if the draft is too large beside the target."""
     if target.header is None or draft.header is None:
         return  # an application chooses its own models' sizes
     warning = size_warning(target.header, draft.header)
@@ -233,6 +280,10 @@ def _warn_of_size(target: Source, draft: Source) -> None:
 
 
 def _source(role: Role, model: Located, options: LlamaOptions) -> Source:
+    """A model with its options and, from a file, its checked header.
+
+    Raises ModelFileError, and OptionError for options that a `Llama` cannot have.
+    """
     if isinstance(model, Path):
         return Source(role, check_model_file(model), None, options)
     for name in ("rpc", "exact"):
@@ -245,20 +296,26 @@ def _source(role: Role, model: Located, options: LlamaOptions) -> Source:
 
 
 def _check_head(target: Source, head: Source) -> None:
-    """Raise PairError, before libllama sees the file, if it is not a head of this target."""
+    """Raise PairError if a head was not made for this target.
+
+    This is checked before libllama opens the head's file.
+    """
     assert head.header is not None
-    why = "the target is a Llama object, whose rows it cannot read: name the target's file"
+    fault = "the target is a Llama object, whose rows it cannot read: name the target's file"
     if target.header is not None:
-        why = head_misfit(target.header, head.header)
-    if why:
+        fault = head_misfit(target.header, head.header)
+    if fault:
         raise PairError(
-            f"{head.header.path} cannot draft for the target: {why}",
+            f"{head.header.path} cannot draft for the target: {fault}",
             "Choose the head that was made for this very model, or leave it out.",
         )
 
 
 def _can_compute_head(source: Source) -> bool:
-    """Whether libllama has the functions that the head in a file needs, if there is one."""
+    """Whether libllama has the functions that the head in a file needs.
+
+    True if there is no head in the file, or no file. False is logged.
+    """
     from localspec.llama.quirks.nextn import missing_functions  # loads libllama
 
     if source.header is None:
@@ -273,11 +330,11 @@ def _can_compute_head(source: Source) -> bool:
     return False
 
 
-def _for_head(target_options: LlamaOptions) -> LlamaOptions:
-    """Options for a head in a file of its own: the target's settings.
+def _head_options(target_options: LlamaOptions) -> LlamaOptions:
+    """The options of a head in a file of its own: mostly the target's.
 
-    With RPC servers its layers stay here; the servers are named, since it may share the
-    target's output or cache, which are there.
+    With RPC servers its layers stay on this machine. The options still name the servers, since
+    a head may share the target's output layer or cache, which are there.
     """
     if target_options.rpc:
         target_options = replace(target_options, num_gpu_layers=0, device=None)
@@ -289,20 +346,29 @@ def _for_head(target_options: LlamaOptions) -> LlamaOptions:
     )
 
 
-def _for_target(options: LlamaOptions, drafting: Drafting) -> LlamaOptions:
-    """The options with the rows and snapshots that the loop needs of a target."""
-    snapshots = options.num_snapshots
-    if snapshots is None:
-        snapshots = drafting.draft_tokens
+def _target_options(options: LlamaOptions, drafting: Drafting) -> LlamaOptions:
+    """The target's options, with as many rows and snapshots as the loop needs.
+
+    Snapshots are as many as tokens are drafted, unless the user chose their number.
+    """
+    num_snapshots = options.num_snapshots
+    if num_snapshots is None:
+        num_snapshots = drafting.draft_tokens
         if drafting.is_off:
-            snapshots = 0
-    return replace(options, max_outputs=MAX_DRAFT_TOKENS + 1, num_snapshots=snapshots)
+            num_snapshots = 0
+    return replace(options, max_outputs=MAX_DRAFT_TOKENS + 1, num_snapshots=num_snapshots)
 
 
 def reporting(sources: list[Source], progress: Callable[[float], None] | None) -> list[Source]:
-    """The sources, each with a report to `progress` of the loaded share of all files' bytes.
+    """The sources, which report their progress together.
 
-    Raises OptionError if `progress` cannot be called.
+    Args:
+        sources: The models, which are opened in this order.
+        progress: Called with the loaded share of the bytes of all files, 0 … 1; None for no
+            reports.
+
+    Raises:
+        OptionError: If `progress` cannot be called.
     """
     if progress is None:
         return sources
@@ -314,14 +380,16 @@ def reporting(sources: list[Source], progress: Callable[[float], None] | None) -
         if source.header is not None:
             size = os.path.getsize(source.header.path)
         sizes.append(size)
-    total = sum(sizes) or 1
+    total_bytes = max(sum(sizes), 1)  # 0 if there is no file
 
-    def report(before: int, size: int, share: float) -> None:
-        progress((before + share * size) / total)
+    def report(bytes_before: int, size: int, share: float) -> None:
+        """Report the share of all files, when that share of a file of that size is loaded."""
+        loaded_bytes = bytes_before + share * size
+        progress(loaded_bytes / total_bytes)
 
-    reported = []
-    before = 0
+    reporting_sources = []
+    bytes_before = 0
     for source, size in zip(sources, sizes, strict=True):
-        reported.append(source._replace(report=partial(report, before, size)))
-        before += size
-    return reported
+        reporting_sources.append(source._replace(report=partial(report, bytes_before, size)))
+        bytes_before += size
+    return reporting_sources

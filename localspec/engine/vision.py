@@ -34,45 +34,53 @@ logger = logging.getLogger(__name__)
 
 
 class ProjectorError(Exception):
-    """A projector that was found, but not asked for, cannot be opened; the models could."""
+    """A projector cannot be opened for which the user did not ask. The models can."""
 
 
-class Sight(NamedTuple):
+class ProjectorChoice(NamedTuple):
     """A projector for a target."""
 
-    projector: Header
+    header: Header
+    """The header of the projector's file."""
 
     is_named: bool
-    """Whether the user asked for it; else it was found next to the target."""
+    """Whether the user asked for it; else it is the preset's, or lies beside the target."""
 
 
 def sees(model: str | os.PathLike[str] | Preset | None, arguments: LoadKeywords) -> bool:
-    """Whether `load` would open a target with a projector. Raises as `named_sources`."""
+    """Whether `load` would open a target with a projector, so that it reads pictures.
+
+    Raises what `named_sources` and `projectors_to_try` raise.
+
+    Args:
+        model: The first argument of `load`.
+        arguments: Its other arguments.
+    """
     named: dict[Role, Any] = {role: arguments.get(role) for role in get_args(Role)}
-    sources, _ = named_sources(model, named)
-    target = sources["target"]
-    projector = sources.get("mmproj")
+    located, _ = named_sources(model, named)
+    target = located["target"]
+    projector = located.get("mmproj")
     assert isinstance(target, Path)  # no command has a `Llama`
     assert projector is None or isinstance(projector, Path)
-    header = check_model_file(target)
-    first = ways_to_see(arguments.get("mmproj"), projector, header)[0]
-    return first is not None
+    target_header = check_model_file(target)
+    choices = projectors_to_try(arguments.get("mmproj"), projector, target_header)
+    return choices[0] is not None
 
 
-def ways_to_see(
+def projectors_to_try(
     named: str | os.PathLike[str] | None,
     path: Path | None,
     target: Header | None,
-) -> list[Sight | None]:
-    """The projectors to try in this order; None stands for a target without one.
+) -> list[ProjectorChoice | None]:
+    """The projectors to try, in this order; None stands for a target without a projector.
 
-    If a projector was found, but not asked for, a fault of it does not stop the models from
-    loading.
+    None is the last one if the user asked for no projector: then a fault of the projector does
+    not stop the models from loading.
 
     Args:
-        named: The projector that the user asked for.
-        path: Its file, or else the preset's. With neither, a file in the target's folder
-            counts.
+        named: The argument of `load`: the projector that the user asked for, "none", or None.
+        path: The file of that projector, or else the preset's. If None, a file in the target's
+            folder is taken.
         target: The header of the target; None for a `Llama`.
 
     Raises:
@@ -87,21 +95,21 @@ def ways_to_see(
     if path is None:
         return [None]
     if named is not None:
-        return [Sight(_checked(path, target), is_named=True)]
+        return [ProjectorChoice(_checked_header(path, target), is_named=True)]
     from localspec.llama.library import mtmd  # loads libllama
 
     try:
-        mtmd()
-        projector = _checked(path, target)
+        mtmd()  # raises if libmtmd, which reads pictures, cannot be loaded
+        header = _checked_header(path, target)
     except LocalspecError as error:
         warn_unused(path, error)
         return [None]
     logger.info("%s lets the model see images", path)
-    return [Sight(projector, is_named=False), None]
+    return [ProjectorChoice(header, is_named=False), None]
 
 
-def _checked(path: Path, target: Header | None) -> Header:
-    """The header of a target's projector. Raises as `ways_to_see`."""
+def _checked_header(path: Path, target: Header | None) -> Header:
+    """The header of a target's projector. Raises as `projectors_to_try`."""
     header = checked_projector(path)
     require_free_of_position(header)
     if target is None:
@@ -123,9 +131,9 @@ def warn_unused(path: Path, fault: Exception) -> None:
 
 
 def has_room_on_gpu(header: Header, gpus: Sequence[Device]) -> bool:
-    """Whether the first GPU, which libmtmd takes, has enough free memory for a projector.
+    """Whether the first GPU, which libmtmd uses, has enough free memory for a projector.
 
-    libmtmd ends the process if it has not. True without a GPU: libmtmd then takes the
+    If it has not, libmtmd would end the process. True without a GPU: libmtmd then uses the
     processor.
 
     Args:
@@ -148,23 +156,24 @@ def open_projector(
     draft: LlamaModel | None,
     stack: contextlib.ExitStack,
 ) -> None:
-    """Let the target read pictures, and a draft pass over them.
+    """Open a projector, so that the target reads pictures. A draft passes over them.
 
-    Raises ModelFileError.
+    Raises ModelFileError, and OptionError.
 
     Args:
         header: The projector's header.
         options: The target's options.
-        target: Reads the pictures.
-        draft: Passes over them.
-        stack: Closes the projector, before the models are closed.
+        target: The target.
+        draft: The draft, if any.
+        stack: Closes the projector, before it closes the models.
     """
     from localspec.llama.projector import Projector  # loads libllama
 
     # Check again: the file may have changed, and libmtmd trusts it.
     header = checked_projector(header.path)
     content = FileContent(header)
-    use_gpu = options.num_gpu_layers != 0 and has_room_on_gpu(header, free_memory().gpus)
+    may_use_gpu = options.num_gpu_layers != 0
+    use_gpu = may_use_gpu and has_room_on_gpu(header, free_memory().gpus)
     projector = Projector(
         header.path,
         target.handle,

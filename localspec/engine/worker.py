@@ -1,4 +1,4 @@
-"""The thread that computes for an engine."""
+"""The thread in which an engine decodes."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from localspec.engine.schedule import Schedule
 from localspec.errors import BusyError
 from localspec.streaming.line import Line
 
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 class Worker(InboxThread):
-    """Does the work in its inbox and, while that is empty, the schedule's next decode.
+    """Does the work in its inbox and, while the inbox is empty, the schedule's next decode.
 
-    Idle work is done while no answer runs or waits, and ends at the next request.
+    It also does idle work: while no answer runs or waits, until the next request.
 
     Args:
-        schedule: The lanes at work.
+        schedule: Makes the decodes of running answers.
         line: The answers that run or wait.
     """
 
@@ -27,28 +27,33 @@ class Worker(InboxThread):
         super().__init__("localspec-worker")
         self._schedule = schedule
         self._line = line
-        self._make_way: Callable[[], None] | None = None  # ends idle work
+        # Has the present idle work end soon; None while there is none.
+        self._end_idle_work: Callable[[], None] | None = None
 
-        self.num_asked = 0
-        """Answers and wishes to end that were asked for. Idle work ends when it changes."""
+        self.num_requests = 0
+        """How many requests there were: for answers, and for the end of idle work. Idle work
+        ends at the next request."""
 
-    def note_asked(self) -> None:
-        """Note a request, and end idle work."""
+    def note_request(self) -> None:
+        """Count a request, and end idle work."""
         with self._starting:
-            self.num_asked += 1
-            if self._make_way is not None:
-                self._make_way()
+            self.num_requests += 1
+            if self._end_idle_work is not None:
+                self._end_idle_work()
 
     def put(self, work: Callable[[], object]) -> None:
         super().put(work)
         with self._starting:
-            if self._make_way is not None:
-                self._make_way()
+            if self._end_idle_work is not None:
+                self._end_idle_work()
 
-    def when_idle(self, function: Callable[[], Found]) -> Found:
-        """Call a function while no answer runs; returns its result. BusyError if one runs."""
+    def when_idle(self, function: Callable[[], Result]) -> Result:
+        """Call a function in the thread, and wait. Returns its result, or raises its error.
 
-        def work() -> Found:
+        Raises BusyError if an answer runs or waits.
+        """
+
+        def work() -> Result:
             if self._line.num_places:
                 what = "the engine is producing another answer"
                 raise BusyError(what, "Finish or close that answer first.")
@@ -59,33 +64,35 @@ class Worker(InboxThread):
     def use_idle_time(
         self,
         function: Callable[[], None],
-        make_way: Callable[[], None],
-        is_wanted: Callable[[], bool],
+        end_work: Callable[[], None],
+        may_begin: Callable[[], bool],
     ) -> None:
-        """Call a function while there is no request, unless idle work runs already.
+        """Call a function in the thread as idle work, and wait until it ends.
+
+        Does nothing if there is a request, or other idle work.
 
         Args:
             function: Does the work.
-            make_way: Ends the work soon, from any thread.
-            is_wanted: Whether to begin; called in the worker's thread.
+            end_work: Has the function end soon, from any thread; called at a request.
+            may_begin: Whether to begin after all; called in the worker's thread.
         """
 
         def work() -> None:
-            self._make_way = make_way
+            self._end_idle_work = end_work
             try:
-                if not self._line.num_places and is_wanted() and self._inbox.empty():
+                if not self._line.num_places and may_begin() and self._inbox.empty():
                     function()
             finally:
-                with self._starting:  # no later request ends the work
-                    self._make_way = None
+                with self._starting:  # a request that comes now finds no idle work to end
+                    self._end_idle_work = None
 
-        if self._make_way is None:
+        if self._end_idle_work is None:
             try:
                 self.call(work)
             except BaseException:
                 with self._starting:
-                    if self._make_way is make_way:
-                        make_way()  # Ctrl-C has ended the waiting, but not the work
+                    if self._end_idle_work is end_work:
+                        end_work()  # Ctrl-C has ended the waiting, but not the work
                 raise
 
     def _may_step(self) -> bool:

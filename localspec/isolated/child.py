@@ -1,4 +1,4 @@
-"""The process of an `IsolatedEngine`: loads an engine and follows its messages."""
+"""The process of an `IsolatedEngine`: loads an engine, and does what messages ask for."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from localspec.isolated.process_messages import (
     Pieces,
     Prepare,
     PromptProgress,
-    PromptSign,
+    PromptReport,
     ReadOn,
     Result,
     SaveCaches,
@@ -76,31 +76,31 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TOGETHER_S = 0.02  # pieces that come within that time are sent together
-_PULSE_S = 5.0  # between two reports of a measurement, while decodes end
-_NUM_ASIDE = 8  # requests beside answers that are handled at once
+SENT_TOGETHER_S = 0.02  # pieces that are produced within that time are sent together
+_REPORT_S = 5.0  # between two reports of a measurement that still makes decodes
+_NUM_POOL_THREADS = 8  # requests that are handled at once, besides answers
 
-Say = Callable[[object], None]  # sends a message to the other process
+Send = Callable[[object], None]  # sends a message to the other process
 
 
 class _Conversation:
-    """Stands for a conversation of the other process."""
+    """Stands for a conversation of the other process: the owner of its text here."""
 
 
 class ServedRecord(AnswerRecord):
     """An answer to a question of the other process.
 
     Args:
-        message: the message that asks for it.
-        say: sends the messages about it.
-        on_over: called once it is over.
-        servers: RPC servers that hold layers of the models.
+        message: The message that asks for the answer.
+        send: Sends the messages about the answer.
+        on_over: Called once the answer is over.
+        servers: Addresses of the RPC servers that have layers of the models.
     """
 
     def __init__(
         self,
         message: StartAnswer,
-        say: Say,
+        send: Send,
         on_over: Callable[[], object],
         servers: Sequence[str] = (),
     ) -> None:
@@ -110,25 +110,26 @@ class ServedRecord(AnswerRecord):
         self.finds_its_text = message.finds_its_text
         self.sends_prompt = message.sends_prompt
         self.number = message.number
-        self.say = say
+        self.send = send
         self.on_over = on_over
         self._servers = servers
-        self._heard_read = 0
-        self._heard_taken = 0
+        # What was read in the other process, as its last message says:
+        self._num_tokens_read = 0
+        self._num_pieces_taken = 0
         self.outbox = PipeOutbox(self)
 
     @property
     def num_read_tokens(self) -> int:
-        return self._heard_read
+        return self._num_tokens_read
 
     @property
     def num_read_pieces(self) -> int:
-        return self._heard_taken
+        return self._num_pieces_taken
 
     def note_taken(self, num_taken: int, num_read: int = 0) -> None:
-        """Note the numbers of pieces and of tokens that were read in the other process."""
-        self._heard_taken = num_taken
-        self._heard_read = num_read
+        """Note how many pieces, and how many tokens, were read in the other process."""
+        self._num_pieces_taken = num_taken
+        self._num_tokens_read = num_read
 
     def source(self) -> PromptSource:
         if self._servers:
@@ -143,13 +144,16 @@ class ServedRecord(AnswerRecord):
         prompt = made.prompt
         if self.sends_prompt:
             known: Any = tuple(KnownPicture(picture.digest) for picture in prompt.pictures)
-            sent = made._replace(prompt=prompt._replace(pictures=known))
+            made_to_send = made._replace(prompt=prompt._replace(pictures=known))
         else:
-            sent = MadePrompt(Prompt([], num_said=prompt.num_said))
-        self.say(Begun(self.number, replace(facts, made=sent)))
+            made_to_send = MadePrompt(Prompt([], num_said=prompt.num_said))
+        self.send(Begun(self.number, replace(facts, made=made_to_send)))
 
     def conclude(self, ending: Ending | None) -> Ending:
-        """Keep the ending. The reply is made in the process that reads the pieces."""
+        """Keep the ending, or that of a cancelled answer if there is none, and return it.
+
+        The reply is made in the other process, which reads the pieces.
+        """
         if ending is None:
             ending = Ending("cancelled", Meter(0, 0, 0.0).stats(0.0, None, None))
         self.ending = ending
@@ -157,10 +161,14 @@ class ServedRecord(AnswerRecord):
 
 
 class PipeOutbox(Outbox[ReaderItem]):
-    """An outbox that ends in the other process; the pieces of a step are sent together.
+    """An outbox whose items are sent to the other process.
 
-    If steps are short, the pieces of several steps are sent together: a message costs as much
-    as a small model's token, since it wakes a sleeping process.
+    The pieces of a step are sent in one message. If steps are short, so are the pieces of
+    several steps: a message costs as much as a token of a small model, since it wakes a
+    sleeping process.
+
+    Args:
+        record: The answer's record.
     """
 
     def __init__(self, record: ServedRecord) -> None:
@@ -175,67 +183,70 @@ class PipeOutbox(Outbox[ReaderItem]):
         if isinstance(item, Piece):
             self._add(item)
         elif isinstance(item, Reading):
-            record.say(PromptProgress(record.number, item))
+            record.send(PromptProgress(record.number, item))
         elif isinstance(item, Ending):
             self._send()
             record.on_over()
-            record.say(Ended(record.number, item))
+            record.send(Ended(record.number, item))
         else:
             self._send()
-            record.say(Stopped(record.number, item))
+            record.send(Stopped(record.number, item))
 
     def _add(self, piece: Piece) -> None:
+        """Add a piece, and send the pieces so far if they should not wait for the next step."""
         self._pieces.append(piece)
         if self._record.is_ahead:  # it pauses until the reader has these
             self._send()
             return
-        # What a draft proposed comes before the token that ends the step.
+        # Accepted tokens of a draft come before the token that ends the step.
         if piece.provenance is not Provenance.ACCEPTED:
             now_s = time.monotonic()
             step_s = now_s - self._step_s
             self._step_s = now_s
-            is_due = now_s + step_s - self._sent_s >= TOGETHER_S
+            next_step_s = now_s + step_s  # when the next step will probably end
+            is_due = next_step_s - self._sent_s >= SENT_TOGETHER_S
             if is_due or len(self._pieces) >= PIECES_PER_REPORT:
                 self._send()
 
     def _send(self) -> None:
+        """Send the pieces so far, if there are any."""
         pieces = self._pieces
         self._pieces = []
         if any(piece.text for piece in pieces):  # pieces without text delay no later ones
             self._sent_s = self._step_s
         if pieces:
-            self._record.say(Pieces(self._record.number, pieces))
+            self._record.send(Pieces(self._record.number, pieces))
 
 
-class Served:
+class EngineServer:
     """Does what the messages of the other process ask for.
 
     Args:
-        engine: the engine that answers.
-        say: sends a message.
-        servers: RPC servers that hold layers of the models.
-        pool: threads for work that takes a while.
+        engine: The engine that answers.
+        send: Sends a message to the other process.
+        servers: Addresses of the RPC servers that have layers of the models.
+        pool: Threads for work that takes a while.
     """
 
     def __init__(
         self,
         engine: Engine,
-        say: Say,
+        send: Send,
         servers: Sequence[str],
         pool: ThreadPoolExecutor,
     ) -> None:
         self._engine = engine
-        self._say = say
+        self._send = send
         self._servers = servers
         self._pool = pool
-        self._records: dict[int, ServedRecord] = {}
-        self._conversations: dict[int, _Conversation] = {}
+        self._records: dict[int, ServedRecord] = {}  # by the numbers of the requests
+        self._conversations: dict[int, _Conversation] = {}  # by the other process's numbers
         self._pictures = KeptPictures()
-        self._measuring: dict[int, Cancellation] = {}
-        self._followers: dict[type, Callable[[Any], None]] = {
-            StartAnswer: self._start,
+        self._measurements: dict[int, Cancellation] = {}  # by the numbers of the requests
+        self._handlers: dict[type, Callable[[Any], None]] = {
+            StartAnswer: self._start_answer,
             ReadOn: self._read_on,
-            EndAnswer: self._end,
+            EndAnswer: self._end_answer,
             Ask: self._ask,
             Prepare: self._prepare,
             Measure: self._measure,
@@ -247,11 +258,11 @@ class Served:
         }
         engine._prompt_work.on_work = self._note_prompt_work
 
-    def follow(self, message: ToChild) -> None:
-        """Handle a message, or start a thread that does. It does not wait."""
-        self._followers[type(message)](message)
+    def handle(self, message: ToChild) -> None:
+        """Do what a message asks for, or have a thread do it. Does not wait."""
+        self._handlers[type(message)](message)
 
-    def _answer(
+    def _call_in_pool(
         self,
         number: int,
         method: Callable[..., Any],
@@ -264,24 +275,24 @@ class Served:
             try:
                 value = method(*arguments, **keywords)
             except Exception as error:
-                self._say(Failed(number, error))
+                self._send(Failed(number, error))
             else:
-                self._say(Result(number, value))
+                self._send(Result(number, value))
 
         self._pool.submit(work)
 
-    def _start(self, message: StartAnswer) -> None:
+    def _start_answer(self, message: StartAnswer) -> None:
         """Start the answer that a message asks for, or send why it cannot start."""
-        for conversation in message.gone:  # this frees their caches
+        for conversation in message.gone_conversations:  # this frees their caches
             self._conversations.pop(conversation, None)
         number = message.number
-        source = self._pictures.received(message.source)
+        source = self._pictures.restored(message.source)
         if source is None:
-            self._say(PicturesMissing(number))
+            self._send(PicturesMissing(number))
             return
         message = replace(message, source=source)
         on_over = functools.partial(self._records.pop, number, None)
-        record = ServedRecord(message, self._say, on_over, self._servers)
+        record = ServedRecord(message, self._send, on_over, self._servers)
         if message.conversation is not None:
             record.owner = self._conversation(message.conversation)
         self._records[number] = record
@@ -291,99 +302,110 @@ class Served:
             self._engine._start(record)
         except Exception as error:
             self._records.pop(number)
-            self._say(Stopped(number, error))
+            self._send(Stopped(number, error))
 
     def _read_on(self, message: ReadOn) -> None:
+        """Note that pieces of an answer were read; the answer may have paused until now."""
         record = self._records.get(message.number)
         if record is not None:
             record.note_taken(message.num_taken)
-            self._engine._look_again()
+            self._engine._resume_paused()
 
-    def _end(self, message: EndAnswer) -> None:
+    def _end_answer(self, message: EndAnswer) -> None:
+        """End an answer after the pieces that were read."""
         record = self._records.get(message.number)
         if record is None:  # it was refused, or is over
-            self._say(Ended(message.number, None))
-        elif not record.cancellation.is_requested:  # else it is being ended
+            self._send(Ended(message.number, None))
+        elif not record.cancellation.is_requested:  # otherwise it is ending already
             record.note_taken(message.num_taken, message.num_read)
             record.cancellation.request()
             self._engine._end(record)
 
     def _ask(self, message: Ask) -> None:
-        self._answer(message.number, message.question.answer, self._engine)
+        self._call_in_pool(message.number, message.question.answer, self._engine)
 
     def _prepare(self, message: Prepare) -> None:
-        source = self._pictures.received(message.source)
-        if source is None:  # the answer will bring them
-            self._say(Result(message.number, None))
+        source = self._pictures.restored(message.source)
+        if source is None:  # a picture is missing: it will come with the answer's message
+            self._send(Result(message.number, None))
             return
         owner = self._conversation(message.conversation)
-        self._answer(
+        self._call_in_pool(
             message.number,
-            self._engine._prepare,
+            self._engine._prepare_next_prompt,
             source,
             owner=owner,
         )
 
     def _measure(self, message: Measure) -> None:
-        self._measuring[message.number] = Cancellation()
-        self._answer(message.number, self._measured, message)
+        self._measurements[message.number] = Cancellation()
+        self._call_in_pool(message.number, self._call_measure, message)
 
     def _end_measure(self, message: EndMeasure) -> None:
-        measuring = self._measuring.get(message.number)
-        if measuring is not None:
-            measuring.request()
+        cancellation = self._measurements.get(message.number)
+        if cancellation is not None:
+            cancellation.request()
 
     def _save_caches(self, message: SaveCaches) -> None:
         owner = self._conversation(message.conversation)
-        self._answer(message.number, self._engine._save_caches_of, owner, message.path)
+        self._call_in_pool(message.number, self._engine._save_caches_of, owner, message.path)
 
     def _load_caches(self, message: LoadCaches) -> None:
         owner = self._conversation(message.conversation)
-        self._answer(message.number, self._engine._load_caches_of, owner, message.path)
+        self._call_in_pool(message.number, self._engine._load_caches_of, owner, message.path)
 
     def _keep_on_disk(self, _message: KeepOnDisk) -> None:
         def work() -> None:
-            with contextlib.suppress(EngineError):  # it is being closed, which does the same
+            with contextlib.suppress(
+                EngineError
+            ):  # it is closing, which writes the caches, too
                 self._engine._keep_on_disk()
 
         self._pool.submit(work)
 
     def _conversation(self, number: int) -> _Conversation:
+        """The conversation of that number in the other process; made at its first use."""
         return self._conversations.setdefault(number, _Conversation())
 
     def _note_prompt_work(self, record: AnswerRecord | None, is_done: bool) -> None:  # noqa: FBT001
-        number = record.number if isinstance(record, ServedRecord) else 0
-        self._say(PromptSign(number, is_done))
+        """Report the making of a prompt to the other process: see `PromptWork.on_work`."""
+        number = 0
+        if isinstance(record, ServedRecord):
+            number = record.number
+        self._send(PromptReport(number, is_done))
 
-    def _measured(self, message: Measure) -> Any:
-        """A function's result. While decodes end, its progress is sent every few seconds."""
+    def _call_measure(self, message: Measure) -> Any:
+        """Call a function that measures with the engine, and return its result.
+
+        Its progress is sent. As long as it makes decodes, its last report is sent again every
+        few seconds, so that the other process does not take this one for silent.
+        """
         number = message.number
-        ended = self._measuring[number]
         is_done = threading.Event()
-        reporting = threading.Lock()
-        last = MeasureReport(number, "", None)
+        report_lock = threading.Lock()
+        last_report = MeasureReport(number, "", None)
 
         def progress(stage: str, left_s: float | None) -> None:
-            nonlocal last
-            with reporting:
-                last = MeasureReport(number, stage, left_s)
-                self._say(last)
+            nonlocal last_report
+            with report_lock:
+                last_report = MeasureReport(number, stage, left_s)
+                self._send(last_report)
 
-        def show_life() -> None:
-            before = self._engine.num_decodes
-            while not is_done.wait(_PULSE_S):
-                with reporting:
-                    if self._engine.num_decodes != before:
-                        self._say(last)
-                before = self._engine.num_decodes
+        def repeat_last_report() -> None:
+            num_decodes_before = self._engine.num_decodes
+            while not is_done.wait(_REPORT_S):
+                with report_lock:
+                    if self._engine.num_decodes != num_decodes_before:
+                        self._send(last_report)
+                num_decodes_before = self._engine.num_decodes
 
-        shower = threading.Thread(
-            target=show_life,
+        repeater = threading.Thread(
+            target=repeat_last_report,
             name="localspec-life",
             daemon=True,
         )
-        shower.start()
-        watch = Watch(progress, ended)
+        repeater.start()
+        watch = Watch(progress, self._measurements[number])
         try:
             return message.function(
                 self._engine,
@@ -392,29 +414,33 @@ class Served:
                 **message.keywords,
             )
         finally:
-            del self._measuring[number]
+            del self._measurements[number]
             is_done.set()
-            shower.join()
+            repeater.join()
 
 
 class _Pipe:
-    """The pipe to the other process, on which messages of several threads are whole."""
+    """The pipe to the other process. Several threads may send messages through it.
+
+    Args:
+        pipe: This process's end of the pipe.
+    """
 
     def __init__(self, pipe: Connection) -> None:
         self._pipe = pipe
         self._sending = threading.Lock()
 
         self.is_silent = False
-        """Whether this process and its answers are ending: nothing more is sent."""
+        """Whether nothing more is sent, since this process and its answers are ending."""
 
     def send(self, message: object) -> None:
-        """Send a message. Raises OSError if the other process is gone."""
+        """Send a message. Raises OSError if the other process has ended."""
         with self._sending:
             if not self.is_silent:
                 self._pipe.send(message)
 
-    def say(self, message: object) -> None:
-        """Send a message, unless the other process is gone."""
+    def try_send(self, message: object) -> None:
+        """Send a message, unless the other process has ended."""
         with contextlib.suppress(OSError):
             self.send(message)
 
@@ -426,20 +452,20 @@ def serve_engine(
     servers: tuple[str, ...],
     patience_s: float,
 ) -> None:
-    """Load an engine, then follow messages until the other process says to end, or ends.
+    """Load an engine, then handle messages until the other process sends None, or ends.
 
     Args:
-        pipe: to the other process.
-        preset: as for `localspec.load`.
-        arguments: further arguments of `localspec.load`.
-        servers: addresses of RPC servers that hold layers of the models.
-        patience_s: the time in which this process has to end.
+        pipe: The pipe to the other process.
+        preset: As for `localspec.load`.
+        arguments: Further arguments of `localspec.load`.
+        servers: Addresses of the RPC servers that have layers of the models.
+        patience_s: Seconds in which this process has to end after that.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the application to handle
     messages = _Pipe(pipe)
 
     def end(*_signal: object) -> None:
-        messages.is_silent = True  # an answer that this ends is lost, not cancelled
+        messages.is_silent = True  # its answers count as lost, not as cancelled
         sys.exit(0)
 
     # A service manager sends this to all processes of a service. Caches are written to disk.
@@ -458,16 +484,16 @@ def serve_engine(
         except Exception as error:
             messages.send(Failed(0, error))
             return
-        pool = ThreadPoolExecutor(_NUM_ASIDE, "localspec-request")
-        served = Served(engine, messages.say, servers, pool)
+        pool = ThreadPoolExecutor(_NUM_POOL_THREADS, "localspec-request")
+        server = EngineServer(engine, messages.try_send, servers, pool)
         with pool, engine, ending_within(patience_s):
             messages.send(Result(0, facts_of(engine)))
             for message in iter(pipe.recv, None):
-                served.follow(message)
+                server.handle(message)
 
 
 def facts_of(engine: Engine) -> dict[str, Any]:
-    """Facts of an engine and its vocabulary that the other process gets at the beginning."""
+    """Facts about an engine and its vocabulary, by name, which the other process gets first."""
     facts: dict[str, Any] = {name: getattr(engine, name) for name in FACTS}
     facts["bos"] = engine.vocabulary.bos
     facts["eos"] = engine.vocabulary.eos
@@ -480,12 +506,12 @@ def facts_of(engine: Engine) -> dict[str, Any]:
 
 
 def serve_embedder(pipe: Connection, path: Path, patience_s: float) -> None:
-    """Load an embedder, then answer questions until the other process says to end, or ends.
+    """Load an embedder, then answer questions until the other process sends None, or ends.
 
     Args:
-        pipe: to the other process.
-        path: the embedder's file.
-        patience_s: the time in which this process has to end.
+        pipe: The pipe to the other process.
+        path: The embedder's file.
+        patience_s: Seconds in which this process has to end after that.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the application to handle
     messages = _Pipe(pipe)
@@ -501,6 +527,6 @@ def serve_embedder(pipe: Connection, path: Path, patience_s: float) -> None:
                 try:
                     value = message.question.answer(embedder)
                 except Exception as error:
-                    messages.say(Failed(message.number, error))
+                    messages.try_send(Failed(message.number, error))
                 else:
-                    messages.say(Result(message.number, value))
+                    messages.try_send(Result(message.number, value))

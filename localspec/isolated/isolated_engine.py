@@ -1,4 +1,4 @@
-"""An engine in a process of its own: a native crash there is an exception here."""
+"""An engine in a process of its own: a native crash there raises an exception here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from localspec.chat.prompt_source import MessagesSource
-from localspec.engine.base import FACTS, BaseEngine, Found
+from localspec.engine.base import FACTS, BaseEngine, Result
 from localspec.engine.sources import LoadKeywords
 from localspec.errors import EngineError, OptionError
 from localspec.isolated.process import ChildProcess
@@ -25,7 +25,7 @@ from localspec.isolated.process_messages import (
     EndIdleWork,
     EndMeasure,
     FreeKept,
-    Heard,
+    FromChild,
     IsControl,
     KeepOnDisk,
     LoadCaches,
@@ -77,7 +77,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_MOST_TRIES = 3  # to start an answer, if processes are lost
+_MOST_TRIES = 3  # to start an answer, if processes end before it has begun
 
 
 class IsolatedEngine(BaseEngine):
@@ -86,17 +86,17 @@ class IsolatedEngine(BaseEngine):
     If libllama crashes, the reader of the answer gets EngineError. The answer's reply and the
     conversation keep the text so far, and the next question starts the process again. If layers
     of the models are on RPC servers, the error names the servers that do not answer, and a
-    process without a message for ten minutes counts as lost. Whether an answer's proposer is
-    there is checked when the answer is read.
+    process without a message for ten minutes counts as lost. Whether the engine has the
+    proposer that an answer asks for is only checked when the answer is read.
 
     The process is started by spawn: a script needs its `if __name__ == "__main__":`.
     Raises what `localspec.load` raises.
 
     Args:
-        preset: as for `localspec.load`, but no `llama_cpp.Llama` object: those belong to this
+        preset: As for `localspec.load`, but no `llama_cpp.Llama` object: those belong to this
             process.
-        progress: as for `localspec.load`.
-        arguments: as for `localspec.load`, but no `llama_cpp.Llama` objects.
+        progress: As for `localspec.load`.
+        arguments: As for `localspec.load`, but no `llama_cpp.Llama` objects.
     """
 
     def __init__(
@@ -124,18 +124,20 @@ class IsolatedEngine(BaseEngine):
         super().__init__(facts["sampling"], facts["parallel"], facts["adapters"])
         self._preset = preset
         self._arguments = arguments
-        # Reentrant: a signal handler may interrupt the thread that holds it, and take it, too.
-        self._starting = threading.RLock()
-        self._attempts: dict[AnswerRecord, _Attempt] = {}  # answers that are not over
+        # Held while `_process` is checked, started again or closed. Reentrant: a signal handler
+        # may take it in the thread that holds it.
+        self._process_lock = threading.RLock()
+        self._attempts: dict[AnswerRecord, _Attempt] = {}  # of answers that are not over
         self._owner_numbers: weakref.WeakKeyDictionary[object, int] = (
             weakref.WeakKeyDictionary()
         )
         self._num_owners = 0
         # Held while `_attempts`, `_owner_numbers` and `_num_owners` are changed.
-        self._changing = threading.RLock()
-        # Changed without a lock, by finalizers too: each method of a set is one call of C.
+        self._attempts_lock = threading.RLock()
+        # The numbers of owners that were freed, of which the child does not know yet. Changed
+        # without a lock, by finalizers too: each method of a set is one call of C.
         self._gone_owners: set[int] = set()
-        self._reading = (0, 0)
+        self._reading = (0, 0)  # see `_reading_progress`
         for name in FACTS:
             setattr(self, name, facts[name])
         self._close_at_exit()
@@ -147,16 +149,16 @@ class IsolatedEngine(BaseEngine):
     @property
     def vocabulary(self) -> Vocabulary:
         # Not kept: it would form a reference cycle.
-        return RemoteVocabulary(self._running, self._facts)
+        return RemoteVocabulary(self._running_process, self._facts)
 
     @property
     def vision(self) -> Vision | None:
         if self._facts["can_see"]:
-            return RemoteVision(self._running)
+            return RemoteVision(self._running_process)
         return None
 
     def _set_adapters(self, adapters: tuple[Adapter, ...]) -> None:
-        with self._starting:
+        with self._process_lock:
             super()._set_adapters(adapters)
             # A process that is started again needs them, too.
             self._arguments = {**self._arguments, "adapters": adapters}
@@ -165,18 +167,24 @@ class IsolatedEngine(BaseEngine):
 
     @property
     def _reading_progress(self) -> tuple[int, int]:
-        """Updated after each batch of a long prompt."""
+        """As in `BaseEngine`; updated after each batch of a prompt."""
         return self._reading
 
     def _measure(
         self,
-        function: Callable[..., Found],
+        function: Callable[..., Result],
         *arguments: Any,
         watch: Watch,
         **keywords: Any,
-    ) -> Found:
-        """Call the function in the child. It has to be importable from a module."""
-        process = self._running()
+    ) -> Result:
+        """Call a function with the child's engine, and return its result: see `BaseEngine`.
+
+        Args:
+            function: The function, which has to be importable from a module.
+            arguments, keywords: Its further arguments.
+            watch: Gets the progress; its cancellation ends the function.
+        """
+        process = self._running_process()
 
         def report(message: LoadProgress | MeasureReport) -> None:
             assert isinstance(message, MeasureReport)
@@ -186,39 +194,49 @@ class IsolatedEngine(BaseEngine):
             lambda number: Measure(number, function, arguments, keywords),
             report,
         )
-        with watch.cancellation.obeyed(lambda: process.tell(EndMeasure(call.number))):
-            found: Found = call.result()
-        return found
+        end_measure = EndMeasure(call.number)
+        with watch.cancellation.obeyed(lambda: process.send(end_measure)):
+            result: Result = call.result()
+        return result
 
     def memory(self) -> EngineMemory:
-        memory: EngineMemory = self._running().call(MemoryTaken())
+        memory: EngineMemory = self._running_process().call(MemoryTaken())
         return memory
 
     def remember(self, text: str | Sequence[int]) -> None:
-        self._running().call(Remember(text))
+        self._running_process().call(Remember(text))
 
     def free_kept(self) -> None:
-        self._running().call(FreeKept())
+        self._running_process().call(FreeKept())
 
     def _save_caches_of(self, owner: object, path: Path) -> bool:
         conversation = self._conversation_number(owner)
-        make = lambda number: SaveCaches(number, conversation, path)  # noqa: E731
-        return bool(self._running().request(make).result())
+
+        def message(number: int) -> SaveCaches:
+            return SaveCaches(number, conversation, path)
+
+        return bool(self._running_process().request(message).result())
 
     def _load_caches_of(self, owner: object, path: Path) -> bool:
         conversation = self._conversation_number(owner)
-        make = lambda number: LoadCaches(number, conversation, path)  # noqa: E731
-        return bool(self._running().request(make).result())
+
+        def message(number: int) -> LoadCaches:
+            return LoadCaches(number, conversation, path)
+
+        return bool(self._running_process().request(message).result())
 
     @property
     def process_id(self) -> int | None:
         """The number of the child process, for programs that watch it."""
         return self._process.process_id
 
-    def _running(self) -> ChildProcess:
-        """The child, started again if it has ended. Raises EngineError once this is closed."""
+    def _running_process(self) -> ChildProcess:
+        """The child, started again if it has ended.
+
+        Raises ClosedError, and what loading the models raises.
+        """
         self._own_process.require("the isolated engine")
-        with self._starting:
+        with self._process_lock:
             self._require_not_ending()
             if not self._process.is_running():
                 self._process.close()
@@ -226,54 +244,56 @@ class IsolatedEngine(BaseEngine):
                 self._process = ChildProcess(self._preset, self._arguments, None)
             return self._process
 
-    def _plan(self, options: AnswerOptions) -> AnswerPlan:
-        # Only the child knows which proposers there are.
+    def _make_plan(self, options: AnswerOptions) -> AnswerPlan:
+        # Only the child knows the proposers: it checks whether the engine has those asked for.
         self._own_process.require("the isolated engine")
         self._require_not_ending()
-        return super()._plan(options)
+        return super()._make_plan(options)
 
     def _start(self, record: AnswerRecord) -> None:
         self._own_process.require("the isolated engine")
         self._require_not_ending()
-        self._join(record)
+        self._join_line(record)
 
-    def _admitted(self, record: AnswerRecord) -> None:
+    def _produce_admitted(self, record: AnswerRecord) -> None:
         if self._process.is_running():
-            self._try(record)
+            self._start_in_child(record)
         else:  # the process has to be started again, which takes a while
-            CallThread(lambda: self._try(record), daemon=True).start()
+            CallThread(lambda: self._start_in_child(record), daemon=True).start()
 
-    def _try(self, record: AnswerRecord, num_tries: int = 1) -> None:
-        """Have the child produce an answer that is admitted.
+    def _start_in_child(self, record: AnswerRecord, num_tries: int = 1) -> None:
+        """Have the child produce an admitted answer. An error goes to the record's outbox.
 
         Args:
-            record: the answer's.
-            num_tries: the number of tries, with this one.
+            record: The answer's record.
+            num_tries: The number of tries, this one included.
         """
         try:
-            self._send(record, self._running(), num_tries)
+            self._send_start(record, self._running_process(), num_tries)
         except Exception as error:
             record.outbox.put(error)
 
-    def _send(self, record: AnswerRecord, process: ChildProcess, num_tries: int) -> None:
-        """Send the message that starts an answer. Raises the error of a wrong prompt.
+    def _send_start(self, record: AnswerRecord, process: ChildProcess, num_tries: int) -> None:
+        """Send the message that starts an answer, unless the answer was ended meanwhile.
+
+        Raises what `AnswerRecord.source` raises.
 
         Args:
-            record: the answer's.
-            process: the child.
-            num_tries: the number of tries, with this one.
+            record: The answer's record.
+            process: The child.
+            num_tries: The number of tries, this one included.
         """
         source = record.source()
-        gone = list(self._gone_owners)
+        gone_owners = list(self._gone_owners)
         conversation = None
         if record.owner is not None:
             conversation = self._conversation_number(record.owner)
-        with self._changing:
+        with self._attempts_lock:
             if record.state is not State.ADMITTED:
                 return
             attempt = _Attempt(self, record, process, num_tries, pictures_of(source))
-            # The answer's options, without functions of this process. It has its turn in this
-            # process, but the child may still have to end the previous answer: hence `queue`.
+            # The answer's options, without functions of this process. `queue` is set, since the
+            # child may still have to end the answer before this one.
             options = replace(
                 record.options,
                 sampling=record.plan.sampling,
@@ -284,39 +304,46 @@ class IsolatedEngine(BaseEngine):
             )
             message = StartAnswer(
                 attempt.number,
-                _with_known_pictures(source, process),
+                _without_sent_pictures(source, process),
                 options,
                 record.turn,
                 conversation,
                 record.client,
                 record.finds_its_text,
                 record.sends_prompt,
-                gone,
+                gone_owners,
             )
             self._attempts[record] = attempt
-            process.ask(attempt, message)
+            process.send_request(attempt, message)
             if record.state is not State.ADMITTED:
                 attempt.end()  # a signal handler has ended it before the message was sent
-        self._gone_owners.difference_update(gone)
+        self._gone_owners.difference_update(gone_owners)
 
     def _note_piece_read(self, record: AnswerRecord) -> None:
         attempt = self._attempts.get(record)
-        if attempt is not None and record.num_read_pieces % PIECES_PER_REPORT == 0:
-            attempt.process.tell(ReadOn(attempt.number, record.num_read_pieces))
+        if (
+            attempt is not None and record.num_read_pieces % PIECES_PER_REPORT == 0
+        ):  # not after each piece
+            attempt.process.send(ReadOn(attempt.number, record.num_read_pieces))
 
     def _end(self, record: AnswerRecord) -> None:
-        with self._changing:
+        with self._attempts_lock:
             attempt = self._attempts.get(record)
             if record.state is State.OVER:
                 self._give_ending(record)
             elif attempt is not None:
                 attempt.end()
-            else:  # the child does not know of it
+            else:  # the child does not know the answer
                 self._conclude(record, None)
 
     def _conclude(self, record: AnswerRecord, ending: Ending | None) -> None:
-        """Make the reply, and pass the place in line to the next answer. Idempotent."""
-        with self._changing:
+        """Make an answer's reply, and pass its place in line to the next answer. Idempotent.
+
+        Args:
+            record: The answer's record.
+            ending: The ending from the child; None if the child sent none.
+        """
+        with self._attempts_lock:
             self._attempts.pop(record, None)
             if record.state is State.OVER:
                 return
@@ -331,20 +358,20 @@ class IsolatedEngine(BaseEngine):
         return not self._process.is_of_this_thread()
 
     def _make_prompt(self, source: PromptSource) -> MadePrompt:
-        made: MadePrompt = self._running().call(MakePrompt(source))
+        made: MadePrompt = self._running_process().call(MakePrompt(source))
         return made
 
     def _prompt_text(self, source: MessagesSource, *, opens_answer: bool) -> str:
-        return str(self._running().call(PromptText(source, opens_answer)))
+        return str(self._running_process().call(PromptText(source, opens_answer)))
 
-    def _prepare(self, source: PromptSource, *, owner: object) -> None:
+    def _prepare_next_prompt(self, source: PromptSource, *, owner: object) -> None:
         if self._line.num_places:
             return
         conversation = self._conversation_number(owner)
         try:
-            process = self._running()
-            known = _with_known_pictures(source, process)
-            process.request(lambda number: Prepare(number, known, conversation)).result()
+            process = self._running_process()
+            for_child = _without_sent_pictures(source, process)
+            process.request(lambda number: Prepare(number, for_child, conversation)).result()
         except EngineError:
             if not self._is_ending:
                 raise
@@ -352,10 +379,14 @@ class IsolatedEngine(BaseEngine):
     def _keep_on_disk(self) -> None:
         """Have the child write the caches that the disk lacks, until an answer begins."""
         if not self._line.num_places and self._process.is_running():  # a lost child has none
-            self._process.tell(KeepOnDisk())
+            self._process.send(KeepOnDisk())
 
     def _conversation_number(self, owner: object) -> int:
-        with self._changing:
+        """The number that stands for an owner of texts in messages: for a chat, for example.
+
+        When the owner is freed, the number is added to `_gone_owners`.
+        """
+        with self._attempts_lock:
             number = self._owner_numbers.get(owner)
             if number is None:
                 self._num_owners += 1
@@ -366,14 +397,14 @@ class IsolatedEngine(BaseEngine):
 
     def cancel(self) -> None:
         if self._own_process.is_this():
-            self._process.tell(EndIdleWork())
+            self._process.send(EndIdleWork())
             for record in self._answers_at_work():
                 record.cancellation.request()
                 self._end(record)
 
     def _close(self) -> None:
         if self._own_process.is_this():
-            with self._starting:  # `_running` may be about to start another process
+            with self._process_lock:  # so that `_running_process` starts no other process now
                 self._process.close_engine()
 
 
@@ -381,11 +412,11 @@ class _Attempt:
     """A try to have an answer produced by one child. It receives the messages about the answer.
 
     Args:
-        engine: the engine that answers.
-        record: the answer's.
-        process: the child.
-        num_tries: the number of tries, with this one.
-        pictures: the pictures of the prompt, by their digests.
+        engine: The engine that answers.
+        record: The answer's record.
+        process: The child.
+        num_tries: The number of tries, this one included.
+        pictures: The pictures of the prompt, by their digests.
     """
 
     def __init__(
@@ -409,8 +440,8 @@ class _Attempt:
         record = self._record
         return record.num_put_pieces == record.num_read_pieces or record.state >= State.ENDING
 
-    def receive(self, message: Heard) -> None:
-        """Take a message about the answer, in the thread of the pipe."""
+    def receive(self, message: FromChild) -> None:
+        """Take a message about the answer. Called in any thread."""
         record = self._record
         if isinstance(message, Pieces):
             for piece in message.pieces:
@@ -426,80 +457,89 @@ class _Attempt:
             self._engine._conclude(record, message.ending)
         elif isinstance(message, PicturesMissing):
             self.process.sent_pictures.clear()
-            self._engine._try(record, self._num_tries)
+            self._engine._start_in_child(record, self._num_tries)
         elif isinstance(message, Lost):
-            self._lose()
+            self._handle_loss()
 
     def end(self) -> None:
-        """Have the answer end after the pieces that were read."""
+        """Have the child end the answer after the pieces that were read."""
         record = self._record
         if record.state < State.ENDING:
             record.advance(State.ENDING)
-        # Even if it may have been sent before: Ctrl-C may have come just before that.
-        self.process.ask(
-            self, EndAnswer(self.number, record.num_read_tokens, record.num_read_pieces)
-        )
+        # Sent even in state ENDING: Ctrl-C may have come before the message was sent then.
+        message = EndAnswer(self.number, record.num_read_tokens, record.num_read_pieces)
+        self.process.send_request(self, message)
 
     def _start_producing(self, message: Begun) -> None:
+        """Note that the child has begun to produce the answer."""
         try:
-            with self._engine._changing:
+            with self._engine._attempts_lock:
                 if self._record.state is State.ADMITTED:
                     self._record.start_producing(self._with_pictures(message.facts))
         except Exception as error:
             self._record.outbox.put(error)
 
     def _with_pictures(self, facts: PromptFacts) -> PromptFacts:
-        """The facts with the prompt's own pictures; the child sends only their digests."""
+        """The facts with the prompt's pictures, of which the child sends only the digests."""
         made = facts.made
         pictures = []
-        for known in made.prompt.pictures:
-            if known.digest in self._pictures:
-                pictures.append(self._pictures[known.digest])
+        for known_picture in made.prompt.pictures:
+            picture = self._pictures.get(known_picture.digest)
+            if picture is not None:
+                pictures.append(picture)
         prompt = made.prompt._replace(pictures=tuple(pictures))
         return replace(facts, made=made._replace(prompt=prompt))
 
-    def _lose(self) -> None:
-        """Try again if the answer has not begun; else have it fail."""
+    def _handle_loss(self) -> None:
+        """Try again after the loss of the child, or let the answer fail if it has begun.
+
+        There is no other try if the child was making this answer's prompt, which may be why it
+        was lost.
+        """
         engine = self._engine
         record = self._record
         prompts = self.process.prompts
-        is_at_fault = prompts.is_at_work and prompts.number == self.number
+        is_suspect = prompts.is_at_work and prompts.number == self.number
         if record.state >= State.ENDING:
             engine._conclude(record, None)
             return
-        with engine._changing:
+        with engine._attempts_lock:
             engine._attempts.pop(record, None)
-        may_try = record.state is State.ADMITTED and not engine._is_ending
-        if is_at_fault and prompts.excess:
+        has_begun = record.state is not State.ADMITTED
+        may_try_again = not (has_begun or engine._is_ending or is_suspect)
+        if is_suspect and prompts.excess:
             record.outbox.put(
                 OptionError(prompts.excess, "Ask with a simpler schema, grammar or template.")
             )
-        elif may_try and not is_at_fault and self._num_tries < _MOST_TRIES:
+        elif may_try_again and self._num_tries < _MOST_TRIES:
             num_tries = self._num_tries + 1
-            CallThread(lambda: engine._try(record, num_tries), daemon=True).start()
+            CallThread(lambda: engine._start_in_child(record, num_tries), daemon=True).start()
         else:
-            record.outbox.put(self.process.lost())
+            record.outbox.put(self.process.lost_error())
 
 
-def _with_known_pictures(source: PromptSource, process: ChildProcess) -> PromptSource:
-    """The source for the child, with only the digests of pictures that it already has."""
-    sent = process.sent_pictures.copy()
+def _without_sent_pictures(source: PromptSource, process: ChildProcess) -> PromptSource:
+    """A copy of a source for the child, with the digests of pictures that were sent to it.
 
-    def without_sent(given: Any) -> Any:
-        if isinstance(given, Picture) and given.digest in sent:
-            return KnownPicture(given.digest)
-        return given
+    The other pictures of the source count as sent from now on.
+    """
+    sent_pictures = process.sent_pictures.copy()
+
+    def known_if_sent(picture: Any) -> Any:
+        if isinstance(picture, Picture) and picture.digest in sent_pictures:
+            return KnownPicture(picture.digest)
+        return picture
 
     process.sent_pictures.update(pictures_of(source))
-    return with_pictures(source, without_sent)
+    return with_pictures(source, known_if_sent)
 
 
 class RemoteVocabulary:
     """A `Vocabulary` in the child.
 
     Args:
-        process: returns the child, which is started again if need be.
-        facts: the child's, see `child.facts_of`.
+        process: Returns the child, which is started again if it has ended.
+        facts: The result of `child.facts_of`.
     """
 
     def __init__(self, process: Callable[[], ChildProcess], facts: dict[str, Any]) -> None:
@@ -541,7 +581,7 @@ class RemoteVision:
     """A `Vision` in the child.
 
     Args:
-        process: returns the child, which is started again if need be.
+        process: Returns the child, which is started again if it has ended.
     """
 
     def __init__(self, process: Callable[[], ChildProcess]) -> None:

@@ -1,6 +1,6 @@
 """The messages between an `IsolatedEngine` and its process.
 
-A comment before each group says who sends it. A number names a request, and comes back with
+A comment before each group says who sends it. A `number` names a request, and comes back with
 every message about the request; 0 is the load.
 """
 
@@ -23,40 +23,47 @@ if TYPE_CHECKING:
     from localspec.pictures.picture import Picture
 
 
-# To the process, about answers. It follows them at once, in their order.
+# To the process, about answers. They are handled at once, in their order.
 
 
 @dataclass(frozen=True, slots=True)
 class StartAnswer:
-    """An answer is admitted: the process is to make its prompt, and to produce it."""
+    """Make the prompt of an answer that is admitted, and produce the answer."""
 
     number: int
+
     source: PromptSource
+    """Makes the prompt."""
+
     options: AnswerOptions
+
     turn: int
+    """As in `AnswerRecord`, like the following."""
 
     conversation: int | None
-    """The number of its conversation."""
+    """The number of its conversation; None without one."""
 
     client: str
     finds_its_text: bool
     sends_prompt: bool
 
-    gone: Sequence[int]
-    """The numbers of conversations that have been dropped since the last answer."""
+    gone_conversations: Sequence[int]
+    """The numbers of conversations that were freed since the last answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOn:
-    """The reader of an answer has taken some more pieces."""
+    """The reader of an answer has read more pieces."""
 
     number: int
+
     num_taken: int
+    """The pieces that were read."""
 
 
 @dataclass(frozen=True, slots=True)
 class EndAnswer:
-    """An answer is to end after what was read of it."""
+    """End an answer after the pieces that were read."""
 
     number: int
 
@@ -72,7 +79,7 @@ class EndAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Idle time may be used to read the beginning of a conversation's next prompt."""
+    """In idle time, decode the tokens with which a conversation's next prompt begins."""
 
     number: int
     source: PromptSource
@@ -81,34 +88,37 @@ class Prepare:
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """A function is to be called with the engine, as commands that measure do."""
+    """Call a function that measures, or checks, with the engine as its first argument."""
 
     number: int
     function: Callable[..., Any]
+
     arguments: tuple[Any, ...]
+    """Its further arguments."""
+
     keywords: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class EndMeasure:
-    """A function that measures is to end."""
+    """End a function that measures."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
 class EndIdleWork:
-    """Idle work is to end, also idle work that was asked for and has not begun."""
+    """End idle work, also idle work that was asked for and has not begun."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeepOnDisk:
-    """Idle time may be used to write caches that the disk lacks."""
+    """In idle time, write the caches that the disk lacks."""
 
 
 @dataclass(frozen=True, slots=True)
 class SaveCaches:
-    """A conversation's caches are to be saved."""
+    """Save a conversation's caches to a file."""
 
     number: int
     conversation: int
@@ -117,7 +127,7 @@ class SaveCaches:
 
 @dataclass(frozen=True, slots=True)
 class LoadCaches:
-    """A conversation's caches are to be loaded."""
+    """Load a conversation's caches from a file."""
 
     number: int
     conversation: int
@@ -126,14 +136,14 @@ class LoadCaches:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A question is to be answered, beside other work."""
+    """Answer a question, while other work goes on."""
 
     number: int
     question: EngineQuestion | EmbedderQuestion
 
 
 class EngineQuestion(abc.ABC):
-    """Something that an engine knows, or does at once."""
+    """A question, or a short task, for an engine."""
 
     @abc.abstractmethod
     def answer(self, engine: Engine) -> Any:
@@ -141,7 +151,7 @@ class EngineQuestion(abc.ABC):
 
 
 class EmbedderQuestion(abc.ABC):
-    """Something that an embedder computes."""
+    """A question for an embedder."""
 
     @abc.abstractmethod
     def answer(self, embedder: Embedder) -> Any:
@@ -219,18 +229,18 @@ class MemoryTaken(EngineQuestion):
 
 @dataclass(frozen=True, slots=True)
 class Remember(EngineQuestion):
-    """A text is to draft answers that repeat it."""
+    """Add a text from which answers that repeat it are drafted."""
 
     text: str | Sequence[int]
 
     def answer(self, engine: Engine) -> None:
-        """Remember it."""
+        """Add the text."""
         engine.remember(self.text)
 
 
 @dataclass(frozen=True, slots=True)
 class FreeKept(EngineQuestion):
-    """The copies of waiting conversations' caches are to be freed."""
+    """Free the copies of waiting conversations' caches."""
 
     def answer(self, engine: Engine) -> None:
         """Free them."""
@@ -239,7 +249,7 @@ class FreeKept(EngineQuestion):
 
 @dataclass(frozen=True, slots=True)
 class SetScales(EngineQuestion):
-    """The target's adapters have other scales, by default, from now on."""
+    """Set the default scales of the target's adapters."""
 
     scales: tuple[float, ...]
 
@@ -278,7 +288,7 @@ class PromptText(EngineQuestion):
     source: MessagesSource
 
     opens_answer: bool
-    """Whether it ends with what begins the next answer."""
+    """Whether the text ends with the tokens that open the next answer."""
 
     def answer(self, engine: Engine) -> str:
         """The text."""
@@ -333,14 +343,14 @@ class LastWords:
 
 
 @dataclass(frozen=True, slots=True)
-class PromptSign:
-    """A prompt is being made, is still being made, or is made."""
+class PromptReport:
+    """The making of a prompt begins, makes progress, or has ended."""
 
     number: int
-    """The number of the answer whose prompt it is; 0 for another prompt."""
+    """The number of the answer; 0 for a prompt without an answer."""
 
     is_done: bool
-    """Whether the prompt is made."""
+    """Whether it has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +365,7 @@ class PicturesMissing:
 
 @dataclass(frozen=True, slots=True)
 class Begun:
-    """The answer has a lane. The prompt is sent only where it was asked for."""
+    """The answer has a lane. The facts have the prompt only if `sends_prompt` was set."""
 
     number: int
     facts: PromptFacts
@@ -371,7 +381,7 @@ class PromptProgress:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Pieces of the answer; if steps are short, the pieces of several steps."""
+    """Pieces of the answer: those of a step, or of several steps if these are short."""
 
     number: int
     pieces: Sequence[Piece]
@@ -379,7 +389,7 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """The answer was refused or has failed; with StopIteration, it has come to its own end."""
+    """The answer was refused, has failed, or is complete: then `error` is StopIteration."""
 
     number: int
     error: BaseException
@@ -387,10 +397,12 @@ class Stopped:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The answer is over; the last message about it. None if the process does not know it."""
+    """The answer is over. This is the last message about it."""
 
     number: int
+
     ending: Ending | None
+    """None if the process does not know the answer."""
 
 
 # From the process, about other requests.
@@ -406,12 +418,12 @@ class MeasureReport:
     """The present work, in words."""
 
     left_s: float | None
-    """The seconds that remain, if they are known."""
+    """The seconds that remain; None if they are not known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The result of a request; the last message about it."""
+    """The result of a request. This is the last message about it."""
 
     number: int
     value: Any
@@ -419,7 +431,7 @@ class Result:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The error of a request; the last message about it."""
+    """The error of a request. This is the last message about it."""
 
     number: int
     error: Exception
@@ -430,7 +442,7 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The process is lost, and nothing more comes."""
+    """The process has ended: no message about the request comes any more."""
 
 
 ToChild = (
@@ -446,7 +458,7 @@ ToChild = (
     | LoadCaches
     | Ask
 )
-Heard = (
+FromChild = (
     LoadProgress
     | PicturesMissing
     | Begun

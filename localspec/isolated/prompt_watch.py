@@ -1,8 +1,8 @@
-"""Bounds for the making of prompts and grammars, from outside the process that makes them.
+"""Limits for the making of prompts and grammars, from outside the process that makes them.
 
-A chat template or a grammar can be a stranger's. One call of Jinja or llguidance may hold the
-interpreter's lock, so the process cannot stop itself. On a busy machine even a simple prompt
-may take long, so the processor's time counts.
+A chat template or a grammar can come from a stranger. One call of Jinja or llguidance may hold
+the interpreter's lock, so the process cannot stop itself. On a busy machine even a simple
+prompt may take long, so the processor time of the process counts as well.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from __future__ import annotations
 import time
 from multiprocessing.process import BaseProcess
 
-from localspec.isolated.process_messages import PromptSign
+from localspec.isolated.process_messages import PromptReport
 from localspec.system.machine import memory_of_process, processor_time_of_process
 
-MOST_PROMPT_S = 10.0  # without progress, both by the clock and of the processor's time
-MOST_PROMPT_BYTES = 2 << 30  # memory of the process in addition to that before the prompt
+MOST_PROMPT_S = 10.0  # without progress; both by the clock and of processor time
+MOST_PROMPT_BYTES = 2 << 30  # of memory, in addition to what the process had before the prompt
 
 
 class PromptWatch:
     """Watches the time and the memory that a process takes to make a prompt.
 
     Args:
-        process: the process that makes the prompts.
+        process: The process that makes the prompts.
     """
 
     def __init__(self, process: BaseProcess) -> None:
@@ -34,46 +34,51 @@ class PromptWatch:
         """The number of the answer whose prompt is being made, or was made last."""
 
         self.excess = ""
-        """Why the process was ended, in words; "" if it was not."""
+        """Which limit was exceeded, in words; empty if none was."""
 
-        self._since_s = 0.0
+        # At the last report:
+        self._clock_s_before = 0.0
         self._processor_s_before = 0.0
-        self._bytes_before = 0
 
-    def note(self, message: PromptSign) -> None:
-        """Take a message about the making of a prompt."""
-        is_new = not self.is_at_work
-        self.is_at_work = not message.is_done
-        self.number = message.number
-        self._since_s = time.monotonic()
+        self._bytes_before = 0  # the process's memory when the prompt was begun
+
+    def note(self, report: PromptReport) -> None:
+        """Note a report from the process: a prompt is begun, makes progress, or is made."""
+        is_begun = not self.is_at_work and not report.is_done
+        self.is_at_work = not report.is_done
+        self.number = report.number
+        self._clock_s_before = time.monotonic()
         self._processor_s_before = self._processor_s()
-        if is_new and self.is_at_work:
+        if is_begun:
             self._bytes_before = self._memory_bytes()
 
-    def is_too_much(self) -> bool:
+    def exceeds_limit(self) -> bool:
         """Whether making the prompt takes too long, or too much memory. Sets `excess`."""
         if not self.is_at_work:
             return False
-        if self._is_late():
+        if self._takes_too_long():
             self.excess = f"making a prompt or its grammar took over {MOST_PROMPT_S:.0f} s"
         elif self._memory_bytes() - self._bytes_before > MOST_PROMPT_BYTES:
             limit = f"{MOST_PROMPT_BYTES >> 30} GiB"
             self.excess = f"making a prompt or its grammar took over {limit} of memory"
         return bool(self.excess)
 
-    def _is_late(self) -> bool:
-        if time.monotonic() - self._since_s <= MOST_PROMPT_S:
+    def _takes_too_long(self) -> bool:
+        """Whether the time since the last report is too long, by both measures."""
+        if time.monotonic() - self._clock_s_before <= MOST_PROMPT_S:
             return False
         return self._processor_s() - self._processor_s_before > MOST_PROMPT_S
 
     def _processor_s(self) -> float:
-        number = self._process.pid
-        if number is None:
+        """Seconds of processor time that the process has taken; 0 if it was not started."""
+        process_id = self._process.pid
+        if process_id is None:
             return 0.0
-        return processor_time_of_process(number)
+        return processor_time_of_process(process_id)
 
     def _memory_bytes(self) -> int:
-        number = self._process.pid
-        if number is None:
+        """Bytes of memory that the process takes; 0 if it was not started."""
+        process_id = self._process.pid
+        if process_id is None:
             return 0
-        return memory_of_process(number)
+        return memory_of_process(process_id)

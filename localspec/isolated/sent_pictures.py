@@ -17,29 +17,30 @@ from localspec.chat.template import Message
 from localspec.pictures.picture import KEPT_PICTURE_BYTES, Picture
 from localspec.streaming.record import PromptSource
 
-# Returns a `KnownPicture` for a picture, or the picture for that.
+# Returns what to have in place of a picture: a `KnownPicture`, or the picture in place of that.
 Change = Callable[[Any], Any]
 
 
 @dataclass(frozen=True, slots=True)
 class KnownPicture:
-    """The digest of a picture that the other process has, in place of the picture."""
+    """Stands for a picture that the other process has."""
 
     digest: bytes
-    """See `Picture`."""
+    """The picture's: see `Picture`."""
 
 
 def with_pictures(source: PromptSource, change: Change) -> PromptSource:
-    """The source, with `change` applied to all of its pictures."""
+    """A copy of a prompt's source, with the result of `change` for each of its pictures."""
     if isinstance(source, BeginningSource):
         chat = with_pictures(source.chat, change)
         assert isinstance(chat, ChatSource)
         return replace(source, chat=chat)
     if isinstance(source, ChatSource):
-        turns = [_changed(turn, change) for turn in source.turns]
-        return replace(source, turns=turns, turn_start=_changed(source.turn_start, change))
+        turns = [_changed_messages(turn, change) for turn in source.turns]
+        turn_start = _changed_messages(source.turn_start, change)
+        return replace(source, turns=turns, turn_start=turn_start)
     if isinstance(source, MessagesSource):
-        return replace(source, messages=_changed(source.messages, change))
+        return replace(source, messages=_changed_messages(source.messages, change))
     if isinstance(source, ReadySource):
         prompt = source.prompt
         pictures = tuple(map(change, prompt.pictures))
@@ -48,60 +49,72 @@ def with_pictures(source: PromptSource, change: Change) -> PromptSource:
 
 
 def pictures_of(source: PromptSource) -> dict[bytes, Picture]:
-    """The pictures of a source by their digests, without pictures that are a file's bytes."""
+    """The decoded pictures of a source, by their digests.
+
+    Pictures that are the bytes of a file are left out.
+    """
     pictures: dict[bytes, Picture] = {}
 
-    def note(given: Any) -> Any:
-        if isinstance(given, Picture):
-            pictures[given.digest] = given
-        return given
+    def note_picture(picture: Any) -> Any:
+        if isinstance(picture, Picture):
+            pictures[picture.digest] = picture
+        return picture
 
-    with_pictures(source, note)
+    with_pictures(source, note_picture)  # for its calls; the copy is not used
     return pictures
 
 
-def _changed(messages: Sequence[Message], change: Change) -> tuple[Message, ...]:
-    return tuple(_with_changed(message, change) for message in messages)
+def _changed_messages(messages: Sequence[Message], change: Change) -> tuple[Message, ...]:
+    """Copies of messages, with the result of `change` for each picture."""
+    return tuple(_changed_message(message, change) for message in messages)
 
 
-def _with_changed(message: Message, change: Change) -> Message:
+def _changed_message(message: Message, change: Change) -> Message:
+    """A copy of a message, with the result of `change` for each picture."""
     shown = shown_in(message)
     if not shown:
         return message
-    changed = [part._replace(given=change(part.given)) for part in shown]
+    changed = []
+    for part in shown:
+        changed.append(part._replace(given=change(part.given)))
     return with_shown(dict(message), changed)
 
 
 class KeptPictures:
-    """The pictures that were received last, the oldest first."""
+    """The pictures that this process has received, as far as memory for them goes."""
 
     def __init__(self) -> None:
-        self._kept: dict[bytes, Picture] = {}
+        self._pictures: dict[bytes, Picture] = {}  # by digest; the last used is at the end
 
-    def received(self, source: PromptSource) -> PromptSource | None:
-        """The source with its pictures, which are kept; None if a picture is missing."""
-        is_whole = True
+    def restored(self, source: PromptSource) -> PromptSource | None:
+        """A copy of a source, with kept pictures in place of each `KnownPicture`.
 
-        def kept_picture(given: Any) -> Any:
-            nonlocal is_whole
-            if not isinstance(given, KnownPicture):
-                return given
-            picture = self._kept.get(given.digest)
-            if picture is None:
-                is_whole = False
-            return picture
+        All of its pictures are kept from now on. None if a picture is not kept any more.
+        """
+        is_missing = False
 
-        whole = with_pictures(source, kept_picture)
-        if not is_whole:
+        def restored_picture(picture: Any) -> Any:
+            nonlocal is_missing
+            if not isinstance(picture, KnownPicture):
+                return picture
+            kept = self._pictures.get(picture.digest)
+            if kept is None:
+                is_missing = True
+            return kept
+
+        restored = with_pictures(source, restored_picture)
+        if is_missing:
             return None
-        self._keep(pictures_of(whole))
-        return whole
+        self._keep(pictures_of(restored))
+        return restored
 
     def _keep(self, pictures: dict[bytes, Picture]) -> None:
+        """Keep these pictures as the last used, and drop the oldest beyond the limit."""
         for digest, picture in pictures.items():
-            self._kept.pop(digest, None)
-            self._kept[digest] = picture
-        num_bytes = sum(len(picture.rgb) for picture in self._kept.values())
+            self._pictures.pop(digest, None)  # so that it moves to the end
+            self._pictures[digest] = picture
+        num_bytes = sum(len(picture.rgb) for picture in self._pictures.values())
         while num_bytes > KEPT_PICTURE_BYTES:
-            oldest = next(iter(self._kept))
-            num_bytes -= len(self._kept.pop(oldest).rgb)
+            oldest_digest = next(iter(self._pictures))
+            oldest = self._pictures.pop(oldest_digest)
+            num_bytes -= len(oldest.rgb)

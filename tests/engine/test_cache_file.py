@@ -11,7 +11,7 @@ import pytest
 
 import localspec
 from command_line import run
-from localspec.engine.cache_file import PooledCache, head_line, read_caches, write_caches
+from localspec.engine.cache_file import PooledCache, header_line, read_caches, write_caches
 from localspec.engine.cache_store import kept_files
 from localspec.errors import CacheError
 from localspec.llama.cache_state import CacheState
@@ -22,7 +22,7 @@ def with_head(data, **changes):
     begin = data.index(b"\n") + 1
     head = json.loads(data[:begin])
     del head["check"]
-    return head_line(head | changes) + data[begin:]
+    return header_line(head | changes) + data[begin:]
 
 
 @pytest.fixture

@@ -141,7 +141,7 @@ def cache_pool(engine: Engine) -> CachePool:
 
 def switch_to(engine: Engine, owner: object | None, tokens: Sequence[int]) -> None:
     """Put another conversation's text into the loop, as its answer does."""
-    engine._cache_pool.switch_to(engine._lanes[0], owner, tokens, engine._own_scope)
+    engine._cache_pool.switch_to(engine._lanes[0], owner, tokens, engine._default_scope)
 
 
 @contextlib.contextmanager
@@ -209,7 +209,7 @@ def prompt(
 
 def prepare(engine: BaseEngine, tokens: Sequence[int], owner: object) -> None:
     """What `Chat.prepare` asks of an engine: tests do it with other tokens."""
-    engine._prepare(ReadySource(Prompt(list(tokens))), owner=owner)
+    engine._prepare_next_prompt(ReadySource(Prompt(list(tokens))), owner=owner)
 
 
 def keep_on_disk(engine: Engine | IsolatedEngine) -> None:
