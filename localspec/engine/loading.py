@@ -113,7 +113,7 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
     progress: Callable[[float], None] | None = None,
     force: bool = False,
 ) -> Engine:
-    """Load an engine: a preset, or a target of your own and perhaps models that draft for it.
+    """An engine for a preset, or for a target of your own and models that draft for it.
 
     Raises PresetError, ModelFileError, MemoryLimitError, PairError, OptionError or RpcError.
 
