@@ -50,7 +50,7 @@ class Exactness:
 
     @property
     def steps(self) -> str:
-        """The class in words, with its cost; empty if every size is in it, or without one."""
+        """The class in words, with its cost; empty if every size is in it, or there is none."""
         if not self.is_bounded:
             return ""
         sizes = f"steps of {self.smallest_step} to {self.largest_step}"
@@ -67,9 +67,9 @@ class Exactness:
     def end_of_piece(self, begin: int, end: int) -> int:
         """The position at which the first piece ends, of tokens that are decoded in pieces.
 
-        A token's row is always to be computed with the same number of cells. So a piece that
-        begins at a position, and the padding after it, may cross a multiple of `_CELLS` only if
-        even one token with its padding, the smallest piece, would cross it there.
+        A token's row has to be computed with the same number of cells in whichever piece it is.
+        So a piece ends before the first token that needs the next `_CELLS` cells when it is
+        padded to the smallest size.
 
         Args:
             begin: The position of the first token.

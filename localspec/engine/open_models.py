@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from localspec.errors import CacheError, OptionError, is_whole
 from localspec.gguf_file.file_content import require_unwritten
-from localspec.pictures.cells import LAST_CELL
+from localspec.pictures.cells import HIGHEST_CELL
 
 if TYPE_CHECKING:
     from localspec.llama.head import LlamaHead
@@ -57,7 +57,7 @@ class Models(NamedTuple):
         parts: list[PicturePart] = []
         if vision is not None:
             parts = vision.load_parts(prompt.pictures)
-        elif prompt.pictures or min(tokens, default=0) <= LAST_CELL:
+        elif prompt.pictures or min(tokens, default=0) <= HIGHEST_CELL:
             raise OptionError(
                 f"the prompt has pictures, and {self.target.name} was loaded without a "
                 "projector for them",
@@ -69,7 +69,7 @@ class Models(NamedTuple):
                 "the prompt has the cells of a picture that was not given",
                 "Give the pictures with it.",
             )
-        if tokens and tokens[-1] <= LAST_CELL:
+        if tokens and tokens[-1] <= HIGHEST_CELL:
             raise OptionError("the prompt ends with a picture", "Put text after it.")
         return parts
 

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from localspec.llama.library import llama_cpp
 
 _MOST_SEQUENCES = 16  # as many as `LlamaOptions.num_sequences` may be
-_TEXT_PARTS = 3  # parts of a position that have the number of a text's token; the others are 0
+_TEXT_PARTS = 3  # of a position's four, those equal to a text token's position; the other is 0
 
 
 class TextPart(NamedTuple):
@@ -90,7 +90,7 @@ class TokenBatch:
         sequence: int = 0,
         num_padding: int = 0,
     ) -> Any:
-        """The C batch with one text's tokens, at most `size` with padding.
+        """The C batch with one text's tokens: at least one, at most `size` with padding.
 
         Arguments as the fields of `TextPart`; with rows alone only the number of tokens counts.
         """
@@ -122,7 +122,7 @@ class TokenBatch:
         return self._positions[: self._num_parts * count].reshape(-1, count)
 
     def _c_batch(self, count: int, sequence: int) -> Any:
-        """The C batch with `count` tokens of one sequence, whose other arrays are filled."""
+        """Set the number of tokens and their sequence. Returns the C batch."""
         if sequence != self._sequence:
             self._sequence = sequence
             self._number_pointers[:] = self._numbers[sequence:].ctypes.data
@@ -131,7 +131,7 @@ class TokenBatch:
 
     def joined(self, parts: Sequence[TextPart]) -> Any:
         """The C batch with the tokens of several texts, at most `size` with padding."""
-        self._sequence = None  # they differ
+        self._sequence = None  # the texts have different ones
         begin = 0
         count = sum(part.size for part in parts)
         positions = self._position_parts(count)

@@ -68,7 +68,7 @@ class Library:
 def find_library() -> Library:
     """The libllama to use: the first of those in the module's docstring.
 
-    Raises EngineError if there is none.
+    Raises EngineError if there is none, or none in LLAMA_CPP_LIB_PATH although that is set.
     """
     variable = os.environ.get("LLAMA_CPP_LIB_PATH")
     if variable:
@@ -159,7 +159,10 @@ def _prepare(library: Library) -> None:
     usual_declarer = extensions.ctypes_function_for_shared_library
 
     def load_chosen(name: str, folder: Path) -> ctypes.CDLL:
-        """Load a library, such as "llama", from the chosen folder instead of the usual one."""
+        """Load a library, such as "llama", from the chosen folder instead of the usual one.
+
+        A libmtmd of the user (MTMD_CPP_LIB) comes from the usual one.
+        """
         is_users_mtmd = name == "mtmd" and "MTMD_CPP_LIB" in os.environ
         if not is_users_mtmd:
             folder = library.folder
@@ -174,7 +177,7 @@ def _prepare(library: Library) -> None:
         usual_declare = usual_declarer(loaded)
 
         def declare(name: str, *types: Any, enabled: bool = True) -> Any:
-            """A decorator that turns a Python stub into the C function of that name."""
+            """A decorator that replaces a stub by the C function, or by one that raises."""
             if hasattr(loaded, name):
                 return usual_declare(name, *types, enabled=enabled)
             raise_missing = functools.partial(_raise_missing, library, name)

@@ -56,12 +56,12 @@ def checked_spans(rows: Iterable[Iterable[int]], num_cached: int) -> PictureSpan
     for numbers in rows:
         span = PictureSpan(*map(int, numbers))
         is_within = end_before <= span.begin < span.end <= num_cached
-        has_positions = 0 <= span.num_positions <= span.num_cells
+        are_positions_possible = 0 <= span.num_positions <= span.num_cells
         largest_last = 0
         if span.is_read:
             largest_last = span.num_cells
-        has_last = -1 <= span.last <= largest_last
-        if not (is_within and has_positions and has_last):
+        is_last_possible = -1 <= span.last <= largest_last
+        if not (is_within and are_positions_possible and is_last_possible):
             raise ValueError("a picture is not within the text")
         spans.append(span)
         end_before = span.end

@@ -93,7 +93,7 @@ class LlamaContext:
             self.handle.threads_set = wanted
 
     def _check_decoded(self, status: int, num_tokens: int, position: int) -> None:
-        """Raise `decode_error` unless libllama's status is 0. Arguments as there."""
+        """Raise the error of `decode_error`, unless libllama's status is 0."""
         if status != 0:
             raise self.decode_error(status, num_tokens, position)
 
@@ -126,9 +126,9 @@ class LlamaContext:
         self.handle.require_open()
 
     def interrupt(self) -> None:
-        """Stop a running decode, and refuse new ones until `make_ready`. From any thread.
+        """Stop a running decode; a model or head refuses new ones until its `make_ready`.
 
-        A decode shared with texts that are not interrupted runs to its end.
+        From any thread. A decode shared with texts that are not interrupted runs to its end.
         """
         self._stop.is_wanted = True
         self.handle.stop_if_unwanted()

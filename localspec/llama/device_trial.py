@@ -2,8 +2,8 @@
 
     python -m localspec.llama.device_trial JSON
 
-`planning.device_trials` starts it. It prints a line of JSON for each finished trial: the name
-of the trial and its times, or an error, after which no other trial follows.
+`planning.device_trials` starts it. It prints a line of JSON for each trial: its name and times,
+or an error. After an error or a slow trial it ends.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ _SLOW_READ_S = 3.0  # if TRIAL_TOKENS would take longer, only few tokens are rea
 
 
 def main() -> None:
-    """Run the trials that the command line names, and print their times."""
+    """Run the trials that the command line names, and print their results.
+
+    Ends the process after the last trial, an error, or the first slow trial.
+    """
     request = json.loads(sys.argv[1])
     # Ends this process if it takes too long, even if the process that started it has ended.
     watchdog = threading.Timer(request["seconds"], os._exit, (1,))
@@ -70,7 +73,7 @@ def _run_trial(
 ) -> dict[str, Any]:
     """Load a model, and time it. Returns the fields of `Times`, and "is_slow".
 
-    Nothing is freed but the weights after an error: the process ends soon.
+    Only an error frees the weights, and nothing frees the context: the process ends soon.
 
     Args:
         path: The model's file.
@@ -107,7 +110,7 @@ def _measure(context: int, num_tokens: int, slow_s: float) -> dict[str, Any]:
 
     write()  # pages the weights in
     read(_FEW_TOKENS)  # lets the driver compile its kernels
-    # The time of TRIAL_TOKENS, as far as few tokens show it.
+    # An estimate of the time for TRIAL_TOKENS, from few tokens.
     read_s = TRIAL_TOKENS / _FEW_TOKENS * read(_FEW_TOKENS)
     write()
     write_s = statistics.median(write() for _ in range(_NUM_ROUNDS))

@@ -98,7 +98,7 @@ def gpus_of_drivers(root: Path = Path("/")) -> list[str]:
     """Names of the GPUs for which drivers are installed, whether libllama can use them or not.
 
     Args:
-        root: The folder below which proc and sys are read.
+        root: The folder below which Linux's proc and sys are read.
     """
     if sys.platform == "darwin":
         if platform.machine() == "arm64":

@@ -57,9 +57,9 @@ class _DeviceProperties(ctypes.Structure):
 
 
 def driver_version(device: Device) -> str:
-    """The version of a GPU's driver, in words that differ for each version.
+    """A text that differs for each version of a GPU's driver, to be compared only.
 
-    Of the system if the driver's is not known, as for Metal.
+    With the system's version instead if the driver's is not known, as for Metal.
     """
     version = ""
     if device.name.startswith("Vulkan"):
@@ -99,7 +99,7 @@ def _vulkan_versions() -> dict[str, str]:
 
 
 def _cuda_version() -> str:
-    """The version of CUDA's driver in words; "" if it is not installed."""
+    """A text with the version of CUDA's driver; "" if it is not installed."""
     version = ctypes.c_int(0)
     try:
         driver: Any = ctypes.CDLL(_CUDA.get(sys.platform, "libcuda.so.1"))

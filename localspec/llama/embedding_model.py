@@ -69,7 +69,7 @@ class LlamaEmbedder(LlamaContext):
         else:
             width = llama_cpp.llama_model_n_embd_out(model)
         self.width = int(width)
-        """How many numbers a text gets: of its vector, or 1 or more scores."""
+        """The length of a text's vector, or the number of its scores, 1 or more."""
 
         # A reranker's template, with {query} and {document}; None without one.
         self._pair_template = stored_template(model, _PAIR)
@@ -175,7 +175,8 @@ class LlamaEmbedder(LlamaContext):
     def pool(self, texts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
         """(texts, width) float32: the pooled numbers of each text.
 
-        Raises DecodeError, and Interrupted after `interrupt`.
+        Raises ModelFileError if the file was written to, DecodeError, and Interrupted after
+        `interrupt`.
 
         Args:
             texts: The tokens of each text: 1 … context_length.

@@ -9,8 +9,8 @@ caches, and the numbers of tokens, threads and cached tokens. So a few of each a
 loaded model, in a context of its own. Whole rows of logits are compared, and also the hidden
 rows before the output layer, since rounding in that layer can hide small differences.
 
-If not all sizes are exact, a class of sizes is searched for: from a smallest size, to which
-shorter decodes are padded, up to a largest size.
+If not all sizes are exact, a class of sizes is searched for (`Exactness`): from a smallest
+size, to which smaller decodes are padded, up to a largest size.
 """
 
 from __future__ import annotations
@@ -97,13 +97,13 @@ class _ExactProbe:
         self._can_cut = not (is_recurrent or is_hybrid)  # whether tokens can be removed
         self._num_sequences = options.num_sequences
         self.context = new_context(model, handle.name, params)
-        # Adapters add products, which have kernels, too; a scale of 0 would leave them out.
+        # Adapters add matrix products, whose kernels are tried, too: not with a scale of 0.
         set_scales(self.context, handle.adapters, (USUAL_SCALE,) * len(handle.adapters))
         self._memory = llama_cpp.llama_get_memory(self.context)
         self._batch = TokenBatch(llama_cpp.llama_n_batch(self.context))
 
     def run(self) -> Exactness:
-        """Do the work of `probe_exactness`."""
+        """The result of `probe_exactness`."""
         largest, reason = self._largest_size(Exactness())
         if largest < _SIZES[-1]:
             return self._best_class(reason)
@@ -116,15 +116,15 @@ class _ExactProbe:
         )
 
     def _best_class(self, reason: str) -> Exactness:
-        """The first class whose largest size is large enough; else the one that reaches most.
+        """The first class whose largest size is large enough; else the one with the largest.
 
         Args:
-            reason: Why not all sizes are exact. It is the class's reason if no class is exact.
+            reason: Why not all sizes are exact. The result has it if there is no class.
         """
         best = Exactness(reason=reason)
         candidates: tuple[int, ...] = _SMALLEST
         if not self._can_cut:
-            # Padding could not be removed from a recurrent state, besides refused tokens.
+            # Padding cannot be removed from a recurrent state, so nothing may be padded.
             candidates = _SMALLEST[:1]
         for smallest in candidates:
             if best.largest_step >= _LARGE_ENOUGH:

@@ -132,7 +132,11 @@ class Handle:
         self.scales_set = scales
 
     def begin_decode(self, stops: Sequence[Stop]) -> None:
-        """Clear the stop signal before a decode. stops: the `Stop` of each of its texts."""
+        """Clear the stop signal before a decode, unless all its texts already want to stop.
+
+        Args:
+            stops: The `Stop` of each text of the decode.
+        """
         with self._stop_lock:
             self._stop_byte[0] = b"\0"
             self._stops = stops

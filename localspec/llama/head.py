@@ -109,7 +109,7 @@ class LlamaHead(LlamaContext):
         self.num_cached = 0
         """Tokens that it has cached, drafted ones included."""
 
-        # The drafted tokens among them, the last ones: read with the head's own rows.
+        # The drafted tokens, which are the last cached ones: read with the head's own rows.
         self._drafted: list[int] = []
         self._sequence = 0  # the number of its sequence in the context
         width = int(llama_cpp.llama_model_n_embd_out(handle.model))
@@ -136,7 +136,7 @@ class LlamaHead(LlamaContext):
         return range(begin, self._target_rows.end + 1)
 
     def pause(self, num_tokens: int) -> None:
-        """Read nothing for the next `num_tokens`; the target need not give their rows."""
+        """Let the target leave out rows while the head reads nothing, for `num_tokens`."""
         self._target_rows.pause(num_tokens)
 
     @property
@@ -167,7 +167,7 @@ class LlamaHead(LlamaContext):
         return other
 
     def copy_state(self) -> HeadCopy:
-        """A copy of the cache, without drafted tokens, and of the target's rows."""
+        """A copy of the target's rows and of the cache. It counts no drafted tokens."""
         num_read = self.num_cached - len(self._drafted)
         rows = self._target_rows.copy_rows()
         return HeadCopy(rows, self.begins_at, num_read, self._copy_entries())
@@ -189,8 +189,8 @@ class LlamaHead(LlamaContext):
             else:
                 self._remove_from(-1)  # all entries
         # Also removes entries of drafted tokens, which the copy may contain.
-        num_of_text = max(num_cached - self.begins_at, 0)
-        self._cut(min(num_of_text, self.num_cached))
+        num_shared = max(num_cached - self.begins_at, 0)
+        self._cut(min(num_shared, self.num_cached))
 
     def _copy_entries(self) -> NDArray[np.uint8] | None:
         """A copy of the cache entries, drafted tokens included; None if libllama fails."""
@@ -289,7 +289,7 @@ class LlamaHead(LlamaContext):
             self._target_rows.copy_to(out, position - 1)
 
     def _read_drafted(self, tokens: Sequence[int]) -> None:
-        """Read one drafted token with the head's own row, and keep the row of the next.
+        """Read one drafted token with the head's own row, and keep the row for the next one.
 
         Args:
             tokens: The token.
@@ -409,7 +409,10 @@ class LlamaHead(LlamaContext):
         """Nothing to do: the cache can be cut anywhere."""
 
     def make_ready(self) -> None:
-        """Allow decodes again after `interrupt`, and cut the cache to what is recorded."""
+        """Prepare for an answer: cut drafted tokens, and take rows of the target again.
+
+        Allows decodes again after `interrupt`.
+        """
         self.require_open()
         self._stop.is_wanted = False
         self.pause(0)
@@ -602,11 +605,11 @@ class DflashHead(LlamaHead):
             return row
         # A row has the ids of `count` candidates, and then, for each candidate of the token
         # before, the scores of these candidates.
-        before = 0  # after the text's last token all of these scores are alike
+        previous = 0  # after the text's last token all of these scores are alike
         if drafted:
             candidates = self._candidates(index - 1).tolist()
-            before = candidates.index(drafted[-1])
-        begin = count * (1 + before)
+            previous = candidates.index(drafted[-1])
+        begin = count * (1 + previous)
         self._scores.fill(-np.inf)
         self._scores[self._candidates(index)] = self._block_rows[index, begin : begin + count]
         return self._scores

@@ -1,4 +1,4 @@
-"""Measured times of decodes: whether joining several texts pays, and how long chunks should be.
+"""Measured times of decodes: whether joining texts pays, and how large chunks of prompts are.
 
 In one graph libllama computes a block: consecutive sequences with the same number of tokens,
 each of which is a row. So in a joint decode texts with fewer tokens are padded, and so are
@@ -17,8 +17,8 @@ _NUM_TIMES = 5  # the latest times of each number of rows, whose median counts
 # A padded joint decode pays if it takes less than this share of the time of separate decodes.
 _PAYING_SHARE = 0.97
 
-# Seconds that a chunk of a prompt may take longer than a step, and its least tokens, which the
-# first chunk has: while other texts write, which wait for the chunk before their next token.
+# While other texts write, they wait for a chunk before their next token. The seconds that the
+# chunk may take longer than a step; and its least tokens, which the first chunk has.
 _CHUNK_S = 0.4
 _CHUNK_TOKENS = 32
 # The same while no other text writes.
@@ -26,9 +26,9 @@ _CHUNK_ALONE_S = 1.0
 _CHUNK_ALONE_TOKENS = 64
 # Chunks have a multiple of this number of tokens. On a processor 8, 16, 24 and 32 tokens took
 # 4.0, 5.7, 9.0 and 9.8 times as long as one.
-_CHUNK_STEP = 32
+_CHUNK_UNIT = 32
 # At least this share of a chunk's time counts as time of its tokens. The rest is the fixed cost
-# of a decode. It is estimated by the last step, which may have been slow.
+# of a decode, estimated by the time of the last step, which may have been slow.
 _LEAST_SHARE = 0.1
 
 
@@ -103,5 +103,5 @@ class ChunkTimes:
         if not self._token_s:
             return least_tokens
         num_tokens = int(chunk_s / self._token_s)
-        num_steps = math.ceil(num_tokens / _CHUNK_STEP)
-        return max(num_steps * _CHUNK_STEP, least_tokens)
+        num_units = math.ceil(num_tokens / _CHUNK_UNIT)
+        return max(num_units * _CHUNK_UNIT, least_tokens)

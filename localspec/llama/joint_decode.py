@@ -112,7 +112,7 @@ def _first_joinable(
 
 
 def _should_join(part: JointPart, chosen: Sequence[JointPart], times: RowTimes) -> bool:
-    """Whether a part can share the decode of the chosen parts, and that saves time."""
+    """Whether a part can share the decode of the chosen parts, and sharing saves time."""
     first = chosen[0]
     if part.takes_rows != first.takes_rows or not part.may_be_joined:
         return False
@@ -152,7 +152,7 @@ def decode_parts(parts: Sequence[JointPart]) -> None:
         parts[0].decode()
         return
     valid = [part for part in parts if _check_part(part)]
-    if len(valid) > 1 and _may_move_others(valid):
+    if len(valid) > 1 and _release_others(valid):
         _decode_together(valid)
     for part in parts:
         if part.rows is not None or part.error is not None:
@@ -171,11 +171,14 @@ def _check_part(part: JointPart) -> bool:
     return part.error is None and not part.model.is_interrupted
 
 
-def _may_move_others(parts: Sequence[JointPart]) -> bool:
-    """Whether no text outside the parts still needs snapshots of its recurrent state.
+def _release_others(parts: Sequence[JointPart]) -> bool:
+    """Have texts outside the parts give up snapshots that they do not need.
 
     libllama puts the recurrent states of a joint decode side by side. It moves the states of
     other texts out of the way, but loses their snapshots.
+
+    Returns:
+        Whether no other text still needs snapshots.
     """
     caches = list(parts[0].model.handle.caches.values())
     numbers = {part.sequence for part in parts}

@@ -30,7 +30,7 @@ class Cache:
     removal it is checked what libllama has removed.
 
     Args:
-        handle: The context's handle, which gets to know the cache.
+        handle: The context's handle, whose `caches` the cache is added to.
         number: The sequence's number in the context.
     """
 

@@ -143,7 +143,7 @@ class MedusaHeads:
         self.pause(0)
 
     def pause(self, num_tokens: int) -> None:
-        """Read nothing for the next `num_tokens`; the target need not give their rows."""
+        """Let the target leave out rows while the heads read nothing, for `num_tokens`."""
         self._rows.pause(num_tokens)
 
     def interrupt(self) -> None:

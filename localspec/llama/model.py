@@ -41,7 +41,7 @@ from localspec.llama.opening import (
 )
 from localspec.llama.projector import PicturePart, Projector
 from localspec.llama.quirks.spinning import computed_apart
-from localspec.pictures.cells import LAST_CELL, cell_ranges
+from localspec.pictures.cells import HIGHEST_CELL, cell_ranges
 from localspec.sampling.distribution import Logits
 from localspec.system.machine import OtherPrograms
 
@@ -258,7 +258,7 @@ class LlamaModel(LlamaContext):
             return cls(handle, llama.n_ctx(), max_outputs, setting)
 
     def use_exactness(self, exactness: Exactness) -> None:
-        """From now on, decode only in numbers of tokens whose rows are exact."""
+        """From now on, keep the sizes of decodes within the class, if it is bounded."""
         self.exactness = exactness
         if exactness.is_bounded:
             # After the last token there must be space for padding.
@@ -292,7 +292,7 @@ class LlamaModel(LlamaContext):
 
         Raises ContextError, DecodeError, or Interrupted.
         """
-        if min(tokens, default=0) <= LAST_CELL:
+        if min(tokens, default=0) <= HIGHEST_CELL:
             tokens = self._decode_through_pictures(tokens, num_logits)
             if not tokens:
                 return np.empty((0, self.vocab_size), dtype=np.float32)
@@ -312,7 +312,7 @@ class LlamaModel(LlamaContext):
             tokens: The chunk, of at most `batch_size` tokens.
             num_to_come: Tokens of the prompt after the chunk.
         """
-        if min(tokens) <= LAST_CELL:
+        if min(tokens) <= HIGHEST_CELL:
             tokens = self._decode_through_pictures(tokens, 0)
         if tokens:
             self.check_decode(tokens, 0)

@@ -215,9 +215,9 @@ class LlamaVocabulary:
 
     def entries(self) -> list[bytes]:
         """The vocabulary's own entry for every id, in order: (size,)."""
-        return self._of_all(llama_cpp.llama_vocab_get_text)
+        return self._for_all_ids(llama_cpp.llama_vocab_get_text)
 
-    def _of_all(self, function: Callable[[int, int], Result]) -> list[Result]:
+    def _for_all_ids(self, function: Callable[[int, int], Result]) -> list[Result]:
         """(size,) the results of a function of libllama's pointer and a token, for each id."""
         with self.pointer() as vocab:
             return [function(vocab, token) for token in range(self.size)]
@@ -227,7 +227,7 @@ class LlamaVocabulary:
 
         So a space at the beginning of a token may be missing. Control tokens are spelled out.
         """
-        return self._of_all(_spelling)
+        return self._for_all_ids(_spelling)
 
     def spelled_out(self) -> list[bytes]:
         """(size,) the piece of every token; of control tokens the entry instead."""
@@ -240,13 +240,13 @@ class LlamaVocabulary:
             size = to_piece(vocab, token, buffer, len(buffer), 0, True)
             return ctypes.string_at(buffer, max(size, 0))
 
-        return self._of_all(piece)
+        return self._for_all_ids(piece)
 
     def control_ids(self) -> list[int]:
         """The tokens for which `is_control` is True, ascending."""
         if self._controls is None:  # among 150 000 tokens this takes 0.2 s
             controls = []
-            attributes_of_all = self._of_all(llama_cpp.llama_vocab_get_attr)
+            attributes_of_all = self._for_all_ids(llama_cpp.llama_vocab_get_attr)
             for token, attributes in enumerate(attributes_of_all):
                 if self._steers(token, attributes):
                     controls.append(token)
@@ -300,7 +300,7 @@ class LlamaVocabulary:
 
     def ends(self) -> list[int]:
         """Every token that ends an answer, ascending."""
-        is_end_of_all = self._of_all(llama_cpp.llama_vocab_is_eog)
+        is_end_of_all = self._for_all_ids(llama_cpp.llama_vocab_is_eog)
         return [token for token, is_end in enumerate(is_end_of_all) if is_end]
 
 

@@ -176,9 +176,9 @@ def _point_to(params: Any, field: str, array: Any) -> None:
 
 @contextmanager
 def loaded_weights(path: Path, options: LlamaOptions, watch: native.LoadWatch) -> Iterator[int]:
-    """A block with libllama's pointer to the model in a file, which is freed if it raises.
+    """A block with libllama's pointer to the model in a file.
 
-    If the block ends without an error, the caller owns the pointer.
+    If the block raises, the model is freed; else the caller has to free it.
 
     Args:
         path: The model's file.

@@ -101,10 +101,10 @@ class Placement:
         return self.layers[-1]
 
     def read_share(self, header: Header) -> float:
-        """The share of the weights read to decode a token that is on GPUs: 0 … 1.
+        """Of the weights that are read to decode a token, the share on GPUs: 0 … 1.
 
-        Of a layer with experts a token reads only those that are used for it. The weights of
-        a head are left out.
+        A token reads only some of a layer's experts. The weights of a head are left out, and
+        tensors of which a token reads one row.
         """
         shape = ModelShape(header)
         used_share = 1.0  # of the experts

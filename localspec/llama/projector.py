@@ -46,7 +46,7 @@ class PicturePart:
     picture: Picture
 
     number: int
-    """The number of libmtmd's chunk, from 0, texts included."""
+    """The number of libmtmd's chunk, from 0; texts around the parts count, too."""
 
     cells: Sequence[int]
     """The numbers that stand for the cells in a list of tokens."""
@@ -270,7 +270,10 @@ class Projector:
         return np.ctypeslib.as_array(rows, (count, self.width)).copy()
 
     def _tokenized(self, picture: Picture) -> _TokenizedPicture:
-        """The tokens and parts of a picture, computed if it is none of the latest ones."""
+        """The tokens and parts of a picture, computed if it is none of the latest ones.
+
+        Raises OptionError if the picture cannot be read.
+        """
         if picture.digest in self._latest:
             self._latest.move_to_end(picture.digest)
             return self._latest[picture.digest]

@@ -23,7 +23,7 @@ _Pointer = ctypes.c_void_p
 
 
 def usable_servers(addresses: Sequence[str]) -> list[RpcServer]:
-    """The descriptions of the RPC servers at these addresses, all of which can be used.
+    """The descriptions of the RPC servers at these addresses, if all can be used.
 
     Args:
         addresses: Addresses that `rpc_address.checked_addresses` has checked.
@@ -82,7 +82,8 @@ def protocol_of(library: str) -> Protocol | None:
 def _require_protocol(server: RpcServer) -> None:
     """Raise RpcError for a server whose protocol would make this libllama end the process.
 
-    That is one with another major version, or a newer minor version.
+    That is one with another major version, or a newer minor version. Raises nothing if
+    libllama's own version is unknown.
     """
     ours = protocol_of(shared_library(llama_cpp)._name)
     theirs = server.protocol
@@ -124,7 +125,7 @@ def remote_pointers(addresses: Sequence[str]) -> list[int]:
 def touch_servers(addresses: Sequence[str]) -> None:
     """Ask each device of the servers for its memory, so that a lost server is noticed.
 
-    libllama ends the process if a server has gone. For a model that computes nothing now.
+    libllama ends the process if a server has gone.
     """
     for device in remote_pointers(addresses):
         device_memory(llama_cpp, device)

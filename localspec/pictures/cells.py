@@ -6,8 +6,8 @@ tells which picture it belongs to: the same picture, read by the same projector,
 numbers in every process, and another picture has others. So lists of tokens with pictures are
 compared, cut and continued like any others.
 
-From the highest bit, -1 minus a cell's number has a key, which is a hash of the part, and the
-index of the cell in its part.
+-1 minus a cell's number has two parts in binary: in its higher bits a key, which is a hash of
+the part, and in its lower bits the index of the cell in the part.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _KEY_BITS = 42
 # The highest bit of each key is 1. So no cell's number fits 32 bits: a function that only takes
 # ids of tokens refuses a cell, instead of taking it for another token.
 _LEAST_KEY = 1 << (_KEY_BITS - 1)
-LAST_CELL = -1 - (_LEAST_KEY << _INDEX_BITS)  # no cell's number is nearer to 0
+HIGHEST_CELL = -1 - (_LEAST_KEY << _INDEX_BITS)  # the highest number that a cell can have
 _HASH_BYTES = 8
 _UNUSED_BITS = 8 * _HASH_BYTES - _KEY_BITS
 

@@ -30,7 +30,7 @@ MAX_PICTURE_SIDE = 32_767  # pixels; some encoders have only 16 bits for a side
 # one of the largest pictures or of many usual ones; and rows that a model has read.
 KEPT_PICTURE_BYTES = 3 * MAX_PICTURE_PIXELS
 KEPT_ROW_BYTES = 1 << 26
-_MOST_KNOWN = 256  # pictures whose cells are remembered, of a few hundred each
+_MOST_KNOWN = 256  # pictures whose cells are remembered; each has a few hundred
 _BAND_PIXELS = 1 << 20  # pixels that are converted at a time
 _UPRIGHT = 1  # EXIF's number of that orientation
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF")  # in Pillow's words

@@ -52,7 +52,7 @@ def memory_here(root: Path = Path("/")) -> Memory:
     """The machine's memory, or the part that control groups, such as a container's, allow.
 
     Args:
-        root: The folder below which proc and sys are read.
+        root: The folder below which the files of control groups are read.
     """
     memory = psutil.virtual_memory()
     total_bytes = memory.total
@@ -65,7 +65,7 @@ def memory_here(root: Path = Path("/")) -> Memory:
 
 
 def memory_of_process(process_id: int) -> int:
-    """Bytes of a process's own memory, without mapped files; 0 if the process is gone."""
+    """Bytes of a process's own memory, without mapped files; 0 if they cannot be read."""
     try:
         process = psutil.Process(process_id)
         if sys.platform == "darwin":
@@ -79,7 +79,7 @@ def memory_of_process(process_id: int) -> int:
 
 
 def processor_time_of_process(process_id: int) -> float:
-    """Seconds of processor time that a process has used; 0 if the process is gone."""
+    """Seconds of processor time that a process has used; 0 if they cannot be read."""
     try:
         times = psutil.Process(process_id).cpu_times()
     except (psutil.Error, OSError):
@@ -104,7 +104,7 @@ class Cores:
     """Processors on power-saving cores; 0 if there are no faster ones."""
 
     hyperthreads: int
-    """Further processors of the other cores, after the first one of each."""
+    """Processors on other than power-saving cores, beyond the first of each core."""
 
     quota: float | None
     """Processor time that control groups allow, in cores; None without a limit."""
@@ -160,11 +160,11 @@ def count_cores(
             not among the processors counts as a fast core.
         quota: Processor time that control groups allow, in cores; None without a limit.
     """
-    usable = [processor for processor in processors if processor.number in allowed]
-    fast = [processor for processor in usable if not processor.is_efficient]
-    efficiency = len(usable) - len(fast)
+    described = [processor for processor in processors if processor.number in allowed]
+    fast = [processor for processor in described if not processor.is_efficient]
+    efficiency = len(described) - len(fast)
     if efficiency == len(allowed):  # there are no faster ones
-        fast = usable
+        fast = described
         efficiency = 0
     hyperthreads = len(fast) - _num_cores(fast)
     num_threads = len(allowed) - efficiency - hyperthreads

@@ -1,8 +1,8 @@
 """Uses ggml's AMX kernels only where a trial shows that they compute correctly.
 
-A source build on a Linux processor with AMX has such kernels. Compiled by GCC 12, the first
-product of a batch ends the process: GCC 12 believes that ldtilecfg reads only eight bytes of
-the tile configuration, and drops the code in ggml_tile_config_init that writes the others.
+A source build on a Linux processor with AMX has such kernels. Compiled by GCC 12, they end the
+process at the first product of a batch: GCC 12 believes that ldtilecfg reads only eight bytes
+of the tile configuration, and drops the code in ggml_tile_config_init that writes the others.
 Where the kernels are right they decode a quantised model more than twice as fast as the AVX-512
 kernels (docs/performance.md).
 
