@@ -62,7 +62,7 @@ class Library:
     folder: Path
 
     origin: str
-    """The package or setting that it comes from, in words."""
+    """The package, setting or folder that it comes from, in words."""
 
 
 def find_library() -> Library:

@@ -139,9 +139,9 @@ class LlamaContext:
         return self._stop.is_wanted
 
     def close(self) -> None:
-        """Free the context and its model, or give an adopted `Llama` back. Idempotent.
+        """Free what this context owns, or give an adopted `Llama` back.
 
-        Dropping the last reference does the same, and so does the interpreter's end. Close a
-        head before its target.
+        Idempotent. Dropping the last reference does the same, and so does the interpreter's
+        end. Close a head before its target.
         """
         self.handle.close()

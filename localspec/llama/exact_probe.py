@@ -55,7 +55,7 @@ def probe_exactness(handle: Handle, options: LlamaOptions) -> Exactness:
         options: The options with which it was opened.
 
     Returns:
-        The class of all sizes if all are exact; else the best class, and why not all are.
+        The class of all sizes if all are exact; else the best class. Without one, the reason.
 
     Raises:
         DecodeError: If libllama cannot decode, or the context is too short for a probe. Opening
@@ -157,7 +157,7 @@ class _ExactProbe:
 
         Returns:
             The size: 1 if no larger one is exact, or if another number of threads gives other
-            rows. And the reason, "" if all sizes are exact.
+            rows. And why no larger one is exact, "" if all sizes are.
         """
         sizes = _SIZES
         reason = ""

@@ -167,7 +167,7 @@ class LlamaHead(LlamaContext):
         return other
 
     def copy_state(self) -> HeadCopy:
-        """A copy of the target's rows and of the cache. It counts no drafted tokens."""
+        """A copy of the target's rows and of the cache; its num_cached counts no drafts."""
         num_read = self.num_cached - len(self._drafted)
         rows = self._target_rows.copy_rows()
         return HeadCopy(rows, self.begins_at, num_read, self._copy_entries())

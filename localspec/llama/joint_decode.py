@@ -152,7 +152,7 @@ def decode_parts(parts: Sequence[JointPart]) -> None:
         parts[0].decode()
         return
     valid = [part for part in parts if _check_part(part)]
-    if len(valid) > 1 and _release_others(valid):
+    if len(valid) > 1 and _release_other_snapshots(valid):
         _decode_together(valid)
     for part in parts:
         if part.rows is not None or part.error is not None:
@@ -171,7 +171,7 @@ def _check_part(part: JointPart) -> bool:
     return part.error is None and not part.model.is_interrupted
 
 
-def _release_others(parts: Sequence[JointPart]) -> bool:
+def _release_other_snapshots(parts: Sequence[JointPart]) -> bool:
     """Have texts outside the parts give up snapshots that they do not need.
 
     libllama puts the recurrent states of a joint decode side by side. It moves the states of

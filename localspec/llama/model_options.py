@@ -280,7 +280,7 @@ def embedding_batch_size(header: Header, context_length: int) -> int:
 def text_batch_size(options: LlamaOptions, context_length: int) -> int:
     """The most tokens of a text that one decode takes.
 
-    Graphs that were enlarged for pictures make no difference to texts.
+    If pictures need larger graphs than texts, it is the size of a graph without pictures.
     """
     graph_size = graph_batch_size(options.flash_attention, context_length)
     if options.num_picture_cells > graph_size:

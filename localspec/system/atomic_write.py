@@ -44,8 +44,8 @@ def write_whole(path: Path, data: bytes, *, durable: bool) -> None:
 def write_parts(path: Path, parts: Iterable[bytes | memoryview], *, durable: bool) -> None:
     """Replace a file's content like `write_whole`, by parts that may be made while it writes.
 
-    Raises OSError as `write_whole` does, and what the iteration of `parts` raises; the file is
-    the old one then.
+    Raises OSError as `write_whole` does, and what the iteration of `parts` raises. The file is
+    the old one then, unless only `sync_folder` failed.
     """
     if path.exists() and not path.is_file():  # such as /dev/full
         raise FileExistsError(errno.EEXIST, "not a regular file; name another", str(path))
