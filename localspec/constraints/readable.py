@@ -182,13 +182,16 @@ def _num_remainders(divisor: object) -> int:
     Returns a number above _MAX_REMAINDERS for a divisor that is too large or has too many
     decimals; 1 for one that is invalid, which llguidance refuses with a better message.
     """
-    if not isinstance(divisor, int | float) or not divisor or divisor in (math.inf, -math.inf):
+    if not isinstance(divisor, int | float) or not divisor:
+        return 1
+    if isinstance(divisor, float) and not math.isfinite(divisor):
         return 1
     decimal = Decimal(str(abs(divisor))).normalize().as_tuple()
     num_decimals = -int(decimal.exponent)
     if num_decimals > _MAX_DECIMALS or abs(divisor) > _MAX_DIVISOR:
         return _MAX_REMAINDERS + 1
-    return int("".join(map(str, decimal.digits)))
+    digits = "".join(map(str, decimal.digits))
+    return int(digits)
 
 
 def _largest_repetition(pattern: str) -> int:

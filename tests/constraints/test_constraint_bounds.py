@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import threading
 
 import pytest
@@ -223,6 +224,13 @@ def test_a_divisor_with_many_remainders_is_passed_over(demo_target):
             schema = {"type": "number", "multipleOf": step}
             reply = engine.generate_raw("Hi", json_schema=schema, max_tokens=2).reply()
             assert reply.not_kept == ()
+
+
+@pytest.mark.parametrize("step", [math.nan, math.inf])
+def test_a_divisor_that_is_no_number_of_json_is_left_out_or_refused(step):
+    schema = {"type": "number", "multipleOf": step}
+    assert judged(schema) is None
+    assert isinstance(judged(schema, is_strict=True), ConstraintError)
 
 
 def test_divisors_that_meet_are_bounded_together():
