@@ -278,7 +278,7 @@ class AfterBoundary:
         return not self._is_candidate(token) or self._may_pass(token)
 
     def _is_candidate(self, token: int) -> bool:
-        """Whether a token is one of `_candidates`, which are not put together for it."""
+        """Whether a token is among `_candidates`, without making that set."""
         whole, ends = self._crossing
         if token in whole:
             return True
@@ -324,7 +324,10 @@ class AfterBoundary:
             self._advance(token)
 
     def forced(self) -> list[int]:
-        """Tokens that spell the only text that may come next; [] if several texts may."""
+        """Tokens that spell the only text that may come next; [] if several texts may.
+
+        [] also before the constrained part.
+        """
         if self._stage is _Stage.AFTER:
             return self._inner.forced()
         return []

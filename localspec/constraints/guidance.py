@@ -444,7 +444,8 @@ class _DigitCounter(JsonReader):
     def push(self, text: str) -> None:
         """Read more of the JSON text."""
         for character in text:
-            if not self.is_quoted(character) and character in DIGITS:
+            is_quoted = self.read_character(character)
+            if character in DIGITS and not is_quoted:
                 self.count += 1
             else:
                 self.count = 0
@@ -503,7 +504,7 @@ class NumberBound:
         return num_valid
 
     def _makes_too_long(self, token: int, digits: _DigitCounter) -> bool:
-        """Whether a token makes more than MOST_DIGITS of the digits that were counted."""
+        """Whether a token makes the counted digits more than MOST_DIGITS; False without any."""
         if not digits.count:
             return False
         num_digits = digits.count + self._spelling.leading_digits[token]

@@ -84,7 +84,7 @@ class ArgumentReader(abc.ABC):
         return json_text(text)[1:-1]
 
     def _string(self, end: re.Pattern[str], marks: Sequence[str]) -> Iterator[str | None]:
-        """Read a text up to its end.
+        """Read a text up to and with its end. Yields it as a JSON string.
 
         Args:
             end: Matches the end.
@@ -93,8 +93,9 @@ class ArgumentReader(abc.ABC):
         yield '"'
         match = end.search(self.rest, self._at)
         while match is None:
-            num_waiting = num_unfinished(marks, self.rest[self._at :])
-            yield self._quoted(len(self.rest) - num_waiting) or None
+            unread = self.rest[self._at :]
+            certain_end = len(self.rest) - num_unfinished(marks, unread)
+            yield self._quoted(certain_end) or None
             match = end.search(self.rest, self._at)
         text = self._quoted(match.start())
         self._at = match.end()
@@ -323,6 +324,7 @@ class TagArguments(ArgumentReader):
                     yield "{}"
                 else:
                     yield "}"
+                return
             match = opening.match(self.rest, self._at)
             has_space = match is not None and self.rest.startswith(space, match.end())
             may_be_incomplete = self._is_enforced and not has_space
@@ -361,10 +363,12 @@ class TagArguments(ArgumentReader):
             names.append(r"\w+")
         else:
             names.append(r"[^>\n]+?")
+        any_name = "|".join(names)
         before = re.escape(tags.opening.strip())
         naming = flexible(tags.naming.rstrip())
-        other = flexible(tags.naming_other.rstrip()).replace(KIND, _ANY_KIND)
-        return re.compile(f"{before}({'|'.join(names)})(?:({naming})|({other}))")
+        naming_other = flexible(tags.naming_other.rstrip())
+        other = naming_other.replace(KIND, _ANY_KIND)
+        return re.compile(f"{before}({any_name})(?:({naming})|({other}))")
 
     def _value(self, key: str, schema: object, *, is_text: bool | None) -> Iterator[str | None]:
         """Read the value of an argument, and its closing.
@@ -377,7 +381,8 @@ class TagArguments(ArgumentReader):
         closing = self._tags.closing.replace(KEY, key).rstrip()
         tag = closing.lstrip()
         marks = (closing, tag)
-        pattern = f"(?:{re.escape(closing[: -len(tag)])})?{re.escape(tag)}"
+        space = re.escape(closing[: -len(tag)])  # before the tag; it may be missing
+        pattern = f"(?:{space})?{re.escape(tag)}"
         if not self._is_enforced:  # the tag may occur in a text, so more has to follow it
             next_opening = re.escape(self._tags.opening.strip())
             pattern += rf"(?=\s*(?:{next_opening}|\Z))"

@@ -144,14 +144,7 @@ class CallForm:
 
     def _read_named(self, text: str, tools: Tools) -> list[ToolCall]:
         """`read` for a form whose calls have the name outside of the arguments' JSON."""
-        opening = self.openings[0]
-        start = (self.before + self.start).removeprefix(opening)
-        first = re.compile(_start_regex(r"\s*", start, flexible))
-        between = flexible(self.between.strip())
-        if self.sign:
-            between = f"(?:{between})?"
-        before = rf"\s*(?:{flexible(self.end.strip())})?\s*{between}\s*"
-        further = re.compile(_start_regex(before, self.start, flexible))
+        first, further = self._flexible_patterns()
         is_raw = self.tags is not None and not self.tags.is_quoted
         calls: list[ToolCall] = []
         match = first.match(text) or further.match(text)
@@ -180,6 +173,18 @@ class CallForm:
             raise ValueError("more than calls")
         return calls
 
+    def _flexible_patterns(self) -> tuple[re.Pattern[str], re.Pattern[str]]:
+        """Match the first call and a further one, up to the arguments, with any blank space."""
+        start = (self.before + self.start).removeprefix(self.openings[0])
+        first = re.compile(_start_regex(r"\s*", start, flexible))
+        end = flexible(self.end.strip())
+        between = flexible(self.between.strip())
+        if self.sign:
+            between = f"(?:{between})?"
+        before = rf"\s*(?:{end})?\s*{between}\s*"
+        further = re.compile(_start_regex(before, self.start, flexible))
+        return first, further
+
     def _may_end_with(self, text: str) -> bool:
         """Whether a text may stand between the last call's arguments and `closing`."""
         text = _without_space(text)
@@ -191,6 +196,9 @@ class CallForm:
 
         Returns:
             Their JSON, and the text after `Tags.end`.
+
+        Raises:
+            ValueError: If there is other text before `Tags.end`.
         """
         assert self.tags is not None
         body, end, text_after = text.rpartition(self.tags.end)

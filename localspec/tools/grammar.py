@@ -93,7 +93,9 @@ def call_grammar(
     tokens: Mapping[str, int],
     schema_of: Callable[[Tool], Schema],
 ) -> CallGrammar:
-    """The grammar of the calls in an answer, and of the answer itself if it must be a call.
+    """The grammar of an answer that may or must call tools: see `CallGrammar`.
+
+    Raises ConstraintError for a tool whose required arguments cannot be written in the form.
 
     Args:
         form: The form of calls.
@@ -155,7 +157,7 @@ def _start_rules(
         starts.append(f"TEXT? {spell.of(opening)} calls")
         if opening in spell.tokens:
             token_openings.append(re.escape(opening))
-    # A text that begins like a call is one, so TEXT must not.
+    # A text that begins like a call is one, so TEXT must not begin like that.
     begin = r"\s*".join(map(re.escape, form.sign))
     text = f"/(.|\\n)*/ & ~/\\s*{begin}(.|\\n)*/"
     if token_openings:
@@ -214,7 +216,7 @@ _NO_TEXTS = ["object", "array", "number", "boolean", "null"]
 
 
 def _text_kinds(schema: Schema) -> Schema:
-    """A schema of the same properties, which only forbids texts where `schema` does."""
+    """A schema of the same properties that forbids texts where `schema` does, and no more."""
     properties: dict[str, Schema] = {}
     for key, value in properties_of(schema).items():
         properties[key] = {}
@@ -270,7 +272,14 @@ class GrammarTexts:
         return f" {between} ".join(symbols)
 
     def until(self, name: str, end: str) -> str:
-        """Rules of that name: any text up to and with `end`, but for blank space before it."""
+        """The rules of any text up to and with `end`.
+
+        If `end` has a token in it, the blank space before that may be missing.
+
+        Args:
+            name: The name of the first rule.
+            end: The text's end.
+        """
         bare = end.strip()
         if any(mark in bare for mark in self.tokens):
             # `tools.arguments` takes the letters of an end for the vocabulary's entry.
@@ -412,15 +421,18 @@ class _TagWriter:
             return []
         closing = tags.closing.replace(KEY, key)
         values, free = self._values_and_free(schema)
+        kinds = {takes_text(branch, self._root) for branch in free}
+        may_be_text = True in kinds or None in kinds
+        may_be_other = False in kinds or None in kinds
         options: list[str] = []
         rules: list[str] = []
-        if any(takes_text(branch, self._root) is not False for branch in free):
+        if may_be_text:
             options.append(f"{self._opened(key, tags.naming)} {rule}_value")
             rules += self._text(f"{rule}_value", closing)
-        is_any_text = bool(options) and tags.naming == tags.naming_other
+        is_any_text = may_be_text and tags.naming == tags.naming_other
         if not is_any_text:  # else a text may look like any other value
             options += self._choices(key, values, closing)
-            if any(takes_text(branch, self._root) is not True for branch in free):
+            if may_be_other:
                 opened = self._opened(key, tags.naming_other)
                 options.append(f"{opened} {rule}_json {self._spell.of(closing)}")
                 rules.append(json_rule(f"{rule}_json", self._no_text(free)))
@@ -441,7 +453,7 @@ class _TagWriter:
         return values, free
 
     def _choices(self, key: str, values: Sequence[object], closing: str) -> list[str]:
-        """An argument with each of these values that can be written."""
+        """The alternatives of an argument: one for each of these values that can be written."""
         options = []
         for value in values:
             text = in_tags(value)
@@ -507,6 +519,7 @@ class _TagWriter:
         text = rule.upper()
         num_after = len(closing) - closing.index(bare) - len(bare)
         more = r"(.|\n)" * num_after
+        # The text ends with `closing`, and has `bare` nowhere before that.
         whole = f"/(.|\\n)*{_in_regex(closing)}/"
         return [
             f"{rule}: {text}",
@@ -610,7 +623,7 @@ class _GemmaWriter:
         return f"{self._name}_any"
 
     def _constant(self, value: object) -> str:
-        """Just this value."""
+        """The grammar's text for one value alone."""
         if value == "":
             return f"{self._quote} {self._quote}"
         if isinstance(value, str):
@@ -622,7 +635,8 @@ class _GemmaWriter:
         if isinstance(value, Mapping):
             pairs = [f"{self._key(key)} {self._constant(value[key])}" for key in value]
             return f'"{{" {_COMMA.join(pairs)} "}}"'
-        return json.dumps(json.dumps(value))
+        text = json.dumps(value)
+        return json.dumps(text)
 
     def _key(self, key: str) -> str:
         """A name and its colon; quoted if a reader would end it elsewhere."""

@@ -32,7 +32,7 @@ class JsonReader:
 
         self._is_escaped = False
 
-    def is_quoted(self, character: str) -> bool:
+    def read_character(self, character: str) -> bool:
         """Read the next character. Returns whether it is in a string, or one of its quotes."""
         was_string = self.is_string
         was_escaped = self._is_escaped
@@ -57,7 +57,8 @@ class ObjectEnd(JsonReader):
     def push(self, text: str) -> int:
         """Read more text. Returns how many of its characters belong to the object."""
         for size, character in enumerate(text, 1):
-            if self.is_quoted(character):
+            is_quoted = self.read_character(character)
+            if is_quoted:
                 continue
             if character in "{[":
                 self._depth += 1

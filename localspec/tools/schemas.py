@@ -31,7 +31,7 @@ _DoFit = dict[tuple[int, int], bool]
 
 
 def takes_text(schema: object, root: Schema) -> bool | None:
-    """Whether every value of the schema is a text, or none is; None if some are.
+    """True if every value of the schema is a text, False if none is; None if some may be.
 
     None for a schema that is nested too deeply.
     """
@@ -101,7 +101,7 @@ def choices(schema: object) -> Sequence[object] | None:
 
 def branches(schema: object, root: Schema) -> list[object]:
     """The alternatives of a schema, and of these in turn; the schema alone if it has none."""
-    found: list[object] = []
+    ends: list[object] = []  # schemas without alternatives
     waiting = [schema]
     seen = set[int]()
     while waiting:
@@ -113,10 +113,10 @@ def branches(schema: object, root: Schema) -> list[object]:
         if isinstance(branch, Mapping) and "type" not in branch and choices(branch) is None:
             options = alternatives(branch)
         if options is None:
-            found.append(branch)
+            ends.append(branch)
         else:
             waiting += reversed(options)
-    return found
+    return ends
 
 
 def properties_of(schema: Schema) -> Schema:
@@ -162,13 +162,13 @@ def resolved(schema: object, root: Schema) -> object:
             schema = parts[0]
             continue
         reference = schema["$ref"]
-        found = referred(reference, root)
-        if found is None or found is root:
+        part = referred(reference, root)
+        if part is None or part is root:
             raise OptionError(
                 f"a tool's schema refers to {reference!r:.80}, which it does not have",
                 "Put what it refers to under $defs of the same schema.",
             )
-        schema = found
+        schema = part
     return schema
 
 
@@ -223,11 +223,10 @@ def _fits(
     if types and not any(_has_type(value, kind) for kind in types):
         return False
     options = alternatives(schema)
-    if options is not None and not any(
-        _does_fit(value, option, root, known) for option in options
-    ):
+    if options and not any(_does_fit(value, option, root, known) for option in options):
         return False
-    if not all(_does_fit(value, part, root, known) for part in schema.get("allOf") or ()):
+    parts = schema.get("allOf") or ()
+    if not all(_does_fit(value, part, root, known) for part in parts):
         return False
     if isinstance(value, list):
         items = schema.get("items", True)

@@ -93,7 +93,7 @@ class CallPiece(NamedTuple):
     """The next part of its arguments' text."""
 
     is_last: bool
-    """The call is complete."""
+    """Whether the call is complete with this piece."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ def tool_use(tools: object, choice: object, *, is_parallel: object) -> ToolUse:
             schema may be named input_schema, too.
         choice: "auto", "none", "required", a tool's name, or OpenAI's object with a name, or
             with the tools that are allowed.
-        is_parallel: Whether several may be called. None: only if no call is required.
+        is_parallel: Whether there may be several calls. None: only if no call is required.
     """
     checked = checked_tools(tools)
     if not isinstance(is_parallel, bool | None):
@@ -176,7 +176,7 @@ def tool_use(tools: object, choice: object, *, is_parallel: object) -> ToolUse:
 
 
 def checked_tools(tools: object) -> tuple[Tool, ...]:
-    """The tools of `tool_use`.
+    """The tools that a caller declares: see `tool_use`.
 
     Raises OptionError for anything else, for more than `MOST_TOOLS`, and for two of one name.
     """
@@ -293,12 +293,15 @@ def _mode_and_names(choice: object) -> tuple[object, tuple[Any, ...] | None]:
     The names are None if all tools are allowed. The names and a mode of OpenAI's object are
     not checked.
     """
-    if choice in (None, "auto", "none", "required"):
-        return choice or "auto", None
+    if choice is None:
+        return "auto", None
+    if choice in ("auto", "none", "required"):
+        return choice, None
     if isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
         allowed = choice.get("allowed_tools", choice)
         if isinstance(allowed, Mapping) and isinstance(allowed.get("tools"), list):
-            return allowed.get("mode"), tuple(map(_name_in, allowed["tools"]))
+            names = tuple(map(_name_in, allowed["tools"]))
+            return allowed.get("mode"), names
     return "required", (_name_in(choice),)
 
 
