@@ -257,8 +257,8 @@ class Blocks(Proposer):
 
     def _num_unjudged(self, tokens: Sequence[int]) -> int:
         """How many of the last tokens a replay would judge."""
-        # At least one token has to be read before a block.
         first = max(self._head.readable.start, self._head.begins_at)
+        # Before a block there are at least a token that it reads, and the one it drafts after.
         begin = max(self._num_judged, first + 2)
         num_unjudged = max(len(tokens) - begin, 0)
         return min(num_unjudged, self._head.max_draft_tokens, REPLAY_TOKENS)

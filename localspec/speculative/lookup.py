@@ -100,13 +100,15 @@ class TextMemory:
         # Where `is_known` changes: for each stretch of True its first index and its end.
         edges = np.flatnonzero(np.diff(is_known, prepend=0, append=0))
         new_begin = 0  # the first token that may be new
+        part_begin = 0
         for first, end in edges.reshape(-1, 2).tolist():
             known_begin = first - _RUN + 1  # the first token of the run that ends at `first`
             if end - known_begin >= _KNOWN_RUN:
-                part = text[max(new_begin - _RUN, 0) : known_begin + _RUN]
+                part = text[part_begin : known_begin + _RUN]
                 self._append(part, known_begin - new_begin)
                 new_begin = end
-        self._append(text[max(new_begin - _RUN, 0) :], len(text) - new_begin)
+                part_begin = end - _RUN
+        self._append(text[part_begin:], len(text) - new_begin)
         self._forget_some()
 
     def mark_used(self, occurrence: Occurrence) -> None:
@@ -349,17 +351,20 @@ class Lookup(Proposer):
         """Propose the tokens after the longest match. Each distribution is one-hot."""
         yield from ()
         self.state(tokens)
+        forced = self._forced
 
         def next_row(drafted: list[int]) -> tuple[Distribution, float] | None:
-            if len(drafted) < len(self._forced):
-                forced = np.array([self._forced[len(drafted)]])
-                return Distribution(forced, CERTAIN), CERTAIN_CONFIDENCE
-            found = self._next(len(drafted) - len(self._forced))
+            num_drafted = len(drafted)
+            if num_drafted < len(forced):
+                token_ids = np.array([forced[num_drafted]])
+                return Distribution(token_ids, CERTAIN), CERTAIN_CONFIDENCE
+            found = self._next(num_drafted - len(forced))
             # After a token that the constraint forbids, every further token would be refused.
-            if found is None or chain.num_allowed(drafted) < len(drafted):
+            if found is None or chain.num_allowed(drafted) < num_drafted:
                 return None
             token, kind = found
-            return Distribution(np.array([token]), CERTAIN), self._confidence(kind)
+            token_ids = np.array([token])
+            return Distribution(token_ids, CERTAIN), self._confidence(kind)
 
         proposal = Proposal([], [], []).extend(next_row, extent, draw, self._is_end)
         self._num_judged = len(tokens) + len(proposal.draft_tokens)
@@ -439,7 +444,10 @@ class Lookup(Proposer):
         return self._counts.setdefault(kind, [num_right, _FIRST_WEIGHT])
 
     def _search(self, forced: Sequence[int] = ()) -> Found:
-        """Search for earlier occurrences of the text's end, followed by the forced tokens."""
+        """Search for earlier occurrences of the text's end with the forced tokens after it.
+
+        Sets `_followed` if the match is long enough.
+        """
         end = self._own.text
         hashes = self._own.end_hashes
         if forced:
@@ -487,7 +495,7 @@ class Lookup(Proposer):
         """The occurrence that was followed, resumed after replaced tokens.
 
         A short match near it says more than an equally short match elsewhere. Returns `found`
-        if no match is near, or if `found` is longer.
+        if it is longer, if no match is near, or if no occurrence was followed lately.
 
         Args:
             end: The end of the text.

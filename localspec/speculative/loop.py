@@ -275,11 +275,12 @@ class SpeculativeDecoder:
         """
         target = self.target
         batch = [*missing, *draft_tokens]
-        max_padded = len(missing) + min(target.max_outputs - 1, target.max_rollback)
-        limit = min(max_padded, target.context_length - target.num_cached)
+        most_after_missing = min(target.max_outputs - 1, target.max_rollback)
+        num_free = target.context_length - target.num_cached
+        limit = min(len(missing) + most_after_missing, num_free)
         size = self.draft_policy.padded(len(batch), limit)
-        padding = batch[-1:] * (size - len(batch))
-        return batch + padding
+        num_padding = size - len(batch)
+        return batch + batch[-1:] * num_padding
 
     def _room(self, num_remaining: int) -> int:
         """The most draft tokens that the next step may have.
@@ -320,7 +321,7 @@ class SpeculativeDecoder:
             replay_s += yield from self._replay(decision, request)
 
     def _state(self, index: int, kinds: Collection[ProposerKind] | None) -> ProposerState:
-        """The state of a proposer. Only one that is allowed and not paused is asked for it.
+        """The state of a proposer. If it is not allowed, or paused, it can propose nothing.
 
         Args:
             index: The proposer's index.

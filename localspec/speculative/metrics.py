@@ -161,7 +161,7 @@ class Stats:
 
     @property
     def mean_acceptance_length(self) -> float:
-        """Tokens per target decode: 1 + accepted ÷ steps."""
+        """Tokens per target decode: 1 + accepted ÷ steps; 0 without a step."""
         if self.num_steps:
             return 1.0 + self.num_accepted / self.num_steps
         return 0.0

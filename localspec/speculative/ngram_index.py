@@ -25,9 +25,9 @@ _MASK = (1 << _WORD) - 1
 # Odd, and none of its first 16 powers times 1 … 8 comes near 0 modulo 2**32, so that runs with
 # similar ids are in slots far apart.
 _BASE = 0x90608919
-# By size, the weight that a run's first token has once the next token is added: it then leaves
-# the run.
-_LEAVING = tuple(pow(_BASE, size + 1, 1 << _WORD) for size in SIZES)
+# By size, the weight of a run's first token once another token is added, so that the first one
+# has to leave the run.
+_FIRST_WEIGHTS = tuple(pow(_BASE, size + 1, 1 << _WORD) for size in SIZES)
 # New tokens are linked in one pass with all others if they are more than this number, and more
 # than the text ÷ _MANY_SHARE
 _MANY = 256
@@ -81,9 +81,9 @@ class NgramIndex:
             return
         for token in tokens:
             text.append(token)
-            for level, size, leaving, latest, link in self._levels:
-                left = text[position - size] if position >= size else 0
-                hash_ = ((hashes[level] + token) * _BASE - left * leaving) & _MASK
+            for level, size, first_weight, latest, link in self._levels:
+                first = text[position - size] if position >= size else 0  # leaves the run
+                hash_ = ((hashes[level] + token) * _BASE - first * first_weight) & _MASK
                 hashes[level] = hash_
                 if position < size - 1:
                     link.append(_NOWHERE)
@@ -108,6 +108,7 @@ class NgramIndex:
             tokens = np.array(self.text[begin:], np.int32)
             hashes = hashes_of(tokens, size)[first - begin :]
             slots = (hashes >> np.uint32(self._shift)).tolist()
+            # Backwards, so that each slot gets the last position that is kept.
             for position in range(len(self.text) - 1, first - 1, -1):
                 latest[slots[position - first]] = link[position]
             del link[num_tokens:]
@@ -125,17 +126,18 @@ class NgramIndex:
         link = np.array(self._links[level], np.int32)
         latest = np.array(self._latest[level], np.int32)
         slots = hashes_of(tokens, size)[size - 1 :] >> np.uint32(self._shift)
-        ends = np.arange(
-            size - 1, len(tokens)
-        )  # of the runs of `tokens` that are not found yet
-        candidates = latest[slots]  # for each of them, a position in the text to compare with
+        # The ends of the runs that are not found yet, and for each a position in the text at
+        # which an equal run may end.
+        ends = np.arange(size - 1, len(tokens))
+        candidates = latest[slots]
         for _ in range(NUM_COMPARED):
             ends = ends[candidates >= 0]
             candidates = candidates[candidates >= 0]
             is_same = text[candidates] == tokens[ends]
             for back in range(1, size):
                 same = is_same.nonzero()[0]  # the runs whose last tokens are equal so far
-                is_same[same] = text[candidates[same] - back] == tokens[ends[same] - back]
+                text_tokens = text[candidates[same] - back]
+                is_same[same] = text_tokens == tokens[ends[same] - back]
             is_found[ends[is_same]] = True
             ends = ends[~is_same]
             candidates = link[candidates[~is_same]]
@@ -200,7 +202,7 @@ class NgramIndex:
             zip(
                 levels,
                 SIZES,
-                _LEAVING,
+                _FIRST_WEIGHTS,
                 self._latest,
                 self._links,
                 strict=True,

@@ -264,7 +264,7 @@ class DraftModel(Proposer):
         return tokens[self.begins_at + self.model.num_cached :]
 
     def _num_unjudged(self, tokens: Sequence[int]) -> int:
-        """How many tokens at the text's end reading the missing tokens would judge.
+        """How many of the text's last tokens a replay would judge: those after missing ones.
 
         Missing tokens that it has proposed before do not count: a recurrent draft is rolled
         back to the token at which it began to draft.
@@ -272,13 +272,13 @@ class DraftModel(Proposer):
         begin = max(self.begins_at + self.model.num_cached + 1, self._num_judged)
         return max(len(tokens) - begin, 0)
 
-    def _rows(self, missing: Sequence[int], num_rows: int) -> Decoding[Logits]:
-        """Decode the missing tokens. Returns the rows after the last num_rows of them.
+    def _rows(self, tokens: Sequence[int], num_rows: int) -> Decoding[Logits]:
+        """Decode tokens. Returns the rows after the last num_rows of them.
 
         (num_rows, shared vocabulary) logits, -inf for ids with another meaning in the target. A
         view, valid until the next decode.
         """
-        logits = yield Decode(self.model, missing, num_rows)
+        logits = yield Decode(self.model, tokens, num_rows)
         rows = logits[:, : self._shared_size]
         rows[:, self._different] = -np.inf
         return rows

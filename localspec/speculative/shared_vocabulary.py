@@ -89,11 +89,11 @@ def _differences(
 
 
 def _first_differences(differences: tuple[Difference, ...]) -> str:
-    """The first differences, in words."""
-    words = ", ".join(str(difference) for difference in differences[:_NUM_SHOWN])
+    """The first differences as a message lists them, with "…" if there are more."""
+    listed = ", ".join(str(difference) for difference in differences[:_NUM_SHOWN])
     if len(differences) > _NUM_SHOWN:
-        words += " …"
-    return words
+        listed += " …"
+    return listed
 
 
 def _does_not_fit(why: str) -> PairError:

@@ -84,7 +84,7 @@ def token(
     for index, drawn in enumerate(draft_tokens):
         target = targets[index]
         draft = drafts[index]
-        # Multiplied out, so that a draft probability of 0 cannot divide: it is never drawn.
+        # u >= target / draft, multiplied out: rounding may make the draft's probability 0.
         if accept_uniforms[index] * draft.prob(drawn) >= target.prob(drawn):
             surplus = residual(target, draft)
             return Verdict(index, _replacement(target, surplus, residual_uniform))
@@ -140,7 +140,8 @@ def residual(target: Distribution, draft: Distribution, share: float = 1.0) -> D
     surplus probabilities. The arguments are not changed.
     """
     # In the units of the draft's masses, so that these can be subtracted as they are.
-    masses = target.masses * (share * draft.total / target.total)
+    factor = share * draft.total / target.total
+    masses = target.masses * factor
     if target.has_first_ids:  # nothing was cut: the ids are the indices
         num_known = int(draft.ids.searchsorted(len(masses)))
         indices = slice(num_known) if draft.has_first_ids else draft.ids[:num_known]
