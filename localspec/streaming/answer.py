@@ -256,7 +256,8 @@ class Answer(ForeignNames):
     def _may_read(self) -> bool:
         """Whether the outbox may have more pieces for the caller.
 
-        Raises EngineError if another thread or task reads, and ForkedError in a fork.
+        Raises ForkedError in a fork, and EngineError while another thread or task reads, unless
+        the answer is cancelled.
         """
         if self._last_pieces is not None:
             return False
@@ -273,6 +274,8 @@ class Answer(ForeignNames):
 
     def _read_piece(self, *, only_start: bool) -> Piece | None:
         """Wait for the next piece from the engine. Returns None once the answer is over.
+
+        Then `_last_pieces` has its unread pieces, if any. An error closes the answer.
 
         Args:
             only_start: Whether to return None as soon as the answer has begun.
@@ -320,6 +323,8 @@ class Answer(ForeignNames):
 
     def _ask(self, *, is_main: bool) -> None:
         """Have the engine start the answer. Only the first call has an effect.
+
+        If the engine raises an error, the answer is over, and the error is raised.
 
         Args:
             is_main: Whether the caller waits for the answer in the main thread.
@@ -377,7 +382,7 @@ class Answer(ForeignNames):
         if not isinstance(error, StopIteration):
             self._error = error
             self._record.fail(error)
-        if self._record.has_begun:
+        if self._record.has_begun:  # else the answer is refused, not cancelled
             self._record.cancellation.request()
         self._producer._end(self._record)
 

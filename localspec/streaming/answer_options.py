@@ -183,7 +183,7 @@ class AnswerOptions:
         """The tools that may be called, and which of them have to be called.
 
         Args:
-            known: The tools if the options have none.
+            known: The tools to use if the option `tools` is None.
 
         Raises:
             OptionError: If `tool_choice` names a tool that is not among them.
@@ -321,7 +321,7 @@ def scales_of(scales: object) -> dict[int, float]:
     if not _has_whole_keys(by_number):
         raise OptionError(
             f"the scales of the adapters are {scales!r:.80}",
-            "Give a number for each adapter, or numbers by those of the adapters: {0: 0.5}.",
+            "Give a scale for each adapter, or scales by the adapters' numbers: {0: 0.5}.",
         )
     return {number: checked_scale(scale) for number, scale in by_number.items()}
 

@@ -139,8 +139,8 @@ class AnswerText:
     def is_thinking(self) -> bool:
         """Whether the following text is hidden from the user, unless a mark changes that."""
         is_calling = self._calls is not None and self._calls.is_calling
-        is_hidden = not is_calling and not self._is_to_unknown_tool
-        return self._thoughts.is_thinking and is_hidden
+        is_shown = is_calling or self._is_to_unknown_tool
+        return self._thoughts.is_thinking and not is_shown
 
     def resume(self, tokens: Sequence[int]) -> list[Part]:
         """Begin after tokens that an earlier answer gave. Returns their parts that are certain.
@@ -192,7 +192,8 @@ class AnswerText:
         """End the text: no more tokens follow. Returns the parts that waited inside.
 
         Args:
-            is_cut: Whether the answer was cut off. Then an incomplete character is left out.
+            is_cut: Whether the answer was cut off. Then an incomplete character, call or head
+                of a call is left out.
         """
         text = ""
         if not is_cut:

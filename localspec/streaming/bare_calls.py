@@ -121,6 +121,7 @@ class BareCalls(CallReader):
             self._read_fence(character)
 
     def _read_fence(self, character: str) -> None:
+        """Advance from FENCE by a character of a fence, or by text that is no fence."""
         self._fences += character.strip().lower()
         if not self._read_calls:
             self._is_fenced = self._fences.startswith(FENCES)
@@ -131,6 +132,7 @@ class BareCalls(CallReader):
             self._state = _BareState.OVER
 
     def _read_name(self, character: str) -> None:
+        """Advance from NAME: know by the object's beginning whether it may be a call."""
         self._object += character
         begin = "".join(self._object.split())
         is_bare = not self._read_calls and self._calls.is_bare_call(self._held)
@@ -146,6 +148,7 @@ class BareCalls(CallReader):
             self._state = _BareState.OVER  # a call of the form, or no call
 
     def _read_object(self, character: str) -> None:
+        """Advance from OBJECT. At the object's end, add its calls to `_read_calls`."""
         self._object += character
         self._object_end.push(character)
         if self._object_end.is_over:

@@ -110,7 +110,7 @@ class AnswerCalls:
         )
 
     def add_calls(self, calls: list[ToolCall]) -> list[Part]:
-        """Make a part for each of these complete calls; only for the first if one is allowed.
+        """Make a part for each complete call; if only one is allowed, for the first alone.
 
         Args:
             calls: Calls that the model wrote where no grammar limits their number.

@@ -44,7 +44,10 @@ class CallStream:
 
     @property
     def is_calling(self) -> bool:
-        """Whether the present text is being read as a call. It may turn out not to be one."""
+        """Whether the present text comes after an opening mark, or is a message to a tool.
+
+        It may turn out to be no call. Text that `BareCalls` reads does not count.
+        """
         return isinstance(self._reader, MarkedCalls)
 
     @property

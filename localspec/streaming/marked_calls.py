@@ -67,9 +67,9 @@ class MarkedCalls(CallReader):
         return self._read_to_closing()
 
     def finish(self, *, is_cut: bool) -> list[Part]:
-        form = self._calls.form
         if self._state is not _MarkedState.CLOSING:
-            return []
+            return []  # the pieces of the calls have come; an incomplete name is left out
+        form = self._calls.form
         if is_cut and form.may_begin(self._front.lstrip(), self._text):
             return []  # an incomplete call
         calls = calls_in(self._text, self._calls.tools, form.read)
@@ -78,6 +78,10 @@ class MarkedCalls(CallReader):
         return self._calls.add_calls(calls)
 
     def _read_name(self) -> list[Part]:
+        """Read up to a call's name. Returns its first piece, and the pieces of its arguments.
+
+        After the name of no tool, the text is read as if no grammar were in force.
+        """
         match = self._name_pattern.search(self._text)
         if match is None:
             return []
@@ -93,6 +97,7 @@ class MarkedCalls(CallReader):
         return [first_part, *self._read_arguments()]
 
     def _read_arguments(self) -> list[Part]:
+        """Read arguments. Returns the pieces of their JSON, and of calls after their end."""
         arguments = self._arguments
         json = arguments.push(self._text)
         parts = []

@@ -246,7 +246,8 @@ class AnswerRecord:
     def conclude(self, ending: Ending | None) -> Ending:
         """Make the reply from the pieces that were read and the ending, and call `on_end`.
 
-        An answer that was refused gets no reply. Without `has_begun`, `on_end` is not called.
+        An answer that was refused gets no reply. An answer that was cancelled before it began
+        gets one, but `on_end` is not called.
 
         Args:
             ending: None for an answer that has not begun, or whose process is lost.

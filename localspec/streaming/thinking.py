@@ -218,7 +218,8 @@ class ThoughtStream:
         Clears `_object` at the object's end, and if the text does not begin an object.
         """
         size = 0
-        if end.has_begun or self.held.lstrip()[:1] in ("", "{"):
+        first_character = self.held.lstrip()[:1]  # "" if all of the text is blank
+        if end.has_begun or first_character in ("", "{"):
             size = end.push(self.held)
         text = self.held[:size]
         self.held = self.held[size:]
