@@ -1,4 +1,4 @@
-"""A constraint that begins after a boundary in the answer: the end of its thoughts, or a word.
+"""A constraint that begins after a boundary in the answer: its thoughts' end, or a trigger.
 
 The boundary can be at any place in the tokens that a step drafts, also within a token. Texts
 have one character for each byte here (latin-1), because a token can end within a character.
@@ -194,7 +194,7 @@ class AfterBoundary:
         return mask
 
     def _free_mask(self) -> Mask | None:
-        """The mask in the free part, cached where possible. It must not be changed."""
+        """`_new_free_mask`, cached where possible. The mask must not be changed."""
         if self._boundary.has_other_state:
             return self._new_free_mask()
         partial_boundary = self._boundary.partial_boundary

@@ -232,9 +232,11 @@ class Blocks(Proposer):
         probs: Sequence[float],
         chain: SamplerChain,
     ) -> Decoding[ReplayScores]:
+        """Compute one block before the last tokens, and judge these in turn.
+
+        It ends after the first of them that the block would probably not have proposed.
+        """
         yield from ()
-        # Computes one block before the last tokens, and compares its tokens with them, as far
-        # as they would probably have been accepted.
         count = min(self._num_unjudged(tokens), len(probs))
         self._num_judged = len(tokens)
         if count == 0:

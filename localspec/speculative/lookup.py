@@ -293,14 +293,15 @@ class Lookup(Proposer):
         self._find_continuation(tokens)
         if self._chain is not None and self._chain.constraint is not None:
             self._join_forced(self._chain)
-        first = self._next(0)
-        if first is None:
+        found_token = self._next(0)
+        if found_token is None:
             return ProposerState(0, draft_off=DraftOff.NOTHING_REPEATS)
+        _, kind = found_token
         return ProposerState(
             MAX_DRAFT_TOKENS,
             num_unjudged=max(len(tokens) - self._num_judged, 0),
-            confidence=self._confidence(first[1]),
-            source=first[1].source,
+            confidence=self._confidence(kind),
+            source=kind.source,
         )
 
     def _find_continuation(self, tokens: Sequence[int]) -> None:
@@ -328,13 +329,13 @@ class Lookup(Proposer):
     def _join_forced(self, chain: SamplerChain) -> None:
         """Search after the forced tokens, unless an allowed continuation was found."""
         assert chain.constraint is not None
-        first = self._next(0)
+        found_token = self._next(0)
         forced = chain.constraint.forced()[: MAX_DRAFT_TOKENS - 1]
         # A forced token is more certain than a resumed occurrence.
         is_usable = (
-            first is not None
+            found_token is not None
             and not self._found.is_resumed
-            and chain.num_allowed([first[0]]) > 0
+            and chain.num_allowed([found_token[0]]) > 0
         )
         if forced and not self._forced and not is_usable:
             found = self._search(forced)
@@ -358,11 +359,11 @@ class Lookup(Proposer):
             if num_drafted < len(forced):
                 token_ids = np.array([forced[num_drafted]])
                 return Distribution(token_ids, CERTAIN), CERTAIN_CONFIDENCE
-            found = self._next(num_drafted - len(forced))
+            found_token = self._next(num_drafted - len(forced))
             # After a token that the constraint forbids, every further token would be refused.
-            if found is None or chain.num_allowed(drafted) < num_drafted:
+            if found_token is None or chain.num_allowed(drafted) < num_drafted:
                 return None
-            token, kind = found
+            token, kind = found_token
             token_ids = np.array([token])
             return Distribution(token_ids, CERTAIN), self._confidence(kind)
 
@@ -376,6 +377,10 @@ class Lookup(Proposer):
         probs: Sequence[float],
         chain: SamplerChain,
     ) -> Decoding[ReplayScores]:
+        """Search for each of the last tokens as if the text ended before it.
+
+        Tokens for which nothing is found are not judged.
+        """
         yield from ()
         num_replayed = min(len(probs), _MAX_REPLAYED)
         first = max(len(tokens) - num_replayed, self._num_judged)
@@ -384,10 +389,10 @@ class Lookup(Proposer):
         sources = []
         for position in range(first, len(tokens)):
             self._find_continuation(tokens[:position])
-            found = self._next(0)
-            if found is not None:
+            found_token = self._next(0)
+            if found_token is not None:
                 # A one-hot proposal is accepted exactly if the target draws the same token.
-                token, kind = found
+                token, kind = found_token
                 acceptance = float(token == tokens[position])
                 chances.append((self._confidence(kind), acceptance))
                 sources.append(kind.source)
@@ -531,7 +536,8 @@ class Lookup(Proposer):
         """The token to propose after num_drafted found ones of the same draft, and its kind.
 
         None if no further token is found. The first occurrence gives the token. For its kind,
-        the occurrences count that continued like the first one so far.
+        the occurrences count that continued like the first one so far: `_alive`, from which the
+        others are removed. The token is added to `_expected`.
         """
         if num_drafted < len(self._expected):
             return self._expected[num_drafted]
@@ -561,6 +567,7 @@ class Lookup(Proposer):
         return token, kind
 
     def _source(self, occurrence: Occurrence, num_drafted: int) -> MatchSource:
+        """The source of the token after an occurrence and num_drafted tokens."""
         if occurrence.text is self._reference.text:
             return MatchSource.PROMPT
         if occurrence.text is not self._own.text:

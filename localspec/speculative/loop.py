@@ -121,8 +121,10 @@ class SpeculativeDecoder:
         # How many tokens of the text follow those of each replay: 16, 8, 0, for example.
         nums_following = reversed(range(0, num_tokens, REPLAY_TOKENS))
         for num_following in nums_following:
-            tokens = self.tokens[: len(self.tokens) - num_following]
-            probs = self._probs[: len(self._probs) - num_following]
+            num_tokens_then = len(self.tokens) - num_following
+            num_probs_then = len(self._probs) - num_following
+            tokens = self.tokens[:num_tokens_then]
+            probs = self._probs[:num_probs_then]
             assert self._chain is not None
             replay = proposer.replay(tokens, probs, self._chain)
             yield result_of(replay)

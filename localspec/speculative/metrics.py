@@ -301,10 +301,11 @@ WHY_OFF = {
 
 def why_mostly_off(stats: Stats) -> str | None:
     """Why most steps of an answer did not draft, in words; None if most did."""
-    num_off = sum(stats.draft_off_steps.values())
+    steps = stats.draft_off_steps
+    num_off = sum(steps.values())
     if stats.draft_off is None or 2 * num_off < stats.num_steps:
         return None
-    reason = max(stats.draft_off_steps, key=stats.draft_off_steps.__getitem__)
+    reason = max(steps, key=steps.__getitem__)
     never_pays = stats.outlook is not None and stats.outlook.break_even is None
     if never_pays and reason in (DraftOff.DOES_NOT_PAY, DraftOff.OVER_BUDGET):
         return "draft off: it costs more here than it could gain"

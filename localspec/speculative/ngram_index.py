@@ -133,11 +133,7 @@ class NgramIndex:
         for _ in range(NUM_COMPARED):
             ends = ends[candidates >= 0]
             candidates = candidates[candidates >= 0]
-            is_same = text[candidates] == tokens[ends]
-            for back in range(1, size):
-                same = is_same.nonzero()[0]  # the runs whose last tokens are equal so far
-                text_tokens = text[candidates[same] - back]
-                is_same[same] = text_tokens == tokens[ends[same] - back]
+            is_same = _are_equal_runs(text, candidates, tokens, ends)
             is_found[ends[is_same]] = True
             ends = ends[~is_same]
             candidates = link[candidates[~is_same]]
@@ -209,6 +205,28 @@ class NgramIndex:
             )
         )
         self._hash_end()
+
+
+def _are_equal_runs(
+    text: NDArray[np.int32],
+    text_ends: NDArray[np.int32],
+    tokens: NDArray[np.int32],
+    ends: NDArray[np.int64],
+) -> NDArray[np.bool_]:
+    """(m,) whether each run of 16 tokens in `text` equals its counterpart in `tokens`.
+
+    Args:
+        text: A text.
+        text_ends: (m,) the positions of the last tokens of m runs in it.
+        tokens: Another text.
+        ends: (m,) as `text_ends`, for the counterparts in the other text.
+    """
+    are_equal: NDArray[np.bool_] = text[text_ends] == tokens[ends]
+    for back in range(1, SIZES[-1]):
+        equal = are_equal.nonzero()[0]  # the runs whose last tokens are equal so far
+        text_tokens = text[text_ends[equal] - back]
+        are_equal[equal] = text_tokens == tokens[ends[equal] - back]
+    return are_equal
 
 
 def hashes_of(tokens: NDArray[np.int32], size: int) -> NDArray[np.uint32]:

@@ -94,7 +94,7 @@ class ProposerState(NamedTuple):
 
 
 class PolicyContext(NamedTuple):
-    """What a policy is told before a step."""
+    """The facts by which a policy decides before a step."""
 
     num_cached: int
     """Tokens in the target's cache."""

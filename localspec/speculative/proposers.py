@@ -195,15 +195,20 @@ class DraftModel(Proposer):
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
         # Only new tokens are checked, since this is called before each step of a long text.
-        if max(tokens[self._num_known :], default=0) >= self.model.vocab_size:
+        new_tokens = tokens[self._num_known :]
+        if max(new_tokens, default=0) >= self.model.vocab_size:
             return ProposerState(0, draft_off=DraftOff.TOKEN_UNKNOWN_TO_DRAFT)
         self._num_known = len(tokens)
         # One more than the context, since the last draft token is never decoded.
         room = self.model.context_length + 1 - len(tokens)
         if room <= 0:
             return ProposerState(0, draft_off=DraftOff.DRAFT_CONTEXT_FULL)
-        num_missing = len(tokens) - self.begins_at - self.model.num_cached
-        return ProposerState(room, num_missing, self.begins_at, self._num_unjudged(tokens))
+        return ProposerState(
+            room,
+            num_missing=len(tokens) - self.begins_at - self.model.num_cached,
+            num_skipped=self.begins_at,
+            num_unjudged=self._num_unjudged(tokens),
+        )
 
     def propose(
         self,
@@ -363,7 +368,10 @@ class ConstraintProposer(Proposer):
         self._constraint = chain.constraint
 
     def state(self, tokens: Sequence[int]) -> ProposerState:
-        """`tokens` must end where the constraint was committed."""
+        """How many tokens are forced; 0 without a constraint.
+
+        The constraint must have been committed up to the end of `tokens`.
+        """
         if self._constraint is None:
             return ProposerState(0)
         num_tokens = min(len(self._constraint.forced()), MAX_DRAFT_TOKENS)

@@ -215,11 +215,11 @@ class AnswerOptions:
         Raises:
             OptionError: As the class.
         """
-        known = answer_keywords()
+        all_names = answer_keywords()
         for name in keywords:
-            if name not in known:
-                check_has_distribution(name)  # a better error for known samplers
-        check_keywords(keywords, known)
+            if name not in all_names:
+                check_has_distribution(name)  # a better error for samplers of other programs
+        check_keywords(keywords, all_names)
         if not isinstance(options, cls | None):
             raise OptionError(
                 f"the options are {options!r:.80}",

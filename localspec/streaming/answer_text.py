@@ -199,7 +199,7 @@ class AnswerText:
         if not is_cut:
             text = self._utf8.decode(b"", final=True)
         parts = self._thoughts.push(text)
-        head = self._thoughts.head or ""  # of a message, or all text so far
+        head = self._thoughts.head or ""  # of the present message, so far
         may_be_call = _TO_TOOL in head or num_unfinished((_TO_TOOL,), head) > 0
         if not is_cut or not may_be_call:
             parts += self._thoughts.finish()

@@ -86,9 +86,10 @@ class BareCalls(CallReader):
         return []
 
     def finish(self, *, is_cut: bool) -> list[Part]:
+        # Whether the text is whole calls and fences, without an incomplete one at its end.
         is_whole = self._state is _BareState.FENCE and not self._unfinished_fence()
         if is_cut and self._state is _BareState.OBJECT:
-            self._held = ""
+            self._held = ""  # an incomplete call
         elif is_whole and self._read_calls and not is_cut:
             self._make_certain()
         parts = self._calls.add_calls(self._certain_calls)
@@ -144,7 +145,7 @@ class BareCalls(CallReader):
             self._object = self._object[len(self._second_brace) :]  # without the first brace
             self._object_end = ObjectEnd()
             self._object_end.push(self._object)
-        elif is_bare or not any(known.startswith(begin) for known in self._object_begins):
+        elif is_bare or not any(whole.startswith(begin) for whole in self._object_begins):
             self._state = _BareState.OVER  # a call of the form, or no call
 
     def _read_object(self, character: str) -> None:

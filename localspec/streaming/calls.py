@@ -44,7 +44,7 @@ class CallStream:
 
     @property
     def is_calling(self) -> bool:
-        """Whether the present text comes after an opening mark, or is a message to a tool.
+        """Whether the present text is read as calls of the form, or as a message to a tool.
 
         It may turn out to be no call. Text that `BareCalls` reads does not count.
         """
@@ -97,7 +97,7 @@ class CallStream:
         if self.has_ended:
             return []
         if self._held_thought and not is_cut:
-            return self._calls_in_thoughts()
+            return self._read_held_thought()
         return [*self._release_thought(), *self._end_speech(is_cut=is_cut)]
 
     def _push_thought(self, text: str) -> list[Part]:
@@ -121,8 +121,8 @@ class CallStream:
             return [Part(text, is_thought=True)]
         return []
 
-    def _calls_in_thoughts(self) -> list[Part]:
-        """The calls at the end of thoughts that never ended. Other text stays a thought."""
+    def _read_held_thought(self) -> list[Part]:
+        """Read the end of thoughts that never ended. Text that is no call stays a thought."""
         self._calls.is_enforced = False  # the grammar begins only after the thoughts
         parts = self._push_speech(self._held_thought)
         self._held_thought = ""

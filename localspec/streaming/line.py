@@ -108,6 +108,7 @@ class Line:
         check_wait: Callable[[list[Place]], None] | None,
         newly_admitted: list[Place],
     ) -> bool:
+        """`join`, as a change for `_change`."""
         self._waiting.append(place)
         self._admit(newly_admitted)  # may admit others, too, if `num_at_once` has changed
         if place not in self._waiting:

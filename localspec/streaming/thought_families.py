@@ -171,4 +171,7 @@ def families_of(template: str, control_texts: Collection[str]) -> tuple[Family, 
             in_template.append(family)
         if all(sign in control_texts for sign in family.signs):
             in_vocabulary.append(family)
-    return tuple(in_template or in_vocabulary) or _TAG_FAMILIES
+    families = in_template or in_vocabulary
+    if not families:
+        return _TAG_FAMILIES
+    return tuple(families)

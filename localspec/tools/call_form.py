@@ -114,6 +114,7 @@ class CallForm:
         before, _, _ = self.start.partition(NAME)
         if opening:
             before = (self.before + before).removeprefix(opening)
+        # Only up to a quote: models may write the keys of an object in another order.
         unquoted, _, _ = before.partition('"')
         sign = _without_space(unquoted)
         begun = _without_space(text)
@@ -244,9 +245,10 @@ def _start_regex(before: str, start: str, spelled: Callable[[str], str]) -> str:
     optional = MARKED_ID.search(start)
     if optional is None:
         return before + _of_parts(start, spelled)
-    to_id = _of_parts(start[: optional.start()], spelled)
+    id_begin, id_end = optional.span()
+    to_id = _of_parts(start[:id_begin], spelled)
     marked_id = _of_parts(optional[0], spelled)
-    after_id = _of_parts(start[optional.end() :], spelled)
+    after_id = _of_parts(start[id_end:], spelled)
     return f"{before}{to_id}(?:{marked_id})?{after_id}"
 
 
@@ -338,7 +340,7 @@ def _call(name: object, arguments: object, tools: Tools) -> ToolCall:
 
 
 def _first_value(text: str) -> tuple[Any, str]:
-    """The JSON value at the beginning of a text, and the text after it."""
+    """The JSON value at the beginning of a text, and the text after it. Raises ValueError."""
     try:
         _, end = _DECODER.raw_decode(text)
     except RecursionError as error:

@@ -10,7 +10,7 @@ class ForeignResult(NamedTuple):
     """The result of a tool of another program."""
 
     text: str
-    """The whole result in words."""
+    """The whole result as text."""
 
     pictures: tuple[str, ...] = ()
     """Data URLs of images, in their order."""

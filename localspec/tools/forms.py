@@ -80,17 +80,24 @@ _UNSHOWN = (
 
 
 def unlike_template(source: str) -> CallForm | None:
-    """The form of a family that writes calls otherwise than its template shows them."""
+    """The form of a family that writes calls otherwise than its template shows them.
+
+    Args:
+        source: The template's source.
+
+    Returns:
+        The form; None for other families.
+    """
     return _by_signs(source, _UNLIKE_TEMPLATE)
 
 
 def unshown_form(source: str) -> CallForm | None:
-    """The form of a family whose template shows no calls."""
+    """The form of a family whose template shows no calls; None for other families."""
     return _by_signs(source, _UNSHOWN)
 
 
 def _by_signs(source: str, table: Sequence[tuple[Sequence[str], CallForm]]) -> CallForm | None:
-    """The first form whose texts are all in the source, if any."""
+    """The first form whose texts are all in the source; None if there is no such form."""
     unescaped = source.replace('\\"', '"')
     for signs, form in table:
         if all(sign in unescaped for sign in signs):

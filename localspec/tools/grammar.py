@@ -190,22 +190,22 @@ def _message_rules(use: ToolUse, spell: GrammarTexts) -> tuple[list[str], tuple[
     """
     channel = spell.of("<|channel|>")
     message = spell.of("<|message|>")
-    kind = f'(" json" | " "? {spell.of("<|constrain|>")} "json")?'
+    content_type = f'(" json" | " "? {spell.of("<|constrain|>")} "json")?'
     named = []
     for number, tool in enumerate(use.callable):
         name = json.dumps(tool.name)
-        named.append(f"{name} channel? {kind} {message} call_{number}")
+        named.append(f"{name} channel? {content_type} {message} call_{number}")
     rules = [f'channel: {channel} ("commentary" | "analysis")', f"named: {' | '.join(named)}"]
     trigger = " to=functions."
     if not use.must and use.answer_schema is None:
         return ["start: named", *rules], (trigger,)
     start = spell.of("<|start|>")
-    whole = f"channel? {json.dumps(trigger)} named"
+    last_message = f"channel? {json.dumps(trigger)} named"
     if not use.must and use.answer_schema is not None:
         rules.append(json_rule("answer", use.answer_schema))
-        whole = f'({whole} | {channel} "final" {kind} {message} answer)'
+        last_message = f'({last_message} | {channel} "final" {content_type} {message} answer)'
     return [
-        f'start: (thought {start} "assistant")* {whole}',
+        f'start: (thought {start} "assistant")* {last_message}',
         f'thought: {channel} "analysis" {message} rest',
         spell.until("rest", "<|end|>"),
         *rules,
@@ -366,20 +366,20 @@ def _sequence(
     if not others:
         return first, []
     more = f"{name}_more"
-    following = [_EMPTY]
-    beginning = []
+    more_options = [_EMPTY]
+    first_options = []
     for number, other in enumerate(others):
         if number < _MOST_ONCE:
             once = f"{more}::set_bit({number}) %if bit_clear({number})"
-            following.append(f"{between} {other} {once}")
-            beginning.append(f"{other} {more}::{1 << number:#x}")
+            more_options.append(f"{between} {other} {once}")
+            first_options.append(f"{other} {more}::{1 << number:#x}")
         else:
-            following.append(f"{between} {other} {more}::_")
-            beginning.append(f"{other} {more}::0x0")
-    written = f"({' | '.join(beginning)})?"
+            more_options.append(f"{between} {other} {more}::_")
+            first_options.append(f"{other} {more}::0x0")
+    sequence = f"({' | '.join(first_options)})?"
     if first:
-        written = f"{first} {more}::0x0"
-    return written, [f"{more}::_: {' | '.join(following)}"]
+        sequence = f"{first} {more}::0x0"
+    return sequence, [f"{more}::_: {' | '.join(more_options)}"]
 
 
 class _TagWriter:
@@ -540,7 +540,11 @@ def _unwritable(name: str) -> ConstraintError:
 
 
 def gemma_rules(name: str, schema: Schema, spell: GrammarTexts) -> list[str]:
-    """Rules for Gemma 4's notation, in which only texts are quoted, by <|"|>."""
+    """Rules of arguments in Gemma 4's notation, in which only texts are quoted, by <|"|>.
+
+    Raises ConstraintError for a required argument that cannot be written. Arguments as for
+    `tag_rules`.
+    """
     quote = spell.of(QUOTE)
     rules = [
         f"{name}_string: {quote} {name}_text",

@@ -100,7 +100,7 @@ def choices(schema: object) -> Sequence[object] | None:
 
 
 def branches(schema: object, root: Schema) -> list[object]:
-    """The alternatives of a schema, and of these in turn; the schema alone if it has none."""
+    """The alternatives of a schema, each replaced by its own; the schema alone without any."""
     ends: list[object] = []  # schemas without alternatives
     waiting = [schema]
     seen = set[int]()
