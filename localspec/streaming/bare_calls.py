@@ -122,7 +122,7 @@ class BareCalls(CallReader):
             self._read_fence(character)
 
     def _read_fence(self, character: str) -> None:
-        """Advance from FENCE by a character of a fence, or by text that is no fence."""
+        """Advance from FENCE by a character that begins no object."""
         self._fences += character.strip().lower()
         if not self._read_calls:
             self._is_fenced = self._fences.startswith(FENCES)
@@ -133,7 +133,7 @@ class BareCalls(CallReader):
             self._state = _BareState.OVER
 
     def _read_name(self, character: str) -> None:
-        """Advance from NAME: know by the object's beginning whether it may be a call."""
+        """Advance from NAME: find out from the object's beginning whether it may be a call."""
         self._object += character
         begin = "".join(self._object.split())
         is_bare = not self._read_calls and self._calls.is_bare_call(self._held)
