@@ -132,12 +132,13 @@ class TextMemory:
         if len(self.index) <= self._most_tokens:
             return
         ends = [*self._begins[1:], len(self.index)]
-        last_first = sorted(range(len(ends)), key=lambda n: (-self._last_uses[n], -n))
-        num_left = int(_KEPT_SHARE * self._most_tokens)
+        # Of parts that were used at the same time, the one that was added last comes first.
+        last_used_first = sorted(range(len(ends)), key=lambda n: (-self._last_uses[n], -n))
+        num_free = int(_KEPT_SHARE * self._most_tokens)
         kept = []
-        for number in last_first:
-            num_left -= ends[number] - self._begins[number]
-            if num_left < 0:
+        for number in last_used_first:
+            num_free -= ends[number] - self._begins[number]
+            if num_free < 0:
                 break
             kept.append(number)
         kept.sort()

@@ -225,7 +225,7 @@ class AnswerText:
             if size > 0:
                 marked.append(part._replace(text=part.text[:size], is_again=True))
             if size < len(part.text) or part.call is not None:
-                # The other text of the cut turned out to be something else, such as a mark.
+                # The remaining shown characters became something else, such as a mark.
                 self._shown_at_cut.clear()
                 marked.append(part._replace(text=part.text[size:]))
         return marked

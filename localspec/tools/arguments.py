@@ -311,7 +311,7 @@ class TagArguments(ArgumentReader):
         properties = properties_of(self._schema)
         separator = "{"
         opening = self._opening_pattern(properties)
-        space = tags.naming[len(tags.naming.rstrip()) :]
+        space = tags.naming[len(tags.naming.rstrip()) :]  # before a value
         between = tags.between.strip()
         while True:
             self._skip_space()

@@ -582,7 +582,7 @@ class _GemmaWriter:
         self._names: dict[int, str | None] = {}  # of rules, by the identity of their schema
 
     def value(self, schema: object) -> str:
-        """The name of the rule for a value of the schema."""
+        """The name of the rule for a value of the schema. Adds the rule if it is new."""
         schema = resolved(schema, self._root)
         if isinstance(schema, Mapping) and id(schema) not in self._names:
             name = f"{self._name}_{len(self._names)}"
