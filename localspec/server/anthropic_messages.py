@@ -23,6 +23,7 @@ from localspec.server.question import (
     Question,
     answer_form,
     answer_options,
+    declared_name,
     max_tokens,
     prompt_maker,
     template_variables,
@@ -118,7 +119,8 @@ class MessageForm(Form):
         stats = reply.stats
         events = self._message_start(stats.prompt_tokens, stats.cached_prompt_tokens)
         if self._block != "text" and not reply.tool_calls:
-            events += self._switch_to("text", _EMPTY_TEXT)  # an empty answer has a block, too
+            # Clients expect a text, even in an answer that has only thoughts or nothing.
+            events += self._switch_to("text", _EMPTY_TEXT)
         events += self._end_block()
         stop = _stop_fields(reply)
         return events + _named_event("message_delta", delta=stop, **_usage_fields(reply))
@@ -175,7 +177,9 @@ class MessageForm(Form):
         return _named_event("content_block_delta", index=index, delta=delta, **more)
 
     def _switch_to(self, name: str | int, block: dict[str, Any]) -> str:
-        """End any open block, and start another. Returns "" if the block is open already.
+        """End any open block, and start another.
+
+        Returns the events; "" if the block to be started is open already.
 
         Args:
             name: the type of the block; for a call, the call's index.
@@ -190,7 +194,7 @@ class MessageForm(Form):
         return ended + started
 
     def _end_block(self) -> str:
-        """End the open block. Returns "" if there is none."""
+        """End the open block, and return its last event; "" if no block is open."""
         if self._block is None:
             return ""
         ended = _named_event("content_block_stop", index=self._num_blocks)
@@ -230,10 +234,11 @@ def _tools(fields: Fields) -> dict[str, Any]:
     tools: list[Mapping[str, Any]] = []
     ignored_names: list[object] = []
     for tool in fields.objects("tools"):
+        name = declared_name(tool)
         if "input_schema" in tool:
             tools.append(tool.values)
         else:
-            ignored_names.append(tool.value("name"))
+            ignored_names.append(name)
     choice = fields.object("tool_choice")
     is_disabled = choice.flag("disable_parallel_tool_use")
     is_parallel = None
@@ -284,8 +289,9 @@ def _read_messages(fields: Fields) -> list[Message]:
 def _split_message(content: object, role: str) -> list[Message]:
     """The messages that an Anthropic message becomes, not checked yet.
 
-    The result of each call becomes a message. The texts, images, thoughts and calls become one
-    message after them, which is left out if there is nothing but results.
+    Content that is no list becomes one message. In a list, the result of each call becomes a
+    message; the texts, images, thoughts and calls become one message after these. That one is
+    left out if there are results, but neither texts, images nor calls.
     """
     if not isinstance(content, list):
         return [{"role": role, "content": content}]
@@ -345,9 +351,9 @@ def _result_message(block: Mapping[str, Any]) -> Message:
 
 
 def _without_documents(content: object) -> object:
-    """The content of a message, with the titles and texts of documents and search results.
+    """The content of a message, its documents and search results replaced by their texts.
 
-    Content that is no list is returned as it is.
+    The title of each comes first. Content that is no list is returned as it is.
     """
     if not isinstance(content, list):
         return content
@@ -363,7 +369,7 @@ def _without_documents(content: object) -> object:
 
 
 def _blocks_in_document(block: object) -> list[Any] | None:
-    """The blocks in a search result, or in a document that is text; None for another block."""
+    """The blocks in a search result, or in a document that is text; None for anything else."""
     if not isinstance(block, dict):
         return None
     source = block.get("source")

@@ -18,6 +18,7 @@ from localspec.chat.template import Message
 from localspec.chat.tool_loop import REFUSED_CALL
 from localspec.errors import LocalspecError
 from localspec.server.fields import Fields
+from localspec.server.question import declared_name
 from localspec.server.refusal import RequestError
 from localspec.tool_servers.servers import McpServers, ServerState
 from localspec.tools.foreign import ForeignFunction, ForeignResult
@@ -69,7 +70,7 @@ class McpUse:
         servers: the MCP servers that localspec was started with; None without any.
 
     Raises:
-        RequestError: a server is unknown or does not work, or the request names an address.
+        RequestError: a field is wrong, or a server is unknown or does not work.
     """
 
     def __init__(self, fields: Fields, servers: McpServers | None) -> None:
@@ -80,7 +81,7 @@ class McpUse:
         self.by_name: dict[str, Tool] = {}
         """The tools that may be called, by their names for the model."""
 
-        function_names = {_tool_name(tool) for tool in fields.objects("tools")}
+        function_names = {declared_name(tool) for tool in fields.objects("tools")}
         labels_of_lists = set()  # of the lists that the client has from an earlier response
         for item in _input_items(fields):
             if _has_type(item, "mcp_list_tools"):
@@ -99,7 +100,7 @@ class McpUse:
                 self.new_lists.append(_list_item(label, tools))
             for tool in tools:
                 name = tool.name
-                if name in function_names or name in self.by_name:
+                if name in function_names or name in self.by_name:  # another tool has it
                     name = f"{_NOT_IN_NAMES.sub('_', label)}__{name}"
                 self.by_name[name] = Tool(
                     name,
@@ -152,10 +153,11 @@ class McpUse:
             label: the server's label.
             tool_name: the tool's name on the server.
         """
-        tool = self.by_name.get(self.model_name(label, tool_name))
-        if tool is None:
-            return None
-        return _function(tool)
+        for tool in self.by_name.values():
+            function = _function(tool)
+            if function.server == label and function.tool == tool_name:
+                return function
+        return None
 
     def call(self, name: str, arguments: str) -> McpCall:
         """The call that the model asks for.
@@ -240,12 +242,12 @@ def approved_calls(fields: Fields, use: McpUse) -> list[McpCall]:
     """
     items = _input_items(fields)
     made_calls = [item for item in items if _has_type(item, "mcp_call")]
-    made_ids = {item.text("approval_request_id") for item in made_calls}
+    made_request_ids = {item.text("approval_request_id") for item in made_calls}
     approvals = _approvals(items)
     calls = []
     for item in items:
         request_id = item.text("id")
-        if not _has_type(item, "mcp_approval_request") or request_id in made_ids:
+        if not _has_type(item, "mcp_approval_request") or request_id in made_request_ids:
             continue
         function = use.function(item.text("server_label"), item.text("name"))
         if approvals.get(request_id) and function is not None:
@@ -357,13 +359,6 @@ def _approvals(items: Sequence[Fields]) -> dict[str | None, bool]:
 
 def _has_type(item: Fields, item_type: str) -> bool:
     return bool(item.value("type") == item_type)
-
-
-def _tool_name(tool: Fields) -> object:
-    """The name of a tool in a request; None if it has none."""
-    if "function" in tool:  # as in Chat Completions
-        return tool.object("function").value("name")
-    return tool.value("name")
 
 
 def _server_state(server: Fields, label: str, servers: McpServers | None) -> ServerState:

@@ -22,12 +22,15 @@ from localspec.vocabulary import Vocabulary
 
 
 class FimPrompt(NamedTuple):
-    """A gap between two texts, which the model fills in (fill in the middle)."""
+    """A gap between two texts, which the model fills in (fill in the middle).
+
+    A text that looks like a special token is read as plain text.
+    """
 
     before: str
     after: str
     files: Sequence[tuple[str, str]] = ()
-    """Names and texts of other files, the least useful first. No text can name a token."""
+    """Names and texts of other files, the least useful first."""
 
 
 # What an answer follows: messages as `checked_messages` returns them, a prompt, or a gap.
@@ -267,7 +270,7 @@ def asked_logprobs(fields: Fields, *, is_asked: bool | None) -> int | None:
         is_asked: whether the request asks for log-probabilities at all.
 
     Returns:
-        The number, 0 for those of the answer's own tokens alone; None if none are wanted.
+        The number, 0 if only those of the answer's own tokens are wanted; None if none are.
     """
     num_top = fields.integer_between("top_logprobs", 0, MOST_LOGPROBS)
     if is_asked:
@@ -283,8 +286,8 @@ def _logit_biases(fields: Fields) -> tuple[dict[str, float] | None, TextBiases]:
     """The biases on token ids, by the ids' digits, and the biases on texts.
 
     Clients send an object whose keys are ids or texts, or llama.cpp's list of pairs, where an
-    id is a number, and a string is always a text. The bias `false` bans a token. Without the
-    field the result is None and no text.
+    id is a number, and a string is always a text. The bias `false` bans a token. Returns None
+    and () if the field is missing.
 
     Raises:
         RequestError: the field is wrong.
@@ -371,14 +374,31 @@ def names_in_namespaces(fields: Fields) -> dict[str, dict[str, Any]]:
     return names
 
 
-def _namespaces_and_tools(fields: Fields) -> Iterator[tuple[object, Mapping[str, Any]]]:
-    """Each tool of a request, after the name of its namespace, or None if it is in none."""
+def _namespaces_and_tools(fields: Fields) -> Iterator[tuple[str | None, Mapping[str, Any]]]:
+    """Each tool of a request, after the name of its namespace, or None if it is in none.
+
+    Raises:
+        RequestError: a name is no string.
+    """
     for tool in fields.objects("tools"):
+        name = declared_name(tool)
         if tool.value("type") == "namespace":
             for inner in tool.objects("tools"):
-                yield tool.value("name"), inner.values
+                declared_name(inner)  # refuses a name that is no string
+                yield name, inner.values
         else:
             yield None, tool.values
+
+
+def declared_name(tool: Fields) -> str | None:
+    """The name of a tool or a namespace in a request; None if it has none.
+
+    Raises:
+        RequestError: the name is no string.
+    """
+    if "function" in tool:  # as in Chat Completions
+        return tool.object("function").text("name")
+    return tool.text("name")
 
 
 def flat_name(name: object, namespace: object) -> str:
@@ -459,7 +479,7 @@ def tool_options(
 
 
 def answer_form(form: Fields) -> dict[str, Any]:
-    """The options of an answer that give its form (text or JSON), by keyword.
+    """The options of an answer that give its form, by keyword; {} if it is text.
 
     Args:
         form: the object in the request that describes the form. Without fields it is text.

@@ -144,6 +144,18 @@ def test_a_call_waits_for_approval(server, approve):
         assert "mcp_call" not in kinds(third)
 
 
+def test_an_approved_call_of_another_server_is_not_made(server):
+    request = {"type": "mcp_approval_request", "id": "mcpr_1", "server_label": "another"}
+    answer = {"type": "mcp_approval_response", "approval_request_id": "mcpr_1"}
+    items = [
+        {"role": "user", "content": "Hi"},
+        {**request, "name": "now", "arguments": "{}"},
+        {**answer, "approve": True},
+    ]
+    found = asked(server, "now", tools=[asking_for("now")], input=items)
+    assert "mcp_call" not in kinds(found)
+
+
 def test_what_may_destroy_waits_whatever_the_request_says(server):
     found = asked(server, "erase", tools=[never("erase")])
     assert kinds(found) == ["mcp_list_tools", "mcp_approval_request"]

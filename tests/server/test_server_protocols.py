@@ -485,6 +485,8 @@ def test_log_probabilities_are_told_where_they_are_asked_for(server, name):
 
 
 IMAGE = [{"role": "user", "content": [{"type": "image_url"}]}]
+NAMELESS = {"name": ["f"], "input_schema": FEW}
+INNER = {"type": "namespace", "name": "n", "tools": [{"type": "function", **NAMELESS}]}
 
 
 @pytest.mark.parametrize(
@@ -497,12 +499,19 @@ IMAGE = [{"role": "user", "content": [{"type": "image_url"}]}]
         ("chat", {"proposer": "head"}, "this engine has no proposer 'head'. It has "),
         ("chat", {"tool_choice": "required"}, "the tools are none"),
         ("chat", {"modalities": ["text", "audio"]}, "audio"),
+        ("chat", {"tools": [{"type": "function", "function": NAMELESS}]}, 'name is ["f"]'),
         ("completions", {"prompt": [99_999_999]}, "99999999"),
         ("completions", {"echo": True, "suffix": "x"}, "echo is true"),
         ("responses", {"previous_response_id": "resp_1"}, "previous_response_id"),
         ("responses", {"background": True}, "background"),
+        ("responses", {"tools": [{"type": "function", **NAMELESS}]}, 'name is ["f"]'),
+        ("responses", {"tools": [{**INNER, "name": {}}]}, "name is {}"),
+        ("responses", {"tools": [INNER]}, 'name is ["f"]'),
         ("messages", {"tool_choice": {"type": "tool"}}, "tool_choice is"),
+        ("messages", {"tools": [NAMELESS]}, 'name is ["f"]'),
+        ("messages", {"tools": [{"type": "web_search_1", "name": 1}]}, "name is 1"),
         ("ollama chat", {"options": {"mirostat": 1}}, "no draft can be verified"),
+        ("ollama chat", {"tools": [{"function": NAMELESS}]}, 'name is ["f"]'),
         ("ollama chat", {"think": "loud"}, "one of low, medium, high, max"),
         ("ollama generate", {"images": ["aGVsbG8="]}, "has an image in it"),
         ("ollama generate", {"template": "{{ .Prompt }}"}, "template"),
