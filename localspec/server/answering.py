@@ -99,7 +99,7 @@ class Waiting(NamedTuple):
     """The place in the line, from 1 on; 0 while the request is answered."""
 
     num_tokens: int = 0
-    """Always 0, as the prompt is not known yet: `ReadingPrompt` has the number."""
+    """Always 0: the prompt is not known yet. `ReadingPrompt` has the same field."""
 
     num_cached: int = 0
     """Always 0, too."""
@@ -214,8 +214,8 @@ class Service:
     """The calls of MCP servers' tools that run now."""
 
     no_decode_lock: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held by a request that needs an engine without a decode. Only one of these runs at a
-    time, so that many of them do not slow an answer down."""
+    """Held by a request that uses an engine but decodes nothing: it counts tokens, for example.
+    Only one of these runs at a time, so that many of them do not slow an answer down."""
 
     logged: set[str] = field(default_factory=set)
     """The lines about unread fields that are logged already, see `Fields.log_unread`."""
@@ -259,7 +259,7 @@ class Service:
     async def run_call(self, call: Coroutine[Any, Any, Result]) -> Result:
         """Run a call of an MCP server's tool, and return its result.
 
-        The call is cancelled if the server stops.
+        The call is cancelled if the server stops, or if this coroutine is cancelled.
 
         Raises:
             RequestError: the server is stopping.
@@ -286,7 +286,7 @@ class Service:
 class Answering:
     """The work on one question: it waits for its turn, then the model answers.
 
-    It begins when it is made, in a task of its own. Only the event loop may use it.
+    The work begins at once, in a task of its own. Only the event loop may use it.
 
     Args:
         service: the server's.
@@ -354,8 +354,8 @@ class Answering:
     async def events(self) -> AsyncGenerator[list[Event | Echo], None]:
         """Yield the events, several at once if they come faster than they are read.
 
-        After the last event the error is raised if an answer failed, or RequestError if the
-        server is stopping.
+        If none comes for `Service.patience_s`, a `Waiting` is yielded. After the last event the
+        error is raised if an answer failed, or RequestError if the server is stopping.
         """
         is_over = False
         while not is_over:
@@ -385,7 +385,7 @@ class Answering:
     async def _answer_in_turn(self) -> None:
         """Wait for the turn, load the model if need be, and have all inputs answered.
 
-        If the question keeps the model loaded for 0 s, the model is closed at the end.
+        If the model is to be kept loaded for 0 s, it is closed once no answer needs it.
         """
         await self._turn.has_come.wait()
         self.waited_s = time.monotonic() - self._joined_s
@@ -401,9 +401,8 @@ class Answering:
                 await self._answer_all(engine)
         if keep_s == 0 and model.engine is not None:
             model.keep_s = 0.0
-        is_alone = (
-            self._service.line.num_admitted == 1
-        )  # else the last request closes the model
+        # If other requests are being answered, the last of them closes the model.
+        is_alone = self._service.line.num_admitted == 1
         if is_alone and model.keep_s == 0:
             await models.close_unused(math.inf)
         self.is_complete = True
@@ -412,7 +411,7 @@ class Answering:
         """Have each input answered as often as the question says. Raises what an answer raises.
 
         Answers begin in order. Several run at once while no other request has to wait. The
-        first answer reads the prompt before the others begin, with a copy of its caches.
+        first answer has read its prompt before the others begin, which can copy its caches.
         """
         question = self.question
         running: dict[asyncio.Task[None], ServerTurn] = {}
@@ -454,7 +453,7 @@ class Answering:
     ) -> ServerTurn:
         """A turn for one more answer: the question's own, or a further one if one is free.
 
-        If there is none, it waits until one of the running answers has ended.
+        If none is free, this waits until one of the running answers has ended.
 
         Args:
             running: the running answers, with their turns; an ended one is removed.
@@ -509,8 +508,8 @@ class Answering:
         assert isinstance(question_input, RawSource)
         if last_echo is not None:
             return last_echo._replace(number=number)
-        made = await asyncio.to_thread(engine._make_prompt, question_input)
-        tokens = made.prompt.tokens
+        made_prompt = await asyncio.to_thread(engine._make_prompt, question_input)
+        tokens = made_prompt.prompt.tokens
         detokenize = partial(engine.detokenize, special=True)
         text = question_input.prompt
         if not isinstance(text, str):

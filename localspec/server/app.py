@@ -121,7 +121,7 @@ class Limits:
     patience_s: float = 10.0
     """A client that gets nothing for this many seconds gets an event that it has to wait."""
 
-    keep_s: float = 20.0
+    save_s: float = 20.0
     """After this many seconds without a request a model writes its caches to disk."""
 
     unload_s: float = 30 * 60.0
@@ -185,9 +185,9 @@ class Server:
         return RequestLog(guarded, self._service.counters, frozenset(paths))
 
     def stop(self) -> None:
-        """End all requests with an error: those that wait now, those being answered soon.
+        """End waiting requests with an error at once, and the others after `LAST_ANSWER_S`.
 
-        It has to be called in the event loop.
+        Calls of MCP servers' tools end at once, too. Only the event loop may call this.
         """
         self._service.is_stopping = True
         for answering in list(self._service.answerings):
@@ -198,7 +198,7 @@ class Server:
         asyncio.get_running_loop().call_later(LAST_ANSWER_S, self._stop_all)
 
     def _stop_all(self) -> None:
-        """End the requests that are still being answered with an error."""
+        """End all requests with an error, and any embedding of texts."""
         for answering in list(self._service.answerings):
             answering.stop()
         self._service.models.stop_embedding()
@@ -225,7 +225,7 @@ class Server:
     def _gets(self) -> dict[str, Callable[[Request], Any]]:
         """By its path, the function that computes the response to a GET request.
 
-        It returns a `Response`, or a value to be sent as JSON. It may raise RequestError.
+        Each returns a `Response`, or a value to be sent as JSON, or raises RequestError.
         """
         models = self._service.models
         unload_s = self._limits.unload_s
@@ -249,7 +249,7 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, _app: Starlette) -> AsyncGenerator[None, None]:
-        """Starlette's lifespan: sets the threads up, unloads unused models, closes all."""
+        """Starlette's lifespan: sets threads up, closes unused models, and all at the end."""
         # Each running answer takes a thread; short work must not wait until one is free.
         threads = ThreadPoolExecutor(_NUM_THREADS, "localspec-server")
         asyncio.get_running_loop().set_default_executor(threads)
@@ -264,8 +264,8 @@ class Server:
         """Write unused models' caches to disk, and close unused models, until cancelled."""
         limits = self._limits
         while True:
-            await asyncio.sleep(min(_UNUSED_CHECK_S, limits.unload_s, limits.keep_s))
-            await self._service.models.keep_unused(limits.keep_s)
+            await asyncio.sleep(min(_UNUSED_CHECK_S, limits.unload_s, limits.save_s))
+            await self._service.models.keep_unused(limits.save_s)
             if self._service.line.num_admitted == 0:
                 turn = self._service.join(None)
                 try:

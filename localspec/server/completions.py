@@ -1,4 +1,7 @@
-"""OpenAI's Completions and Chat Completions, and llama-server's own endpoints."""
+"""OpenAI's Completions and Chat Completions.
+
+Also llama-server's endpoints for tokens of texts, for the chat template, and for properties.
+"""
 
 from __future__ import annotations
 
@@ -245,7 +248,8 @@ class Completion(OpenAIForm):
     def _echo_logprobs(self, echo: Echo) -> dict[str, list[Any]] | None:
         """The log-probabilities of a prompt's tokens, see `_logprob_lists`.
 
-        The first token has none. The answer's next token gets the prompt's end as its offset.
+        The first token has none. The answer's first token gets the prompt's end as its offset.
+        Returns None if log-probabilities are not wanted.
         """
         self._offsets[echo.number] = 0  # of the second token, if the first is a begin token
         if echo.text.startswith(echo.first):
@@ -297,7 +301,7 @@ class Completion(OpenAIForm):
         return lists
 
     def _prompt_length(self, number: int) -> int:
-        """The characters of an answer's prompt; 0 if it is a list of token ids."""
+        """The characters of an answer's prompt, or before its gap; 0 for a list of tokens."""
         prompt = self.question.inputs[number // self.question.num_answers]
         if isinstance(prompt, FimPrompt):
             return len(prompt.before)

@@ -71,7 +71,7 @@ def _decompress(decoder: _Decoder, body: bytes, most: int) -> bytes:
 
     Raises:
         RequestError: there would be more than `most` bytes.
-        EOFError: the compressed body ends too early, or too late.
+        EOFError: the compressed body ends too early, or something follows its end.
         Exception: the decoder's own error, see `_errors`.
     """
     pieces: list[bytes] = []

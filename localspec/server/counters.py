@@ -1,4 +1,4 @@
-"""Counts what the server has done since it began, in the text that Prometheus reads."""
+"""Counts what the server has done since it began, and writes it in Prometheus's format."""
 
 from __future__ import annotations
 
@@ -93,7 +93,8 @@ def _rate(number: float, seconds: float) -> float:
 def _model_series(models: ServedModels) -> Iterator[tuple[str, float]]:
     """The series of each model, with their numbers.
 
-    They are whether it is loaded (1 or 0), and while it is loaded, its planned memory in bytes.
+    They say whether it is loaded (1 or 0) and, for a loaded model that answers, its planned
+    memory in bytes.
     """
     for model in models.listed:
         yield _series("localspec_model_loaded", model=model.name), model.engine is not None

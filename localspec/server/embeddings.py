@@ -56,7 +56,7 @@ async def _ask_embedder(
     """
     started_s = time.monotonic()
     models = service.models
-    embedder = service.models.embedder_named(name)
+    embedder = models.embedder_named(name)
     texts_to_read = texts or [_ANY_TEXT]
     results = []
     for start in range(0, len(texts_to_read), _TEXTS_PER_CALL):
@@ -145,7 +145,10 @@ def ollama_embed(fields: Fields) -> Handler:
 
 
 def ollama_embeddings(fields: Fields) -> Handler:
-    """The handler of a request to /api/embeddings, which older clients of Ollama use."""
+    """The handler of a request to /api/embeddings, which older clients of Ollama use.
+
+    Without a prompt it only loads the model, and the embedding is [].
+    """
     name = fields.text("model")
     prompt = fields.text("prompt")
     texts = []
@@ -203,7 +206,7 @@ def rerank(fields: Fields) -> Handler:
 def _document_text(document: object) -> object:
     """The text of a document, which a client sends as it is or in an object.
 
-    It is of another type if the request is wrong.
+    The result is no string if the request is wrong.
     """
     if isinstance(document, dict):
         return document.get("text")

@@ -36,8 +36,8 @@ _STRING = re.compile(rb'"[^"]*"?')
 class Fields:
     """A JSON object in a request. A field that is null counts as missing.
 
-    Each method that reads a field takes its name, returns None if the field is missing, and
-    raises RequestError if its value has the wrong type.
+    Each method that reads a field takes its name, and raises RequestError if its value has the
+    wrong type. Unless it says otherwise, it returns None if the field is missing.
 
     Args:
         values: the object: the fields' values by name.

@@ -1,4 +1,4 @@
-"""Answers POST requests: reads the body, has it answered, and writes the response."""
+"""Answers POST requests: reads the body, has the model answer, and writes the response."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Form(abc.ABC):
     ) -> AsyncGenerator[str, None]:
         """Do what the answers to a question ask for. Yields the stream's texts.
 
-        If the results have to be answered, too, it sets `question` and `has_next_question`.
+        If that leads to a further question, it sets `question` and `has_next_question`.
 
         Args:
             service: the server's.
@@ -320,11 +320,11 @@ class PostEndpoint:
         Args:
             form: the form.
             scope: the request's scope, which gets the `Answering` for the log.
-            headers: the response's headers, which are changed until the stream begins.
+            headers: the response's headers, to which this adds some.
             writer: writes the stream.
 
         Returns:
-            The answers, by their numbers.
+            The answers, in the order of their numbers.
         """
         finished: list[Finished] = []
         answering = Answering(self._service, form.question)
@@ -447,8 +447,8 @@ def usage_of(finished: Sequence[Finished], question: Question) -> dict[str, Any]
     A prompt counts once, even if it has several answers.
 
     Args:
-        finished: all answers, by their numbers.
-        question: the question.
+        finished: all answers, in the order of their numbers.
+        question: the question, for its number of answers to a prompt, and its prediction.
     """
     all_stats = [answer.reply.stats for answer in finished]
     stats_of_prompts = all_stats[:: question.num_answers]  # those of the first answer to each

@@ -75,7 +75,10 @@ class Guard:
         await self._app(scope, receive, send)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
-        """Raise RequestError if a request is not allowed; else note its client in the scope."""
+        """Raise RequestError if a request is not allowed; else note its client in the scope.
+
+        No client is noted for a path that needs no key.
+        """
         host = headers.get("host", "")
         if not _is_allowed_host(host, self._access.hosts):
             raise RequestError(

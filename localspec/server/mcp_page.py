@@ -42,7 +42,8 @@ def mcp_call(fields: Fields) -> Handler:
     Args:
         fields: the request: "name", the tool's name in the list of tools; "arguments", as JSON;
             "model", the model that reads the result; "approved": "once" or "always" if the user
-            has approved the call.
+            has approved the call. "always" allows later calls, too, if the tool cannot destroy
+            anything.
     """
     name = fields.text("name") or ""
     arguments = fields.text("arguments") or "{}"

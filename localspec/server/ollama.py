@@ -37,7 +37,7 @@ from localspec.tools.tool import CallPiece, ToolCall, whole_calls
 # Clients compare this version with the first one of Ollama that has what they need.
 OLLAMA_VERSION = "0.12.0"
 _LONGEST_S = 9e9  # until a model is unloaded, as clients see it: some 285 years, as in Ollama
-# The names after /api/ of what this server lacks, other than paths that Ollama lacks, too.
+# The names after /api/ of Ollama's paths that this server lacks.
 _NOT_OFFERED = ("pull", "push", "create", "copy", "delete", "blobs")
 
 
@@ -129,7 +129,7 @@ def _listed_model(model: ServedFile[Any]) -> dict[str, Any]:
 
 
 def _capabilities(model: ServedModel | ServedEmbedder) -> list[str]:
-    """What a model can do, in Ollama's words, which has none for a reranker."""
+    """What a model can do, in Ollama's words. They have none for a reranker, which gets []."""
     if isinstance(model, ServedEmbedder):
         if model.is_reranker:
             return []
@@ -149,7 +149,7 @@ def _capabilities(model: ServedModel | ServedEmbedder) -> list[str]:
 def _tool_facts(model: ServedModel | ServedEmbedder) -> dict[str, str]:
     """A field that says where a prompt describes tools; {} for an embedder.
 
-    It is the model's template, or a message in words where the template has no tools.
+    The place is the model's template or, if that has no tools, a message in words.
     """
     if isinstance(model, ServedEmbedder):
         return {}

@@ -115,7 +115,7 @@ class RequestError(LocalspecError):
 def refusal_of(error: Exception) -> RequestError:
     """The error to send to a client for an exception.
 
-    An unexpected exception, which may contain a text of the request, is logged; the client
+    An unexpected exception is logged, with any text of the request that it contains. The client
     only learns that the server failed.
     """
     if isinstance(error, RequestError):
@@ -227,7 +227,7 @@ def _type_of(error: RequestError, types: Mapping[int, str], server_error_type: s
 
 
 def _sizes(error: RequestError) -> dict[str, int]:
-    """The numbers of tokens in a prompt that is too long and in the context.
+    """The number of tokens in a prompt that is too long, and the context's length.
 
     They are in llama-server's fields. Returns {} for any other error, or if they are not known.
     """

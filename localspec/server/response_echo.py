@@ -51,7 +51,7 @@ class RequestEcho:
             "reasoning": {"effort": fields.object("reasoning").text("effort"), "summary": None},
             "text": {"format": _text_format(fields.object("text").object("format"))},
             "tool_choice": _tool_choice(fields, question),
-            "tools": _functions(fields),
+            "tools": _tools(fields),
         }
 
     def with_sampling(self, default: SamplingParams) -> dict[str, Any]:
@@ -94,8 +94,8 @@ def _text_format(form: Fields) -> dict[str, Any]:
     }
 
 
-def _functions(fields: Fields) -> list[dict[str, Any]]:
-    """The tools of a request that are not ignored, with their namespaces."""
+def _tools(fields: Fields) -> list[dict[str, Any]]:
+    """The tools of a request that are not ignored: functions, namespaces and MCP servers."""
     tools = []
     for tool in fields.objects("tools"):
         if tool.value("type") == "namespace":

@@ -106,8 +106,8 @@ _FIELDS_OF_THOUGHT = {"role", "content", "reasoning_content"}  # of a message wi
 class ResponseForm(Form):
     """A request to /v1/responses, and its response.
 
-    The methods that return a str return events of the stream. They change the output in the
-    same way if the response is not streamed, when nobody reads the events.
+    The methods that return a str return events of the stream. Those that change the output are
+    called for a response that is not streamed, too; then the events are dropped.
 
     If the model calls tools of MCP servers, they are called, and the model answers their
     results. All answers are items of the same response.
@@ -155,7 +155,10 @@ class ResponseForm(Form):
         )
 
     async def before_answers(self, service: Service) -> AsyncGenerator[str, None]:
-        """List the tools of MCP servers, and make the calls that the client has approved."""
+        """List the tools of MCP servers, and make the calls that the client has approved.
+
+        Raises ContextError if the tools take too much of the context.
+        """
         tools = list(self._mcp.by_name.values())
         if tools:
             await with_engine(service, self.model, partial(check_room, tools=tools))
@@ -164,7 +167,7 @@ class ResponseForm(Form):
         for call in self._approved_calls:
             opening = self._opening_events()
             yield opening + self._start_call(call)
-            result = await self._result_of(service, call)
+            result = await self._make_call(service, call)
             yield self._end_call(result)
             name = self._mcp.model_name(call.function.server, call.function.tool)
             self._messages = [*self._messages, *call_messages(name, call.json, result)]
@@ -196,12 +199,12 @@ class ResponseForm(Form):
                     yield self._add_whole_item(request, None)
                     continue
                 yield self._start_call(call)
-                result = await self._result_of(service, call)
+                result = await self._make_call(service, call)
                 yield self._end_call(result)
                 results.append(result_message(tool_call.id, tool_call.name, result))
             if len(results) == len(reply.tool_calls):
-                said = answer_message(reply.text, reply.tool_calls, reply.thoughts)
-                self._messages = checked_messages([*self._messages, said, *results])
+                calling = answer_message(reply.text, reply.tool_calls, reply.thoughts)
+                self._messages = checked_messages([*self._messages, calling, *results])
                 choice = choice_once_called(self._options.get("tool_choice"))
                 if self._num_calls_left <= 0:
                     choice = "none"
@@ -209,7 +212,7 @@ class ResponseForm(Form):
                 self.question = self._make_question()
                 self.has_next_question = True
 
-    async def _result_of(self, service: Service, call: McpCall) -> ForeignResult:
+    async def _make_call(self, service: Service, call: McpCall) -> ForeignResult:
         """Make a call, and return its result, cut to the part of the context that it may take.
 
         If the request has made too many calls, the result is an error, and no call is made.
@@ -305,10 +308,13 @@ class ResponseForm(Form):
         return opening or self._in_progress_event(event.field)
 
     def _end_answer(self, reply: Reply) -> str:
-        """End the open item of an answer. Without text and calls it gets an empty message."""
+        """End the open item of an answer.
+
+        An answer that has neither text nor calls gets an empty message.
+        """
         started = ""
-        has_message = self._item is not None and self._item.name != "reasoning"
-        if not has_message and not reply.tool_calls:
+        is_without_text = self._item is None or self._item.name == "reasoning"
+        if is_without_text and not reply.tool_calls:
             started = self._switch_to(_Item("message"))
         status = "completed"
         is_whole_call = self._item is not None and self._item.is_whole_call
@@ -540,7 +546,7 @@ def _with_mcp_tools(fields: Fields, use: McpUse) -> Fields:
     choice = fields.value("tool_choice")
     if isinstance(choice, Mapping) and choice.get("type") == MCP_TYPE:
         choice = _choice_of_functions(choice, use)
-    fields.flag("parallel_tool_calls")  # it is read from the copy: here it counts as read, too
+    fields.flag("parallel_tool_calls")  # so that it counts as read: only the copy is read
     return Fields(
         {
             **fields.values,
@@ -551,7 +557,10 @@ def _with_mcp_tools(fields: Fields, use: McpUse) -> Fields:
 
 
 def _choice_of_functions(choice: Mapping[str, Any], use: McpUse) -> dict[str, Any]:
-    """A choice of an MCP server, or of one of its tools, as a choice among functions."""
+    """A choice of an MCP server, or of one of its tools, as a choice among functions.
+
+    The model has to call one of them.
+    """
     label = choice.get("server_label")
     tool_name = choice.get("name")
     if tool_name is None:
@@ -590,6 +599,8 @@ def _variables(fields: Fields) -> dict[str, Any]:
 
 def _input_messages(fields: Fields, use: McpUse) -> list[Message]:
     """The conversation in a request, as messages; [] if the input is empty.
+
+    A thought is left out if neither text nor a call follows it.
 
     Args:
         fields: the request.

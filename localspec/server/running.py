@@ -73,7 +73,7 @@ class _Use(enum.IntEnum):
     SILENT = enum.auto()  # it has sent nothing at all
     IDLE = enum.auto()  # its last request is answered, and no other has begun
     SENDS_HEAD = enum.auto()  # the headers of a request have not all arrived
-    IS_NEW = enum.auto()  # it was opened a moment ago, and has sent nothing yet
+    IS_NEW = enum.auto()  # it was opened a moment ago, and no request has arrived yet
     TAKES_ANSWER = enum.auto()  # the client has not read the whole response yet
 
 
@@ -127,7 +127,10 @@ class _ClientConnection(H11Protocol):
 
     @property
     def unused(self) -> _Unused | None:
-        """What the connection does if it is unused; None while a request is being answered."""
+        """What the connection does if it is unused; None while a request is being answered.
+
+        It also counts as unused if the client has read nothing of a response for `STALLED_S`.
+        """
         since_s = self._paused_since_s
         if since_s is not None and time.monotonic() - since_s > STALLED_S:
             return _Unused(_Use.TAKES_ANSWER, since_s)

@@ -151,7 +151,9 @@ class ServedFile(abc.ABC, Generic[_Opened]):
         return 0.0
 
     def left_s(self, unload_s: float) -> float:
-        """Seconds until the model may be closed, if no request uses it; below 0 if it is late.
+        """Seconds until the model may be closed if no request comes; below 0 if overdue.
+
+        While a request uses it, the seconds do not run yet.
 
         Args:
             unload_s: the server's default for `keep_s`.
@@ -252,7 +254,7 @@ class ServedModel(ServedFile[IsolatedEngine]):
         """How much of its caches may be kept on disk, and for which clients."""
 
         self.remembers = True
-        """The argument `memory` of `load`."""
+        """Whether answers that repeat an earlier text are drafted from it."""
 
         self.memory: PairMemory | None = None
         """The planned memory of the model and its draft; None before it is loaded."""
@@ -320,7 +322,7 @@ class ServedModel(ServedFile[IsolatedEngine]):
 
     @property
     def num_slots(self) -> int:
-        """How many answers the loaded model gives at once; before, the number to be tried."""
+        """The number of answers at once; before the model is loaded, the number to be tried."""
         if self.engine is None:
             return self.parallel
         return self.engine.parallel
@@ -385,7 +387,7 @@ def _unknown_model(name: str, names: Sequence[str]) -> RequestError:
 
 
 def _last_use_s(model: ServedFile[Any]) -> float:
-    """The key by which models are sorted, the one with the latest request last."""
+    """When a request last used a model: the key for `max` and `min`."""
     return model.used_s
 
 
@@ -482,8 +484,8 @@ class ServedModels:
     async def opened(self, model: ServedFile[_Opened]) -> AsyncGenerator[_Opened, None]:
         """Give the engine of a model, which stays open until the context is left.
 
-        The model is loaded if it is not. If memory is short, or an RPC server, which serves one
-        model at a time, holds layers of another model, unused models are closed for it. Only a
+        The model is loaded if it is not. For that, unused models are closed if memory is short,
+        or if an RPC server holds layers of another model, since it serves one at a time. Only a
         request whose turn has come may call this. Raises what loading raises.
         """
         model.num_users += 1
@@ -542,7 +544,9 @@ class ServedModels:
                 await self.close_one(model)
 
     async def keep_unused(self, seconds: float) -> None:
-        """Write the caches of models that have been unused for a while to disk, where they may.
+        """Write the caches of models that have been unused for a while to disk, if they may be.
+
+        They are not written again before a request has used the model.
 
         Args:
             seconds: for how long a model has to be unused.

@@ -162,8 +162,8 @@ def test_a_server_that_is_stopped_writes_and_the_next_one_reads():
 @pytest.mark.parametrize("number", ["SIGKILL", "SIGTERM"])
 def test_what_an_idle_server_has_written_outlives_the_models_process(number):
     """A kill does after a pause; what tells all processes to end, at once."""
-    keep_s = 0.1 if number == "SIGKILL" else 3600.0
-    with running_server(cache_disk=LARGE, limits=Limits(keep_s=keep_s)) as server:
+    save_s = 0.1 if number == "SIGKILL" else 3600.0
+    with running_server(cache_disk=LARGE, limits=Limits(save_s=save_s)) as server:
         server.chat(LONG, max_tokens=12)
         engine = server.models.all[0].engine
         if number == "SIGKILL":
