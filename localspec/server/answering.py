@@ -411,7 +411,7 @@ class Answering:
         """Have each input answered as often as the question says. Raises what an answer raises.
 
         Answers begin in order. Several run at once while no other request has to wait. The
-        first answer has read its prompt before the others begin, which can copy its caches.
+        others begin once the first has read its prompt, and can copy its caches.
         """
         question = self.question
         running: dict[asyncio.Task[None], ServerTurn] = {}
@@ -453,7 +453,7 @@ class Answering:
     ) -> ServerTurn:
         """A turn for one more answer: the question's own, or a further one if one is free.
 
-        If none is free, this waits until one of the running answers has ended.
+        If none is free, this waits until a running answer has ended, and raises its error.
 
         Args:
             running: the running answers, with their turns; an ended one is removed.
@@ -657,7 +657,7 @@ class ServerRecord(AnswerRecord):
         return self.facts.num_tokens
 
     def on_reading(self, reading: Reading) -> None:
-        """Report how far the prompt is read, and measure the time that a token takes."""
+        """Report how far the prompt is read, pass on facts about it, and time its tokens."""
         if self.facts is not None:
             self._answering.not_kept = self.facts.not_kept
             self._answering.has_tool_words = self.facts.has_tool_words

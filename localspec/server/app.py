@@ -417,7 +417,7 @@ class RequestLog:
             self._count_and_log(scope, status, time.monotonic() - started_s)
 
     def _count_and_log(self, scope: Scope, status: int, total_s: float) -> None:
-        """Count a request that has ended, and log it if it is not a successful GET.
+        """Count a request that has ended. Log it, unless it succeeded and only read something.
 
         Args:
             scope: the request's scope.

@@ -109,7 +109,7 @@ class Fields:
             may_be_mixed: whether a prompt may also be a list of both strings and token ids.
 
         Raises:
-            RequestError: the field is missing, or has something else.
+            RequestError: the field is missing, has something else, or has too many strings.
         """
 
         def is_prompt(value: object) -> bool:

@@ -104,10 +104,10 @@ class Form(abc.ABC):
 
 
 # What answers a request that needs no answer of a model: returns the response's body, to be
-# written as JSON. Raises RequestError, and what loading raises.
+# written as JSON. Raises LocalspecError.
 Handler = Callable[[Service], Awaitable[Any]]
 
-# Reads a request's fields. Raises RequestError.
+# Reads a request's fields. Raises RequestError, or OptionError for a wrong option or message.
 RequestReader = Callable[[Fields], Form | Handler]
 
 
@@ -252,7 +252,7 @@ class PostEndpoint:
             await response(scope, receive, send)
 
     def _parse(self, path: str, body: bytes, coding: str) -> Form | Handler:
-        """Read a request. Raises RequestError.
+        """Read a request. Raises RequestError or OptionError.
 
         Args:
             path: the request's path.

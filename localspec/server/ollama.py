@@ -329,7 +329,10 @@ class OllamaForm(Form):
         return fields
 
     def _end_fields(self, finished: Finished) -> dict[str, Any]:
-        """The further fields of a whole answer: why it ended, and what it took."""
+        """The further fields of a whole answer: why it ended, and what it took.
+
+        If the request asks for a larger context than the model has, there is a warning, too.
+        """
         reply = finished.reply
         stats = reply.stats
         reason: str = reply.finish_reason

@@ -182,7 +182,8 @@ class ResponseForm(Form):
     ) -> AsyncGenerator[str, None]:
         """Make the calls of MCP servers' tools in the answer, or ask the client for approval.
 
-        If all calls of the answer were made, the next question has their results.
+        If all calls of the answer were made, the next question has their results. First the
+        answer is added to the output, unless it was streamed.
         """
         for answer in finished:
             if not self.question.streams:
