@@ -629,7 +629,7 @@ class ServerRecord(AnswerRecord):
         options: the answer's options.
     """
 
-    finds_its_text = True
+    finds_its_text = True  # clients send each conversation as a whole
 
     def __init__(
         self,

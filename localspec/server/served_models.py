@@ -413,9 +413,11 @@ class ServedModels:
         embedder: ServedEmbedder | None = None,
     ) -> None:
         self.all = tuple(models)
+        """The models that answer."""
+
         self.embedder = embedder
         self.listed: tuple[ServedModel | ServedEmbedder, ...] = self.all
-        """All models, with the embedder at the end."""
+        """The models that answer, and the embedder at the end."""
 
         if embedder is not None:
             self.listed = (*self.all, embedder)
