@@ -72,8 +72,8 @@ def without_files(question: str) -> tuple[str, str]:
 def attached(question: str, attachments: Sequence[Attachment]) -> str:
     """The question with the attached texts before it. Pictures are left out.
 
-    Before each text stands the name of its file. The text is fenced with backticks, one more
-    than the longest fence in it has.
+    Before each text stands the name of its file. The text is fenced with three backticks, or
+    with one more than the longest fence in it has.
     """
     parts = []
     for attachment in attachments:
@@ -117,14 +117,14 @@ def read_text_file(path: Path) -> str:
 
 
 def text_of(data: bytes, *, otherwise: str = ONE_BYTE) -> str:
-    r"""Decode the bytes of a text file; its newlines become "\n".
+    r"""Decode the bytes of a text file; "\r\n" becomes "\n".
 
-    The encoding is the one of the byte order mark, or else UTF-8. If the bytes are not UTF-8,
-    each byte is taken for one character, unless the bytes are damaged UTF-8 or no text.
+    The encoding is the one of the byte order mark, or else UTF-8. Bytes that are not UTF-8 are
+    decoded by `otherwise`, unless they are damaged UTF-8 or no text.
 
     Args:
         data: The bytes.
-        otherwise: The encoding in which each byte is one character; by default Windows-1252,
+        otherwise: An encoding in which each byte is one character; by default Windows-1252,
             which has the letters of Latin-1.
 
     Raises:
@@ -137,14 +137,14 @@ def text_of(data: bytes, *, otherwise: str = ONE_BYTE) -> str:
 
 
 def _decoded_file(data: bytes, otherwise: str) -> str:
-    """As `text_of`, with the newlines of the file. Zero bytes are not refused."""
+    """As `text_of`, but its newlines stay, and zero characters are not looked for."""
     for mark, encoding in _ENCODINGS.items():
         if data.startswith(mark):
             return _decoded(data[len(mark) :], encoding)
     try:
         return data.decode()
     except UnicodeDecodeError as error:
-        _refuse_damaged(data, error)
+        _refuse_damaged_or_binary(data, error)
         return _decoded(data, otherwise)
 
 
@@ -156,7 +156,7 @@ def _decoded(data: bytes, encoding: str) -> str:
         raise ValueError(f"byte {error.start} is not {encoding.upper()}") from error
 
 
-def _refuse_damaged(data: bytes, error: UnicodeDecodeError) -> None:
+def _refuse_damaged_or_binary(data: bytes, error: UnicodeDecodeError) -> None:
     """Raise ValueError for bytes that are not text, or are damaged UTF-8.
 
     UTF-8 counts as damaged if more characters of several bytes are valid than invalid.

@@ -158,7 +158,7 @@ def takes_tools(source: str | None) -> bool:
 
 
 def _shows_tools(template: ChatTemplate, is_late: CancelCheck) -> bool:
-    """Whether a prompt with tools contains their names."""
+    """Whether a prompt with tools names them; False if the template refuses tools."""
     tools = [tool.declared() for tool in _TOOLS]
     question: Message = {"role": "user", "content": _QUESTION}
     try:
@@ -228,7 +228,7 @@ class _FormReader:
         answer: Message = {"role": "assistant", "content": _ANSWER_TEXT}
         next_question: Message = {"role": "user", "content": _RESULT}
         turn = self._turn([answer, next_question])
-        head, _, tail = turn.partition(_ANSWER_TEXT)  # the texts around that of any answer
+        head, _, tail = turn.partition(_ANSWER_TEXT)  # around the text of an answer
         self._turn_end = self._first_mark(tail)
         self._turn_marks = {self._turn_end, *marks_in(head)}
         one_call = self._turn_with_calls(_PLAIN_ARGUMENTS)
@@ -343,10 +343,10 @@ class _FormReader:
         return prefix.lstrip()
 
     def _opening(self, prefix: str) -> str:
-        """The text with which calls begin: `prefix` up to the end of a mark.
+        """The text with which calls begin: `prefix` up to the end of a mark, if it has one.
 
-        It is the first mark, or the last one if the first ends any turn, with calls or not.
-        Raises _UnreadError if an answer without calls could begin with that text, too.
+        The mark is the first one, or the last one if the first ends turns. Raises _UnreadError
+        if an answer without calls could begin with that text, too.
 
         Args:
             prefix: The text of a call before its name.
@@ -401,7 +401,8 @@ class _FormReader:
     def _form_of_several_calls(self, prefix: str, first: _CallParts) -> CallForm | None:
         """The form of a template that takes several calls in a message.
 
-        Returns None if the template refuses two calls, or writes each as a message.
+        Returns None if the template refuses two calls, or writes each as a message. Raises
+        _UnreadError if the texts after the two names differ.
 
         Args:
             prefix: The text of the first call before its name.
@@ -477,7 +478,7 @@ class _FormReader:
 
 
 def _with_argument_fields(form: CallForm, call: _CallParts) -> CallForm:
-    """Complete a form: how arguments are written, its closing mark, and all its marks.
+    """Complete a form: how arguments are written, and its marks and tags.
 
     Raises _UnreadError if nothing stands after arguments that are written one by one.
 
@@ -587,7 +588,7 @@ def _split_separate_arguments(middle: str, after_key: str) -> _CallParts:
     if naming.endswith(QUOTE) and link.startswith(QUOTE) and middle.endswith("{"):
         after = after.removeprefix("}")
         return _CallParts(middle[:-1], None, GemmaArguments, after)
-    # Where the template names the type of a value, the second one's is a number.
+    # If the template names the types of values, that of the second value is "number".
     if naming_other.replace('"number"', '"string"') == naming:
         naming_other = naming_other.replace('"number"', f'"{KIND}"')
     # `link` stands between the first value and the second name. It may repeat the first name.

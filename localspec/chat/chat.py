@@ -124,9 +124,10 @@ class Chat(ForeignNames):
 
     @property
     def num_asked(self) -> int:
-        """The number of answers started so far.
+        """The number of answers started so far. A continuation is no new answer.
 
-        The next answer's random numbers depend on the seed and on this number.
+        At first it is the number of turns given. The next answer's random numbers depend on the
+        seed and on this number.
         """
         return self._num_asked
 
@@ -368,8 +369,8 @@ class Chat(ForeignNames):
     ) -> None:
         """Replace the system message and all turns by those of another conversation.
 
-        With the counts of that conversation, the next answers see the same turns and have the
-        same random numbers as there.
+        With the counts of that conversation, the next answers see the same turns as there. They
+        have the same random numbers, unless this chat has started more answers.
 
         Args:
             messages: The messages of the other conversation: a system message, if it has one,
@@ -478,8 +479,8 @@ class ChatRecord(AnswerRecord):
     def on_end(self, reply: Reply, message: WholeMessage | None) -> None:
         """Add the answer to the chat, unless the conversation has changed since it began.
 
-        A cancelled answer without text and calls is not added. An answer that was cut is noted
-        in the chat, so that it can be continued.
+        Nothing is done if the answer has not begun. A cancelled answer without text and calls
+        is not added. An answer that was cut is noted in the chat, so that it can be continued.
 
         Args:
             reply: The reply; of a continuation only the new part.

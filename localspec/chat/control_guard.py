@@ -37,7 +37,7 @@ class Exposed(NamedTuple):
     tools: Sequence[Mapping[str, Any]] = ()
     """The tools as OpenAI declares them."""
 
-    data: frozenset[int] = frozenset()
+    result_indexes: frozenset[int] = frozenset()
     """The indexes of messages whose content is the result of a call."""
 
     variables: Mapping[str, Any] = NO_VARIABLES
@@ -269,7 +269,10 @@ def _hide(
     hidden = Hidden(_new_mark(repr(exposed)), exposed.opens_answer)
 
     def with_placeholders(text: str, spans: Iterable[Span]) -> str:
-        """The text with its spans, which are in order and do not overlap, hidden."""
+        """The text with placeholders for its spans, which are in order and do not overlap.
+
+        It is added to `hidden.shown`.
+        """
         shown = ""
         shown_until = 0
         for begin, end in spans:
@@ -288,7 +291,7 @@ def _hide(
 
     for index, message in enumerate(exposed.messages):
         hide_text = hide_message_text
-        if index in exposed.data:
+        if index in exposed.result_indexes:
             hide_text = hide_data_text
         content = ""
         for piece, picture in zip_longest(pieces_of(message), shown_in(message)):

@@ -14,7 +14,8 @@ from localspec.streaming.record import MadePrompt
 
 _ANSWER_TOKENS = 256  # left free for an answer, or more if it may be longer
 _MARK_TOKENS = 8  # room for the model's fill-in tokens
-_NUM_PARTS = 4  # the text after the gap takes at most 1/4; texts are cut in steps of 1/4
+# The answer and the text after the gap take at most 1/4 each; texts are cut in steps of 1/4.
+_NUM_PARTS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class FillInSource:
         suffix = suffix[: room // _NUM_PARTS]
         prefix = vocabulary.tokenize(self.before, parse_special=False, after=fim.prefix)
         prefix = _last_tokens(prefix, room - len(suffix))
-        # The room of both texts is rounded up, so that the same files fit while they grow.
+        # The room of both texts is rounded up, so that the same files fit while these grow.
         num_text_tokens = max(len(prefix) + len(suffix), 1)
         room_for_files = room - _rounded_up(num_text_tokens, room)
         files = self._files(workshop, room_for_files)

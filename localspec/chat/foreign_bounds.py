@@ -46,10 +46,11 @@ def check_room(engine: ChatBackend, tools: Sequence[Tool]) -> None:
 def fitting_text(engine: ChatBackend, text: str) -> tuple[str, str]:
     """Cut the result of a call to an eighth of the context.
 
-    Returns the text, which ends with a note if it was cut, and the note; "" if it was not cut.
+    Returns the text, which ends with a note if it was cut, and the note, which is "" if it was
+    not cut.
     """
     most_tokens = engine.context_length // _PART_OF_RESULT
-    # No longer text fits. It is cut first, because tokenizing a huge text takes long.
+    # A longer text never fits. It is cut before tokenizing, which takes long for a huge text.
     head = text[: most_tokens * _CHARACTERS_PER_TOKEN]
     tokens = engine.tokenize(head)
     if len(tokens) <= most_tokens and len(head) == len(text):

@@ -241,6 +241,8 @@ def _thoughts_in(message: Mapping[str, Any]) -> dict[str, str]:
 def _content(number: int, content: object, *, is_question: bool) -> dict[str, Any]:
     """The keys "content", with the text of a content, and "pictures" if there are any.
 
+    Raises OptionError.
+
     Args:
         number: The message's number, for errors.
         content: The content as a client gives it: see `checked_messages`.
@@ -272,9 +274,10 @@ def _content(number: int, content: object, *, is_question: bool) -> dict[str, An
 
 
 def _read_part(number: int, part: object, *, is_question: bool) -> str | PictureData:
-    """The text, the picture, or a note in place of one part of a content.
+    """The text or the picture of one part of a content.
 
-    Raises OptionError for a part that cannot be read. Arguments as for `_content`.
+    A note replaces a part that no model here can read, unless `is_question`. Raises OptionError
+    for any other part. Arguments as for `_content`.
     """
     kind = None
     if isinstance(part, Mapping):
@@ -476,10 +479,7 @@ def answer_message(text: str, calls: Sequence[ToolCall], thoughts: str) -> Messa
 
 
 def fit_to_form(messages: Sequence[Message], form: CallForm) -> list[Message]:
-    """The messages, with calls as templates with this form of calls accept them.
-
-    Messages with results stay as they are if no message has calls.
-    """
+    """The messages, with calls and results as templates with this form of calls accept them."""
     has_calls = any("tool_calls" in message for message in messages)
     adapted: Iterable[Message] = messages
     if form.is_single:

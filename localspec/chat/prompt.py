@@ -154,6 +154,7 @@ class PromptMaker:
         Raises:
             TemplateError: The template refuses the messages, leaves some out, or fails.
             OptionError: A picture in the last message cannot be read, or the model cannot see.
+            ConstraintError: As `enforced_grammar`.
             Interrupted: It was cancelled.
         """
         maker = self._maker_for(messages, use)
@@ -375,14 +376,14 @@ class PromptMaker:
             if len(ids) == 1:
                 token_of_mark[mark] = ids[0]
         control_ids = frozenset(filter(self._vocabulary.is_control, token_of_mark.values()))
-        grammar = kept_calls(form, use, token_of_mark)
+        grammar = enforced_grammar(form, use, token_of_mark)
         return Calls(form, use, control_ids, grammar)
 
     def _check_roles(self, exposed: Exposed, is_cancelled: CancelCheck) -> None:
         """Raise TemplateError for a message of an unusual role that the template leaves out."""
         unusual = []
         for index, message in enumerate(exposed.messages):
-            if index not in exposed.data and message["role"] not in _USUAL_ROLES:
+            if index not in exposed.result_indexes and message["role"] not in _USUAL_ROLES:
                 unusual.append(index)
         if not unusual:
             return
@@ -412,15 +413,15 @@ class PromptMaker:
             return text, hidden
         all_hidden = guard.hide_all(exposed)
         safe_text = self._render_hidden(all_hidden, is_cancelled)
-        templates_texts = guard.control_texts_in(safe_text)
-        if control_texts == templates_texts:
+        texts_of_template = guard.control_texts_in(safe_text)
+        if control_texts == texts_of_template:
             return text, hidden
         words_hidden = guard.hide_words(exposed)
         text = self._render_hidden(words_hidden, is_cancelled)
         # A switch in a message may make the template write other control texts of its own.
         other_texts = []
         for control_text in guard.control_texts_in(text):
-            if control_text not in templates_texts:
+            if control_text not in texts_of_template:
                 other_texts.append(control_text)
         if self._source_has(other_texts):
             return text, words_hidden
@@ -500,7 +501,11 @@ def _thoughts(vocabulary: Vocabulary, source: str, control_texts: Sequence[str])
     return Thoughts(families, mark_tokens=frozenset(mark_tokens))
 
 
-def kept_calls(form: CallForm, use: ToolUse, tokens: Mapping[str, int]) -> CallGrammar | None:
+def enforced_grammar(
+    form: CallForm,
+    use: ToolUse,
+    tokens: Mapping[str, int],
+) -> CallGrammar | None:
     """The grammar that constrains calls; None if calls cannot and need not be constrained.
 
     The arguments of a tool have to fit its schema. Further arguments are not allowed, unless
@@ -514,7 +519,8 @@ def kept_calls(form: CallForm, use: ToolUse, tokens: Mapping[str, int]) -> CallG
 
     Raises:
         ConstraintError: If something cannot be enforced that has to be: the schema of a strict
-            tool, a required call, or the schema of an answer without calls.
+            tool, a required call, or the schema of an answer without calls. Without llguidance
+            only a required call is an error.
     """
     must_be_constrained = use.must or use.answer_schema is not None
     if not is_installed():

@@ -138,9 +138,10 @@ class ChatSource:
     """The constraint of an answer that calls no tool."""
 
     def make(self, workshop: PromptWorkshop, is_cancelled: CancelCheck) -> MadePrompt:
-        """The prompt, with as many turns as fit. See `PromptSource`.
+        """The prompt without the oldest turns, if all do not fit. See `PromptSource`.
 
-        Raises ContextError if the prompt without all turns does not fit the context.
+        `fitting_prompt` says how many are left out. Raises ContextError if the prompt without
+        any turns before the question does not fit the context.
         """
 
         def prompt_after(turns: Sequence[Turn]) -> Prompt:

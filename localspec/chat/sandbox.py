@@ -81,7 +81,8 @@ def written_size(value: object, indent: int = 0) -> int:
     """Approximate number of characters of a value as text or JSON.
 
     A list may contain another list many times, so that a few bytes become a long text. So this
-    raises TextTooLong as soon as the sum is above MAX_TEXT.
+    raises TextTooLong as soon as the sum is above MAX_TEXT. Raises TemplateRefused for a
+    namespace, whose size is unknown.
 
     Args:
         value: Any value.
@@ -266,7 +267,7 @@ def _check_translating(text: str, table: object, *_: object) -> None:
 
 
 def _check_format(text: str, *values: object, **named_values: object) -> None:
-    """Check `str.format`."""
+    """Check `str.format` and `str.format_map`."""
     num_fields = 0
     for _, name, specification, _ in string.Formatter().parse(text):
         if name is None:  # plain text after the last field
@@ -671,7 +672,10 @@ def _raise_exception(message: object) -> NoReturn:
 
 
 def _strftime_now(date_format: str) -> str:
-    """The function `strftime_now`: the local date and time in a format of `strftime`."""
+    """The function `strftime_now`: the local date and time in a format of `strftime`.
+
+    Raises TemplateRefused for a long format.
+    """
     # A format may contain widths, by which the result is up to 256 times as long as the format.
     if len(date_format) > _MAX_DATE_FORMAT:
         raise TemplateRefused(f"it writes a date in a form of {len(date_format)} characters")

@@ -185,7 +185,7 @@ def save_session(name: str, chat: Chat) -> Path:
     """
     path = session_file(name)
     try:
-        messages = [_as_json(path, message) for message in chat.transcript]
+        messages = [_with_saved_pictures(path, message) for message in chat.transcript]
         session = Session(name, messages, chat.num_asked, chat.num_forgotten)
         make_private_folder(path.parent)
         write_whole(path, session.as_json(), durable=True)
@@ -210,7 +210,7 @@ def read_session(name: str) -> Session | None:
         raise _unreadable(path, str(error.strerror)) from error
     except (ValueError, RecursionError) as error:  # the second for nesting that is too deep
         raise _unreadable(path, f"it is not JSON ({error})") from error
-    return _session(name, path, content)
+    return _checked_session(name, path, content)
 
 
 def lock_session(name: str) -> FileLock:
@@ -234,7 +234,7 @@ def lock_session(name: str) -> FileLock:
     return lock
 
 
-def _session(name: str, path: Path, content: Any) -> Session:
+def _checked_session(name: str, path: Path, content: Any) -> Session:
     """Check the content of a session's file. Raises SessionError if it is not a session.
 
     Args:
@@ -293,7 +293,7 @@ def _pictures_folder(session_path: Path) -> Path:
     return session_path.with_suffix(".pictures")
 
 
-def _as_json(session_path: Path, message: Message) -> dict[str, Any]:
+def _with_saved_pictures(session_path: Path, message: Message) -> dict[str, Any]:
     """Write the pictures of a message to disk. Returns the message as `Session` has it.
 
     Raises OSError.

@@ -81,7 +81,7 @@ def template_source(chosen: str | None, own_source: str | None) -> str:
     if own_source is None:
         raise TemplateError(
             "the model file has no chat template",
-            "A base model goes on with a text: engine.generate_raw(). For "
+            "A base model continues a text: engine.generate_raw(). For "
             f"questions give one, as template=chatml: {', '.join(BUILT_IN)}, or Jinja source.",
         )
     return own_source

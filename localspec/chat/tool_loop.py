@@ -161,7 +161,8 @@ def tool_steps(
     without a result, and can continue.
 
     The arguments are those of `run_tools` without `ask`. Raises OptionError if a tool has no
-    function.
+    function, ContextError if the tools of MCP servers take more than a quarter of the
+    context.
     """
     chosen = AnswerOptions.of(options, **keywords)
     functions = functions_of(chat, chosen)
@@ -190,7 +191,7 @@ def steps_from(
     later_choice = choice_once_called(chosen.tool_choice)
     later_options = AnswerOptions.of(chosen, tool_choice=later_choice)
     requested: dict[str, RequestedCall] = {}  # all calls so far, by their ids
-    num_run = 0
+    num_decided = 0
     try:
         while True:
             yield answer
@@ -203,11 +204,11 @@ def steps_from(
                 steps.append(step)
                 requested[call.id] = step
             for step in steps:
-                if num_run == most_calls:
+                if num_decided == most_calls:
                     step.result = TOO_MANY_CALLS
                     later_options = AnswerOptions.of(later_options, tool_choice="none")
                 else:
-                    num_run += 1
+                    num_decided += 1
                     yield step
                     step.run()
             results = {step.call.id: step._result_with_pictures for step in steps}
@@ -255,6 +256,7 @@ def run_tools(
 
     Raises:
         OptionError: A tool has no function, or its function is async.
+        ContextError: The tools of MCP servers take more than a quarter of the context.
     """
     chosen = AnswerOptions.of(options, **keywords)
     for name, function in functions_of(chat, chosen).items():
@@ -339,7 +341,7 @@ def functions_of(chat: Chat, chosen: AnswerOptions) -> dict[str, Callable[..., A
     """The functions of the tools that an answer with these options may call, by name.
 
     Raises OptionError if a tool has no function, ContextError if the tools of MCP servers take
-    more than their part of the context.
+    more than a quarter of the context.
     """
     if not isinstance(chat, Chat):
         raise OptionError(f"the chat is {chat!r:.80}", "Give one of an engine: engine.chat().")

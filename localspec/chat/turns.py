@@ -49,7 +49,7 @@ def question_message(
         text: The text.
         images: The pictures.
         old: The question that this one replaces, whose pictures are added after `images`; None
-            for a new question. They keep their positions if the text is the same.
+            for a new question. Its pictures keep their positions if the text is the same.
 
     Raises:
         OptionError: The text is not a str, or a picture is not one.
@@ -150,7 +150,7 @@ def messages_of(turns: Sequence[Turn]) -> list[Message]:
 
 
 def turn_size(turn: Turn) -> int:
-    """The characters of text that take about as many tokens in a prompt as the turn."""
+    """The length of a text that takes about as many tokens as the turn, in characters."""
     size = 0
     for message in turn:
         size += len(message["content"])
@@ -307,19 +307,22 @@ def fitting_prompt(
     turns: Sequence[Turn],
     make: Callable[[Sequence[Turn]], Prompt],
 ) -> tuple[Prompt, int]:
-    """Make a prompt that fits the context, with as many of the latest turns as possible.
+    """Make a prompt that fits the context.
 
-    Returns the prompt, and the number of oldest turns that it leaves out.
+    If the prompt with all turns does not fit, the oldest turns are left out: as few as possible
+    so that it takes at most half of the context, or else all. Returns the prompt, and the
+    number of turns that it leaves out.
 
     Args:
         model: The model, for the length of its context.
-        always_kept: The messages that no prompt leaves out: the system message, if there is
-            one, and all messages after the turns.
+        always_kept: The messages that no prompt leaves out, for the error: the system message,
+            if there is one, and all messages after the turns.
         turns: The turns before the question, oldest first.
-        make: Makes the prompt of these messages with some of the turns.
+        make: Makes the prompt of `always_kept` and some of the turns.
 
     Raises:
-        ContextError: If the prompt without all turns does not fit. Also what `make` raises.
+        ContextError: If the prompt without any of the turns does not fit. Also what `make`
+            raises.
     """
     capacity = model.context_length
     prompts: dict[int, Prompt] = {}  # by the number of turns that are left out

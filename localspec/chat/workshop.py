@@ -48,7 +48,7 @@ class PromptWorkshop:
         self._makers: OrderedDict[tuple[str, str | None, bool], PromptMaker] = OrderedDict()
 
     def maker(self, template: str | None, *, think: bool) -> PromptMaker:
-        """The maker of prompts by a chat template. The makers used last are cached.
+        """The maker of prompts by a chat template. The most recently used makers are cached.
 
         Args:
             template: The name of a built-in template, or a Jinja source; None for the model's

@@ -11,7 +11,7 @@ import pytest
 from localspec.chat import call_forms
 from localspec.chat.call_forms import tools_of
 from localspec.chat.messages import checked_messages
-from localspec.chat.prompt import PromptMaker, kept_calls
+from localspec.chat.prompt import PromptMaker, enforced_grammar
 from localspec.chat.template import ChatTemplate
 from localspec.streaming.answer_text import AnswerText, WholeMessage
 from localspec.streaming.calls import CallStream
@@ -295,7 +295,7 @@ def check_read(source):
 def check_kept(source, some_calls):
     """The template's own calls fit the grammar, by which they are read while they come."""
     form = tools_of(source).form
-    grammar = kept_calls(form, USE, {})
+    grammar = enforced_grammar(form, USE, {})
     for calls in some_calls:
         if form.is_single and len(calls) > 1:
             continue
@@ -333,7 +333,7 @@ def test_the_calls_of_a_template_are_read_by_its_own_form(name):
 @pytest.mark.parametrize("name", MADE_UP)
 def test_a_call_that_does_not_fit_its_schema_does_not_fit_the_grammar(name):
     form = tools_of(MADE_UP[name]).form
-    grammar = kept_calls(form, USE, {})
+    grammar = enforced_grammar(form, USE, {})
     text = ended(form, turn_of(MADE_UP[name], [("look", {"text": "a", "count": 12})], ""))
     if name == "Python":
         text = text.replace("'", '"')
@@ -348,7 +348,7 @@ def test_an_argument_may_have_the_name_of_a_placeholder(name):
     form = tools_of(MADE_UP[name]).form
     schema = {"type": "object", "properties": {"a_KIND": {"type": "integer"}}}
     use = tool_use([{"name": "look", "parameters": schema}], "auto", is_parallel=True)
-    grammar = kept_calls(form, use, {})
+    grammar = enforced_grammar(form, use, {})
     text = ended(form, turn_of(MADE_UP[name], [("look", {"a_KIND": 2})], ""))
     assert fits(grammar, text)
     assert not fits(grammar, text.replace("a_KIND", "a_number"))

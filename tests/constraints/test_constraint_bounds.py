@@ -12,7 +12,7 @@ import localspec
 from call_families import FAMILIES
 from engines import PLACES
 from localspec.chat.call_forms import tools_of
-from localspec.chat.prompt import kept_calls
+from localspec.chat.prompt import enforced_grammar
 from localspec.constraints.guidance import not_kept, problem_with
 from localspec.constraints.spec import ConstraintSpec, constraint_spec
 from localspec.errors import ConstraintError
@@ -72,9 +72,11 @@ def test_a_tool_with_such_a_schema_is_refused_where_it_has_to_be_kept_to():
     tool["parameters"]["$defs"] = chain(1500)["$defs"]
     for family in FAMILIES.values():
         form = tools_of(family.template).form
-        assert kept_calls(form, tool_use([tool], "auto", is_parallel=False), {}) is not None
+        assert (
+            enforced_grammar(form, tool_use([tool], "auto", is_parallel=False), {}) is not None
+        )
         with pytest.raises(ConstraintError, match="64 levels"):
-            kept_calls(form, tool_use([tool], "required", is_parallel=False), {})
+            enforced_grammar(form, tool_use([tool], "required", is_parallel=False), {})
 
 
 @pytest.mark.parametrize("wrap", WRAPS.values(), ids=WRAPS)

@@ -9,7 +9,7 @@ import pytest
 from call_families import FAMILIES, TOOLS, written_call
 from call_grammars import after_trigger, allows, grammar_of
 from localspec.chat.call_forms import tools_of
-from localspec.chat.prompt import kept_calls
+from localspec.chat.prompt import enforced_grammar
 from localspec.chat.prompt_source import with_form
 from localspec.errors import ConstraintError
 from localspec.streaming.answer_options import AnswerOptions, spec_of
@@ -23,10 +23,13 @@ def test_another_answer_is_kept_to_as_much_of_its_schema_as_one_without_tools(na
     schema = {"type": "array", "items": {"enum": [1]}, "uniqueItems": True, "format": "path"}
     options = AnswerOptions(tools=TOOLS, json_schema=schema)
     form = tools_of(FAMILIES[name].template).form
-    assert kept_calls(form, with_form(options.tool_use(()), spec_of(options)), {}) is not None
+    assert (
+        enforced_grammar(form, with_form(options.tool_use(()), spec_of(options)), {})
+        is not None
+    )
     strict = dataclasses.replace(options, strict=True)
     with pytest.raises(ConstraintError, match="uniqueItems"):
-        kept_calls(form, with_form(strict.tool_use(()), spec_of(strict)), {})
+        enforced_grammar(form, with_form(strict.tool_use(()), spec_of(strict)), {})
 
 
 @pytest.mark.parametrize("name", FAMILIES)
