@@ -278,7 +278,10 @@ class _EntryReader:
         return bool(value)
 
     def seconds(self, key: str) -> float:
-        """A timeout in seconds; CALL_S if the entry does not have the key."""
+        """A timeout in seconds; CALL_S if the entry does not have the key.
+
+        A value above _MOST_S is taken for milliseconds.
+        """
         value = self._values.get(key)
         if value is None:
             return CALL_S

@@ -299,7 +299,7 @@ class Connection:
 async def _with_pipe_closed(transport: Any, log: ServerLog) -> AsyncGenerator[Any, None]:
     """The transport. Once it is started, this process closes its end of the log's pipe.
 
-    Then only the server can write to the pipe, and its end ends the log.
+    Then only the server can write to the pipe, and the log ends when the server ends.
     """
     async with transport as streams:
         log.pipe.close()

@@ -67,7 +67,7 @@ class ServerState:
     """Sentences on tools that are left out although they are allowed, and why."""
 
     error: LocalspecError | None = None
-    """Why its tools could not be listed; None if they were."""
+    """Why its tools could not be listed; None if they were, or if it is switched off."""
 
     stderr: Path | None = None
     """The file with its stderr; None if no program was started."""
@@ -439,12 +439,13 @@ def _read_allowed() -> dict[str, list[str]]:
 
 
 def _fingerprint(entry: ServerEntry) -> str:
-    """The key of a server in the file of allowed tools: its name, and a hash of its command.
+    """The key of a server in the file of allowed tools: its name, and a hash.
 
-    So a permission does not count for another command under the same name.
+    The hash is of its command or address, and of its folder, so that a permission does not
+    count for another server under the same name.
     """
-    command = json.dumps([entry.target, str(entry.cwd)])
-    digest = hashlib.sha256(command.encode()).hexdigest()
+    identity = json.dumps([entry.target, str(entry.cwd)])
+    digest = hashlib.sha256(identity.encode()).hexdigest()
     return f"{entry.name} {digest[:16]}"
 
 
