@@ -133,7 +133,7 @@ def read_adapter(path: str | os.PathLike[str]) -> Header:
 
 
 def checked_adapter(header: Header) -> Header:
-    """The same header with `parts` set, if it is a LoRA adapter's. Raises as `read_adapter`."""
+    """The header of a LoRA adapter with itself as its only part. Raises as `read_adapter`."""
     path = header.path
     metadata = header.metadata
     kind = metadata.get("general.type", "model")
@@ -297,8 +297,8 @@ def _shape_misfit(name: str, weight: Tensor, pair: Mapping[str, Tensor]) -> str:
     have_same_experts = a_experts == b_experts == experts
     if product_fits and have_same_rank and have_same_experts:
         return ""
-    pair_shapes = " and ".join(_shape_in_words(matrix.shape) for matrix in pair.values())
-    weight_shape = _shape_in_words(weight.shape)
+    pair_shapes = " and ".join(_shape_text(matrix.shape) for matrix in pair.values())
+    weight_shape = _shape_text(weight.shape)
     return f"its matrices for {name} are {pair_shapes}, and the weight is {weight_shape}"
 
 
@@ -308,6 +308,6 @@ def _four_dimensions(shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape + (1,) * num_missing
 
 
-def _shape_in_words(shape: tuple[int, ...]) -> str:
+def _shape_text(shape: tuple[int, ...]) -> str:
     """The shape as in "64 x 128"."""
     return " x ".join(map(str, shape))

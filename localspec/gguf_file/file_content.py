@@ -77,10 +77,10 @@ def _hashed_ranges(part: Header) -> Iterator[tuple[int, int]]:
         if tensor.size_bytes <= _NUM_SAMPLES * _SAMPLE_BYTES:
             yield tensor.offset, tensor.size_bytes
             continue
-        last_sample = tensor.size_bytes - _SAMPLE_BYTES
+        last_begin = tensor.size_bytes - _SAMPLE_BYTES
         for index in range(_NUM_SAMPLES):
-            sample = last_sample * index // (_NUM_SAMPLES - 1)
-            yield tensor.offset + sample, _SAMPLE_BYTES
+            begin = last_begin * index // (_NUM_SAMPLES - 1)
+            yield tensor.offset + begin, _SAMPLE_BYTES
 
 
 def require_unwritten(states: FileStates) -> None:

@@ -115,7 +115,8 @@ class HeadFacts:
     """Layers of the target whose inputs EAGLE-3 or DFlash reads; empty for other heads."""
 
     num_chained: int = 1
-    """Layers in a chain, each of which drafts one token and reads the whole text; else 1."""
+    """Layers in a chain, each of which drafts one token and reads the whole text; 1 without a
+    chain."""
 
     has_output_rows_only: bool = False
     """Whether a decode gives only rows of outputs, as in `Architecture`."""

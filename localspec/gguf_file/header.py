@@ -271,7 +271,10 @@ class _HeaderReader:
         )
 
     def _read_counts(self) -> tuple[int, int]:
-        """The number of tensors and the number of metadata's entries, which follow."""
+        """Check the file's first bytes and its version, and read how much follows.
+
+        Returns the number of tensors, and the number of entries of the metadata.
+        """
         if self._data[: len(_MAGIC)] != _MAGIC:
             raise _not_gguf_error(self._path, self._data[:_START_BYTES])
         version = self._read_number("<I")

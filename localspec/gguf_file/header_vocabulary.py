@@ -84,7 +84,7 @@ class FimTokens(NamedTuple):
 
 
 def fim_tokens(header: Header) -> FimTokens | None:
-    """The fill-in tokens of a model; None if it lacks that for prefix, suffix or middle."""
+    """The fill-in tokens of a model; None if it has none for prefix, suffix or middle."""
     prefix = _fim_token(header, "prefix")
     suffix = _fim_token(header, "suffix")
     middle = _fim_token(header, "middle")

@@ -116,7 +116,7 @@ def projector_beside(target: Header) -> Path | None:
 def named_projectors(model: str, files: Iterable[str], *, is_alone: bool) -> list[str]:
     """The files that are a model's projectors by their names, the preferred type first.
 
-    The name of a projector contains "mmproj". What remains of it without its type, such as F16,
+    The name of a projector contains "mmproj". Without that and the type, such as F16, the name
     is the beginning of the model's name.
 
     Args:
@@ -190,9 +190,9 @@ def cells_at_once(header: Header) -> int:
         return _GEMMA_4_CELLS
     if kind != "gemma3":
         return 0
-    # A picture is a square; one cell holds a square of patches, which are squares of pixels.
+    # A picture is a square; each cell holds a square of patches, which are squares of pixels.
     num_merged = header.number("clip.vision.projector.scale_factor") or _GEMMA_3_MERGED
     patch_size = max(header.number("clip.vision.patch_size"), 1)
-    num_patches = header.number("clip.vision.image_size") // patch_size
-    num_cells = num_patches // num_merged
-    return num_cells * num_cells
+    patches_per_side = header.number("clip.vision.image_size") // patch_size
+    cells_per_side = patches_per_side // num_merged
+    return cells_per_side * cells_per_side

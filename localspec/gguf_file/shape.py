@@ -115,7 +115,7 @@ class ModelShape:
         return max((0, *numbers))
 
     def state_width(self) -> int:
-        """The numbers in the recurrent state of a layer.
+        """How many numbers the recurrent state of a layer has.
 
         As llama_hparams::n_embd_r and n_embd_s have them, added up: for RWKV, for short
         convolutions (LFM2), else for Mamba.
