@@ -38,8 +38,9 @@ _NOT_IN_TOKEN = re.compile("[^!-~]")  # characters that cannot be sent in a head
 _ETAG = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")  # it becomes the name of a file
 _BUSY_STATUSES = {408, 429, 500, 502, 503, 504}  # HTTP; another try may help
 _PARTIAL_CONTENT = 206  # HTTP's status of an answer with the requested range of bytes
-# Names of the HTTP library's errors. After a connection broke, another try may help. If none
-# can be made, it helps only in the middle of a file; else the user hears of it at once.
+# Names of the HTTP library's errors. After a connection broke, another try may help. If no
+# connection can be made, there is another try only in the middle of a file; else the error is
+# raised at once.
 _BROKEN = frozenset({"ReadError", "ReadTimeout", "WriteError", "RemoteProtocolError"})
 _NOT_CONNECTED = frozenset({"ConnectError", "ConnectTimeout"})
 
@@ -155,6 +156,8 @@ def stream_content(remote: RemoteFile, begin: int, end: int | None = None) -> It
 def pinned_file(file: HubFile, size_bytes: int) -> RemoteFile | None:
     """The file as its pin states it, without asking the hub; None without a pinned sha256.
 
+    In place of a commit it has the pinned revision, or main.
+
     Args:
         file: The file.
         size_bytes: The file's size, taken if the pin states none.
@@ -172,8 +175,8 @@ def pinned_file(file: HubFile, size_bytes: int) -> RemoteFile | None:
 def list_files(repo: str, on_wait: OnWait = lambda: None) -> list[HubFile]:
     """The GGUF files of a repository's main branch, with their sizes and hashes.
 
-    Leaves out files with invalid facts, or with names that lead out of a folder. Raises
-    HubBusyError or DownloadError.
+    Leaves out what `HubFile` refuses: other files, invalid facts, and names that lead out of a
+    folder. Raises HubBusyError or DownloadError.
 
     Args:
         repo: The repository.
@@ -470,7 +473,8 @@ class HubBusyError(DownloadError):
 def retry_while_busy(try_once: Callable[[], Result], on_wait: OnWait) -> Result:
     """The result of `try_once`, which is called again, up to five times, after HubBusyError.
 
-    Raises the error of the last try. Waits between tries: see `delay_s`.
+    Raises the error of the last try, or the error of `delay_s`, which gives the waits between
+    tries.
 
     Args:
         try_once: Makes one try, in another thread.

@@ -23,14 +23,14 @@ _MAX_LISTED = 10  # files that an error names
 HEAD_SIGN = "mtp-"
 PROJECTOR_SIGN = "mmproj-"
 _HEAD_SIGNS = (HEAD_SIGN, "eagle3", "EAGLE3", "dflash", "DFlash", "dspark", "DSpark")
-_PART_NUMBER = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")  # its number, and of how many
+_PART_NUMBER = re.compile(r"-(\d{5})-of-(\d{5})(?=\.gguf$)")  # part 3 of 5 has 00003 and 00005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubFile:
     """A file of a hub repository; None means that a value is not known.
 
-    Raises OptionError for an invalid name, or one that would lead out of its folder.
+    Raises OptionError for an invalid value, such as a name that would lead out of its folder.
     """
 
     repo: str

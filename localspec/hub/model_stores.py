@@ -199,7 +199,8 @@ class HubCache:
         """
         name = self.find(file)
         if name is not None:
-            if _ownership_mark(name.resolve()).exists():
+            content = name.resolve()
+            if _ownership_mark(content).exists():
                 return name
             return None
         part = self._repo_folder(file) / "blobs" / f"{file.sha256}{PART_SUFFIX}"
@@ -312,8 +313,8 @@ class ForeignFile:
 def find_elsewhere(remote: RemoteFile) -> ForeignFile | None:
     """A file of another program that may be the same as a file of the hub; None if none is.
 
-    Its size is right, and its name is, or Ollama's name for it, a hash. Its content is not read
-    here and still has to be checked, so the hub's file has to have a sha256.
+    It has the right size, and is stored under the right name or sha256. Its content is not read
+    here and still has to be checked, so there is none for a file of the hub without a sha256.
     """
     if len(remote.checksum) != SHA256_DIGITS:
         return None

@@ -178,7 +178,7 @@ class DownloadJob(threading.Thread):
         sync_folder(paths.content.parent)
 
     def _adopt(self, source: Path, paths: StorePaths) -> bool:
-        """Take another program's file as the content; False if its content is not the same.
+        """Take another program's file as the content; False if it differs or cannot be read.
 
         The file is linked or copied first and then checked, so that exactly the checked bytes
         get the name.
@@ -327,9 +327,8 @@ def has_checksum(
     if len(checksum) == SHA256_DIGITS:
         digest = hashlib.sha256()
     else:
-        blob_header = (
-            f"blob {path.stat().st_size}\0".encode()
-        )  # git hashes it before the content
+        num_bytes = path.stat().st_size
+        blob_header = f"blob {num_bytes}\0".encode()  # git hashes it before the content
         digest = hashlib.sha1(blob_header, usedforsecurity=False)
     with path.open("rb") as file:
         for piece in _pieces(file):
