@@ -49,7 +49,7 @@ class DownloadPlan:
     """Paths of verified files that are in the store."""
 
     unchecked: tuple[RemoteFile, ...]
-    """Files whose name is in the store, a folder, where it may have any content."""
+    """Files whose name is in the store, a plain folder, with content that has to be checked."""
 
     missing: tuple[RemoteFile, ...]
     """Files to fetch."""

@@ -405,7 +405,10 @@ def draft_here(target: Header) -> DraftChoice:
 
 
 def _smaller_models(target: Header) -> Iterator[tuple[Path, Header]]:
-    """Paths and headers of models with fewer bytes than the target, the smallest first."""
+    """Paths and headers of models with fewer bytes than the target, the smallest first.
+
+    At most _MAX_HEADERS_READ headers are read.
+    """
     paths = _preset_model_paths()
     paths += target.path.parent.glob("*.gguf")
     sizes_and_paths: dict[Path, tuple[int, Path]] = {}  # by file, which may have several names

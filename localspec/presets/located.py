@@ -228,7 +228,7 @@ def _has_content(path: Path, _mtime_ns: int, sha256: str) -> bool:
 
 
 def _on_this_machine(model: PresetModel | Quantized) -> PresetModel | None:
-    """The model, of a `Quantized` with its files; None if a file of the hub is missing."""
+    """The model, or the files that a `Quantized` means; None if one of the hub is missing."""
     if isinstance(model, Quantized):
         cached_names = HubCache().file_names(model.repo)
         try:
@@ -447,7 +447,7 @@ def read_model_header(
 ) -> FoundHeader:
     """Read and check the header of a model or a projector; of a missing file, from the hub.
 
-    Raises ModelFileError or DownloadError.
+    Raises ModelFileError, PresetError or DownloadError.
 
     Args:
         model: The model or the projector.
@@ -512,7 +512,10 @@ def find_model(name: str | os.PathLike[str], role: Role) -> PresetModel:
 
 
 def read_model_headers(models: Mapping[Role, PresetModel]) -> dict[Role, FoundHeader]:
-    """The models' headers by role. A draft whose file holds only a head is the "head"."""
+    """The models' headers by role.
+
+    A draft whose file holds only a head becomes the "head", unless there is another head.
+    """
     headers: dict[Role, FoundHeader] = {}
     for role, model in models.items():
         headers[role] = read_model_header(model, role)

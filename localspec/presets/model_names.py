@@ -266,7 +266,7 @@ def choose_model(
 
     Args:
         model, preset, target: What the command was given; None for what it was not.
-        is_target: Whether a draft or a head is given, so that a preset's name means its target.
+        is_target: Whether MODEL can only be a target, since a draft or a head is given.
 
     Raises:
         OptionError: Two of them are given, and as `resolve_answering`.
@@ -317,7 +317,7 @@ def set_default(name: str | None) -> None:
     """
     default = None
     if name is not None:
-        default = _with_absolute_path(name)
+        default = _name_to_save(name)
 
     def with_default(names: Names) -> Names:
         return replace(names, default=default)
@@ -332,7 +332,7 @@ def set_alias(alias: str, name: str) -> str:
     `set_default` raises.
     """
     check_free(alias, is_alias=True)
-    model_name = resolve_alias(_with_absolute_path(name))
+    model_name = resolve_alias(_name_to_save(name))
 
     def with_alias(names: Names) -> Names:
         return replace(names, aliases={**names.aliases, alias: model_name})
@@ -348,7 +348,7 @@ def drop_alias(alias: str) -> None:
     malformed.
     """
 
-    def without(names: Names) -> Names:
+    def without_alias(names: Names) -> Names:
         if alias not in names.aliases:
             known = ", ".join(names.aliases) or "none"
             raise OptionError(f"there is no alias {alias!r}", f"Known aliases: {known}.")
@@ -359,10 +359,10 @@ def drop_alias(alias: str) -> None:
             default = model_name
         return Names(default, aliases)
 
-    change_names(without)
+    change_names(without_alias)
 
 
-def _with_absolute_path(name: str) -> str:
+def _name_to_save(name: str) -> str:
     """The name of a model to save: a file's path as an absolute path, any other name as it is.
 
     Raises what `resolve_answering` raises, and ModelFileError if the file is not a model.

@@ -144,10 +144,10 @@ def extended_by(name: str) -> list[str]:
 def _without_preset(text: str, name: str) -> str:
     """The text of a file of presets without the lines of one preset's tables.
 
-    Blank lines and comments before a table belong to that table.
+    Blank lines and comments are left out only between two lines of the preset.
     """
     kept: list[str] = []
-    undecided: list[str] = []  # blank lines and comments, until a line after them decides
+    undecided: list[str] = []  # blank lines and comments since the last other line
     is_in_preset = False
     for line in text.split("\n"):
         if not line.strip() or line.lstrip().startswith("#"):
