@@ -563,6 +563,7 @@ def _split_at_name(text: str, name: str) -> tuple[str, _CallParts]:
     prefix, found_name, middle = before_key.rpartition(name)
     if not found_name or not after_key:
         raise _UnreadError("a call is not shown")
+    # Arguments in one object: between its brace and the first name is only a quote.
     brace = middle.rfind("{")
     begins_object = brace >= 0 and middle[brace + 1 :].strip() == '"'
     if not begins_object:
@@ -584,6 +585,8 @@ def _split_separate_arguments(middle: str, after_key: str) -> _CallParts:
     arguments = _SEPARATE_ARGUMENTS.match(after_key)
     if arguments is None:
         raise _UnreadError("arguments are written in an unknown way")
+    # `naming` and `naming_other` stand between a name and its value, `link` between the first
+    # value and the second name.
     naming, link, naming_other, after = arguments.groups()
     if naming.endswith(QUOTE) and link.startswith(QUOTE) and middle.endswith("{"):
         after = after.removeprefix("}")
@@ -591,7 +594,7 @@ def _split_separate_arguments(middle: str, after_key: str) -> _CallParts:
     # If the template names the types of values, that of the second value is "number".
     if naming_other.replace('"number"', '"string"') == naming:
         naming_other = naming_other.replace('"number"', f'"{KIND}"')
-    # `link` stands between the first value and the second name. It may repeat the first name.
+    # The end of the first argument may repeat its name.
     link = link.replace(_FIRST_KEY, KEY)
     if KEY in link:
         after = after.replace(_SECOND_KEY, KEY, 1)

@@ -442,7 +442,7 @@ class ChatRecord(AnswerRecord):
         self._chat_source = chat._source(turns, self._turn_start, self.options)
 
     def source(self) -> PromptSource:
-        """The source of the answer's prompt.
+        """The source of the answer's prompt; a continuation has its prompt already.
 
         A new question with queue=True follows the turns that the chat has now. Raises
         OptionError if the last of them waits for the results of tools.
@@ -499,8 +499,8 @@ class ChatRecord(AnswerRecord):
         has_content = prompt.num_said or answer["content"] or reply.tool_calls
         if not has_content and reply.finish_reason == "cancelled":
             return
-        # The revision changes, so that a question asked during this answer, which does not
-        # follow it, cannot replace it.
+        # A question asked during this answer does not follow it. The revision changes, so that
+        # the answer to such a question cannot replace this turn.
         turns = [*self._kept_turns(made), (*self._turn_start, answer)]
         revision = chat._revision + 1
         vars(chat).update(_turns=turns, _revision=revision)

@@ -65,7 +65,7 @@ class Hidden:
     """The hidden texts, and the tokens of pictures, by the index in their placeholder."""
 
     shown: list[str] = field(default_factory=list)
-    """All texts in messages and tools, as the template sees them."""
+    """All texts in messages, tools and variables, as the template sees them."""
 
     @property
     def end(self) -> str:

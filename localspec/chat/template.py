@@ -153,8 +153,8 @@ class ChatTemplate:
             messages: The messages.
             is_cancelled: Whether to stop.
             tools: The tools as OpenAI declares them.
-            variables: Other variables, such as reasoning_effort. Those that the template does
-                not read are ignored.
+            variables: Other variables, such as reasoning_effort. Those in _RESERVED, and those
+                that the template does not read, are ignored.
             opens_answer: True for a prompt, which ends with the head of the next answer; False
                 for the text up to the end of the last message.
 
