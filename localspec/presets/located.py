@@ -357,9 +357,9 @@ def removal_of(preset: Preset) -> Removal:
 def damaged_files(preset: Preset) -> dict[Path, str]:
     """Check the content of a preset's files, and give the damaged files, each with a remedy.
 
-    Files of the hub are checked by their checksums. Other files are checked by their headers,
-    and those of another Python package by the sha256 that the preset states, if any. Raises
-    PresetError if files are missing.
+    Models of the hub are checked by their checksums. Adapters and other models are checked by
+    their headers, and files of another Python package also by the sha256 that the preset
+    states, if any. Raises PresetError if files are missing.
     """
     if preset_state(preset).state != "ready":
         locate(preset)  # raises

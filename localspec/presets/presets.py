@@ -465,7 +465,7 @@ def check_free(name: str, *, is_alias: bool) -> None:
     """
     if not PRESET_NAME.fullmatch(name):
         raise OptionError(f"{name!r} is not a valid name", "Use letters, digits, . and -.")
-    user_presets()
+    user_presets()  # raises if the file is malformed
     if name in load_presets():
         raise PresetError(f"there is a preset {name!r} already", "Choose another name.")
     if is_alias:

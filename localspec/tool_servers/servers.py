@@ -387,7 +387,7 @@ class _ServerFunction(ForeignFunction):
         return self._servers.call(self.server, self.tool, arguments)
 
     def allow_always(self) -> None:
-        """Allow calls of the tool without a question, also in later processes."""
+        """Allow calls of a tool that is not destructive, also in later processes."""
         super().allow_always()
         _store_allowed(self._entry, self.tool)
 
