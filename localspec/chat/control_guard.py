@@ -264,7 +264,7 @@ def _hide(
     Args:
         exposed: What the template may read.
         message_spans: Gives the spans to hide in the text of a message.
-        data_spans: Gives the spans to hide in a text of a tool, a call or a result.
+        data_spans: Gives the spans to hide in a text of a tool, a call, a result or a variable.
     """
     hidden = Hidden(_new_mark(repr(exposed)), exposed.opens_answer)
 

@@ -548,8 +548,9 @@ def enforced_grammar(
 def _schema(use: ToolUse, tool: Tool) -> Mapping[str, Any]:
     """The schema to which a tool's arguments are constrained.
 
-    It is the tool's own schema without further arguments, or that of any object if the tool's
-    schema cannot be enforced. Raises ConstraintError if it has to be enforced.
+    It is the tool's own schema. Arguments that this does not name are not allowed, unless it
+    says something about them. If it cannot be enforced, the schema is that of any object.
+    Raises ConstraintError if it has to be enforced.
     """
     schema = tool.parameters
     if _EXTRA_NAME_KEYWORDS.isdisjoint(schema):

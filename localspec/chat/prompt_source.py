@@ -138,7 +138,7 @@ class ChatSource:
     """The constraint of an answer that calls no tool."""
 
     def make(self, workshop: PromptWorkshop, is_cancelled: CancelCheck) -> MadePrompt:
-        """The prompt without the oldest turns, if all do not fit. See `PromptSource`.
+        """The prompt, without the oldest turns if not all turns fit. See `PromptSource`.
 
         `fitting_prompt` says how many are left out. Raises ContextError if the prompt without
         any turns before the question does not fit the context.

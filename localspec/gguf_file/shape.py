@@ -85,7 +85,7 @@ class ModelShape:
         return all_blocks[self.num_layers :]
 
     def _kv_heads_of_blocks(self) -> list[int]:
-        """The number of KV heads that the header states for each block: (num_blocks,)."""
+        """The number of KV heads of each block, or else of attention heads: (num_blocks,)."""
         stated = self.value("attention.head_count_kv")
         if isinstance(stated, tuple):
             heads = list(whole_numbers(stated))

@@ -265,7 +265,7 @@ def choose_model(
     takes the model from its argument `target`.
 
     Args:
-        model, preset, target: What the command was given; None for what it was not.
+        model, preset, target: The command's values; None for each that was not given.
         is_target: Whether MODEL can only be a target, since a draft or a head is given.
 
     Raises:

@@ -565,7 +565,7 @@ def toml_of(tables: Table) -> str:
         text.encode()
     except UnicodeEncodeError:
         raise OptionError(
-            f"{text!r} is not valid Unicode, which a file of presets has to be",
+            f"{text!r} is not valid Unicode, which a TOML file has to be",
             "Give the file or its folder a name of ordinary characters.",
         ) from None
     return text

@@ -18,7 +18,7 @@ _WATCHED = (
 
 
 def watched_command(command: str, args: Sequence[str]) -> list[str]:
-    """The command line that starts a program and a watcher, which ends it with this process.
+    """The command line of a program, with a watcher that ends the program after this process.
 
     On Windows there is no watcher: the program is in a job, which ends with this process.
     """
