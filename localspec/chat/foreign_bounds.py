@@ -50,7 +50,7 @@ def fitting_text(engine: ChatBackend, text: str) -> tuple[str, str]:
     not cut.
     """
     most_tokens = engine.context_length // _PART_OF_RESULT
-    # A longer text never fits. It is cut before tokenizing, which takes long for a huge text.
+    # A text longer than this never fits, and tokenizing a huge text takes long.
     head = text[: most_tokens * _CHARACTERS_PER_TOKEN]
     tokens = engine.tokenize(head)
     if len(tokens) <= most_tokens and len(head) == len(text):

@@ -165,7 +165,7 @@ def _require_no_abort(header: Header, shape: ModelShape) -> None:
 
 
 def _other_parts(header: Header) -> list[Path]:
-    """The paths of a split model's other files, beside the first; empty if it is not split.
+    """The paths of a split model's files after the first; empty if it is not split.
 
     Raises ModelFileError unless the header's file is named as the first part.
     """

@@ -208,7 +208,7 @@ def _vocabulary_misfit(target: Header, head: Header) -> str:
     first = different[0]
     return (
         f"{len(different)} of its {size} tokens differ from the target's: "
-        f"{first} is {head_texts[first]!r}, and {target_texts[first]!r} there"
+        f"token {first} is {head_texts[first]!r}, the target's is {target_texts[first]!r}"
     )
 
 

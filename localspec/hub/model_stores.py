@@ -172,7 +172,7 @@ class HubCache:
         content = self.paths(remote).content
         name = folder / "snapshots" / remote.commit / remote.file.file
         name.parent.mkdir(parents=True, exist_ok=True)
-        # Made under another name first, so that the name never leads nowhere.
+        # Made under another name, which then replaces an old link in one step.
         link = name.with_name(f"{name.name}.{os.getpid()}.link")
         try:
             link.unlink(missing_ok=True)

@@ -214,7 +214,7 @@ class DownloadJob(threading.Thread):
 
         Raises DownloadError; received bytes stay unless they are wrong.
         """
-        # A link leads to a file that is not ours and must not change; a pipe is never written.
+        # A link leads to a file that is not ours and must not change; opening a pipe may wait.
         if part.is_symlink() or (part.exists() and not part.is_file()):
             part.unlink()
         with part.open("ab") as file:
