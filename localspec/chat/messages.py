@@ -366,7 +366,7 @@ def _with_ordered_results(section: Sequence[Message]) -> Iterator[Message]:
     if following and "tool_calls" in following[0]:
         answer = following.pop(0)
     complete_calls = []
-    cut_calls = []
+    cut_calls = []  # whose arguments are no object
     results: list[Message] = []
     placed_ids = set()  # Python's ids of the messages that are in `results`
     for call, result in _paired(answer.get("tool_calls", ()), following):
@@ -399,8 +399,8 @@ def _paired(
 ) -> Iterator[tuple[Mapping[str, Any], Message | None]]:
     """Each call with its result; None in place of a missing result.
 
-    First the results that have the id of a call are paired. Then each other result goes to the
-    first call without a result: a call of the tool that it names, or else any call.
+    First the results that have the id of a call are paired. Then each remaining result goes to
+    the first call without a result: a call of the tool that it names, or else any call.
 
     Args:
         calls: The calls of an answer.

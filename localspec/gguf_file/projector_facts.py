@@ -48,7 +48,7 @@ def check_projector(header: Header) -> None:
     """Raise ModelFileError if the file is no projector, or is one for audio only."""
     path = header.path
     if header.architecture != "clip":
-        stated = header.architecture or "without an architecture"
+        stated = header.architecture or "none"
         raise ModelFileError(
             f"{path} is not a projector (its architecture is {stated!r}, not 'clip')",
             "Choose the model's projector; its file name usually begins with mmproj.",

@@ -85,7 +85,10 @@ class ModelShape:
         return all_blocks[self.num_layers :]
 
     def _kv_heads_of_blocks(self) -> list[int]:
-        """The number of KV heads of each block, or else of attention heads: (num_blocks,)."""
+        """The number of KV heads of each block: (num_blocks,).
+
+        If the header states none, it is the number of attention heads.
+        """
         stated = self.value("attention.head_count_kv")
         if isinstance(stated, tuple):
             heads = list(whole_numbers(stated))
