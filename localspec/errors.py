@@ -76,7 +76,7 @@ class ConstraintError(OptionError):
 
 
 class ParseError(LocalspecError, ValueError):
-    """An answer that fits the JSON schema of a class, and that the class refuses."""
+    """An answer that is not JSON, or that the class which was asked for refuses."""
 
 
 def require_unicode(what: str, text: str, error: type[OptionError] = OptionError) -> None:
@@ -111,7 +111,7 @@ class MemoryLimitError(LocalspecError):
 
 
 class PairError(LocalspecError):
-    """Target and draft do not fit together."""
+    """A draft, head, projector or adapter does not fit the target."""
 
 
 class PresetError(LocalspecError):
@@ -127,7 +127,7 @@ class DownloadError(LocalspecError):
 
 
 class TemplateError(LocalspecError):
-    """A chat template is missing or broken, or writes too long a prompt."""
+    """A chat template is missing or broken, refuses messages, or writes too long a prompt."""
 
 
 class TemplateLimitError(TemplateError):
@@ -170,7 +170,7 @@ class Interrupted(DecodeError):
 
 
 class CacheError(LocalspecError):
-    """The KV cache cannot be cut back to the wanted length."""
+    """A cache cannot be cut back, copied or restored, or is too large to be kept."""
 
 
 class EngineError(LocalspecError):

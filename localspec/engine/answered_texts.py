@@ -17,7 +17,7 @@ class AnsweredText:
     """A prompt and its answer. It owns cached text where no conversation is known.
 
     Args:
-        scope: The scope of its caches.
+        scope: Who and what may reuse its caches: see `Scope`.
     """
 
     def __init__(self, scope: Hashable) -> None:
@@ -98,7 +98,7 @@ class AnsweredTexts:
                 continue
             length = common_length(text.tokens, prompt)
             # A prompt that continues a text repeats all of its stable beginning, apart from the
-            # tokens that opened the answer.
+            # tokens that opened the answer: in a short text, at most half of that beginning.
             least = max(text.num_stable - _OPENING_TOKENS, text.num_stable // 2)
             if length >= least and length > longest_length:
                 longest = text

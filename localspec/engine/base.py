@@ -217,7 +217,7 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
         """Do as `load_caches`, for any owner of a text: a `Chat` or another object."""
 
     def _answer(self, record: AnswerRecord) -> Answer:
-        """The answer of a record, planned but not started. All methods for answers end here.
+        """The answer of a record, planned but not started. All methods that ask call this.
 
         Raises OptionError for options that contradict each other, and ClosedError.
         """
@@ -225,7 +225,7 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
         return Answer(record, self)
 
     def _accept(self, record: AnswerRecord) -> None:
-        """Plan a record, and list it among the engine's. Raises as `_answer`."""
+        """Plan a record, and add it to the engine's records. Raises as `_answer`."""
         record.plan = self._make_plan(record.options)
         with self._records_lock:
             self._records.add(record)  # so that `close` ends it

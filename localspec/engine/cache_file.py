@@ -190,13 +190,13 @@ def read_cache_header(path: Path) -> CacheHeader | None:
         raise ValueError("it has another length than its first line states")
     num_parts = 2 * len(identities)  # a state and a checkpoint for each model
     if not len(cached_counts) == len(sizes) == len(digests) == num_parts:
-        raise ValueError("it is for another number of models than its first line states")
-    parts = []
+        raise ValueError("the lists in its first line do not fit together")
+    outlines = []  # of each state, then of each checkpoint
     for num_cached, spans in zip(cached_counts, values["pictures"], strict=True):
-        parts.append(_outline(num_cached, len(tokens), spans))
+        outlines.append(_outline(num_cached, len(tokens), spans))
     states: list[CacheState | None] = []
-    checkpoints = parts[len(identities) :]
-    for state, checkpoint in zip(parts, checkpoints, strict=False):
+    num_models = len(identities)
+    for state, checkpoint in zip(outlines[:num_models], outlines[num_models:], strict=True):
         if state is not None:
             state = state._replace(checkpoint=checkpoint)
         states.append(state)
@@ -214,7 +214,7 @@ def read_states(path: Path, header: CacheHeader, numbers: Sequence[int | None]) 
             instead of a state.
 
     Raises:
-        ValueError: If the bytes of a state have changed, or there are none.
+        ValueError: If the bytes of a state have changed, or are missing.
         OSError: If the file cannot be read.
     """
     outlines = _with_checkpoints(header.outline.states)
@@ -252,6 +252,8 @@ def read_caches(
     make_room: Callable[[int], None],
 ) -> PooledCache | None:
     """Read a file's text with all states; None if it is missing, damaged or of other models.
+
+    A warning in the log says what is damaged.
 
     Args:
         path: The file.
@@ -293,18 +295,18 @@ def _outline(num_cached: Any, num_tokens: int, pictures: Any) -> CacheState | No
     """A state without its bytes, from the values in a file's header.
 
     Args:
-        num_cached: The tokens that the state covers; None, which gives None, without a state.
+        num_cached: The tokens that the state covers. None, without a state, gives None.
         num_tokens: The tokens of the text.
         pictures: The numbers of the pictures' spans.
 
     Raises:
-        ValueError: If the state claims more tokens than the text has.
+        ValueError: If the state covers no token, or more tokens than the text has.
     """
     if num_cached is None:
         return None
     count = int(num_cached)
     if not 0 < count <= num_tokens:
-        raise ValueError("it claims more tokens than it has")
+        raise ValueError("a cache covers no token, or more tokens than the text has")
     spans = checked_spans(pictures, count)
     no_bytes = np.empty(0, dtype=np.uint8)
     return CacheState(count, no_bytes, None, spans)

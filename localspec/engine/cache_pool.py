@@ -117,7 +117,7 @@ class CachePool:
         The lane's present text is kept for its owner. The next text is the new owner's own, or
         a copy of another text if that has a longer beginning of `tokens` cached: of a text in
         memory, in another lane or on disk. If there is neither, the lane keeps its present
-        text, which may begin like `tokens`.
+        text, which may begin like `tokens`, unless that text has another scope.
 
         Args:
             lane: The lane, which is free.
@@ -218,7 +218,7 @@ class CachePool:
         return used._replace(tokens=used.tokens[:])
 
     def _num_reusable(self, pooled: PooledCache, tokens: Sequence[int]) -> int:
-        """How many of `tokens` the target need not decode once that text is loaded."""
+        """How many of `tokens` the target need not decode once `pooled` is loaded."""
         state = pooled.states[0]
         if state is None:
             return 0
@@ -230,7 +230,9 @@ class CachePool:
         self._copies.clear()
 
     def text_of(self, owner: object) -> PooledCache | None:
-        """A copy of the owner's text and its states; None if nothing of it is cached.
+        """A copy of the owner's text and its states.
+
+        None if nothing of it is cached, or copying fails.
 
         Raises CacheError if the states are larger than the budget: `put` would refuse them.
         """

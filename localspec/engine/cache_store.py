@@ -57,7 +57,7 @@ class CacheStore:
         disk: The most bytes of all files in the folder together, and the owner of the texts.
         identities: Returns the identities of the models, the target's first, while the target's
             adapters have the scales that it gets.
-        reach: The target's `Cache.num_restorable`.
+        num_restorable: The target's `Cache.num_restorable`.
         most_tokens: The most tokens that the target's context holds.
     """
 
@@ -65,7 +65,7 @@ class CacheStore:
         self,
         disk: CacheDisk,
         identities: Callable[[Sequence[float]], list[str]],
-        reach: Callable[[CacheState, int], int],
+        num_restorable: Callable[[CacheState, int], int],
         most_tokens: int,
     ) -> None:
         self._most_bytes = disk.num_bytes
@@ -74,7 +74,7 @@ class CacheStore:
             self._owner = hashlib.sha256(disk.owner.encode()).hexdigest()
         self._identities_under = identities
         self._target_content = _target_content(identities(()))
-        self._reach_of_state = reach
+        self._num_restorable = num_restorable
         self._most_tokens = most_tokens
         # The header of each file, by the file's name, inode and size. None: of no use here.
         self._headers: dict[tuple[str, int, int], CacheHeader | None] = {}
@@ -139,7 +139,7 @@ class CacheStore:
         is_missing = True
         for path, header in self._usable_files(self._identities_under(scales)):
             num_common = common_length(header.outline.tokens, cached)
-            num_in_file = self._reach_of_state(_target_state(header), num_common)
+            num_in_file = self._num_restorable(_target_state(header), num_common)
             if num_cached - num_in_file <= few:
                 is_missing = False
                 _touch(path)
@@ -195,7 +195,7 @@ class CacheStore:
         num_common = common_length(header.outline.tokens, tokens)
         # The last token is always decoded: an answer's first token comes from its row.
         num_common = min(num_common, len(tokens) - 1)
-        return self._reach_of_state(_target_state(header), num_common)
+        return self._num_restorable(_target_state(header), num_common)
 
     def _usable_files(self, identities: Sequence[str]) -> Iterator[tuple[Path, CacheHeader]]:
         """This owner's files of the target that the first identity names, with their headers.
@@ -219,8 +219,9 @@ class CacheStore:
     def _usable_header(self, path: Path) -> CacheHeader | None:
         """The header of a file; None if the file is of no use here, under any scales.
 
-        It is of no use if it is of another owner or target, is longer than the context, or
-        cannot be read. A damaged file is removed. Raises FileNotFoundError.
+        It is of no use if it is of another owner, target or format, has no cached token or
+        more than the context holds, or cannot be read. A damaged file is removed. Raises
+        FileNotFoundError.
         """
         try:
             header = read_cache_header(path)
@@ -249,7 +250,9 @@ class CacheStore:
 
         None if it cannot be read: then the file is not tried again, and removed if damaged.
         """
-        numbers_in_file = {name: number for number, name in enumerate(header.identities)}
+        numbers_in_file = {
+            identity: number for number, identity in enumerate(header.identities)
+        }
         # None where the draft was opened with other settings.
         numbers = [numbers_in_file.get(identity) for identity in identities]
         try:

@@ -38,7 +38,7 @@ class Constrainer:
 
     def __init__(self, vocabulary: WholeVocabulary, num_logits: int) -> None:
         self._spelling = Spelling(vocabulary, num_logits)
-        # By the texts that end the free part of an answer: marks of thoughts, or triggers.
+        # Remembers the results for the last marks: those of thoughts, or triggers.
         cached = lru_cache(_MAX_CROSSINGS)
         self._crossing = cached(self._spelling.crossing)
 
@@ -65,7 +65,7 @@ class Constrainer:
         spec, triggers = _requested_spec(options, prompt)
         if spec is None:
             return None
-        # Whether the constraint covers the whole answer, also its thoughts.
+        # Whether the constraint covers the whole answer: its thoughts and calls are messages.
         has_frame = prompt.calls is not None and prompt.calls.have_frame
         constraint = self._guide.constraint(spec)
         if prompt.calls is not None and _are_json(prompt.calls):
@@ -73,7 +73,7 @@ class Constrainer:
         if triggers:
             # A character for each byte of UTF-8, as `Spelling` has texts.
             texts = tuple(text.encode().decode("latin-1") for text in triggers)
-            start = Start(None, frozenset(), may_end=True)
+            start = Start(opening=None, between=frozenset(), may_end=True)
             boundary: Boundary = Trigger(texts)
             if has_frame:
                 boundary = HeadTrigger(prompt.thoughts, texts)

@@ -52,7 +52,7 @@ class DecodeTimes:
         return self._owed_s <= 0.0
 
     def note_chunk(self, handle: Handle, seconds: float, prompt_s: float) -> None:
-        """Note that a chunk of a prompt was read.
+        """Note that a chunk of a prompt was read: answers are now owed steps of that time.
 
         Args:
             handle: The context in which it was read.
@@ -64,7 +64,10 @@ class DecodeTimes:
         self._is_short_prompt = prompt_s <= _SHORT_PROMPT_S
 
     def note_step(self, handle: Handle, seconds: float) -> None:
-        """Note a step of answers in a context, and how long it took."""
+        """Note a step of answers in a context: it pays its seconds of what answers are owed.
+
+        In the context of a short prompt's chunk it pays all.
+        """
         if self._is_short_prompt and handle is self._chunk_handle:
             self._owed_s = 0.0
         else:

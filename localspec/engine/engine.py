@@ -189,7 +189,7 @@ class Engine(BaseEngine):
 
     @property
     def _draft_policy(self) -> DraftPolicy:
-        """How many tokens a step proposes, in the first lane. May be set between two answers.
+        """Says how many tokens a step proposes, in the first lane. May be set between answers.
 
         Setting it sets all lanes. If it is set to the default policy of the first lane, every
         lane gets its own default policy.
@@ -209,8 +209,8 @@ class Engine(BaseEngine):
         """Call a function with the bare loop, whose text is empty. Returns its result.
 
         For checks and measurements: no answer runs meanwhile, and nothing is proposed from
-        earlier texts. The function is called in the worker's thread. Ctrl-C in this thread
-        interrupts it, as `cancel` does.
+        earlier texts. The function is called in the worker's thread. Ctrl-C in the caller's
+        thread interrupts it, as `cancel` does.
 
         Raises BusyError while an answer is produced, and what the function raises.
         """

@@ -28,10 +28,10 @@ class InboxThread:
         self._name = name
         self._inbox: Inbox = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._last_thread: threading.Thread | None = None  # perhaps told to end
-        # Held while the thread is started or told to end. Reentrant: a signal handler may take
-        # it in the thread that holds it.
-        self._starting = threading.RLock()
+        self._last_thread: threading.Thread | None = None  # it may be ending
+        # Held while the attributes are changed. Reentrant: a signal handler may take it in the
+        # thread that holds it.
+        self._lock = threading.RLock()
 
     # In any thread
 
@@ -43,7 +43,7 @@ class InboxThread:
     def put(self, work: Callable[[], object]) -> None:
         """Add work to the inbox, without waiting for it. Its errors are only logged."""
         # Held, so that `end` cannot come in between: the work would then never be done.
-        with self._starting:
+        with self._lock:
             if self._thread is None:
                 self._inbox = SimpleQueue()
                 self._thread = threading.Thread(
@@ -84,7 +84,7 @@ class InboxThread:
 
         Later work starts another thread. Returns the thread that ends; None if there is none.
         """
-        with self._starting:
+        with self._lock:
             thread = self._thread
             self._thread = None
             if thread is not None:

@@ -301,6 +301,7 @@ class Lane:
     def beginning(self, tokens: Sequence[int]) -> PooledCache | None:
         """A copy of the common beginning of this text and `tokens`; None if copying fails.
 
+        It has the state of the target and the head's data, and no state of the draft.
         The copied states of target and head may cover more tokens: `restore` cuts these off.
         So an answer may run here meanwhile, even if the cache holds drafted tokens.
         """
@@ -346,8 +347,8 @@ def open_lanes(
     """Open a lane for each sequence of the models' contexts.
 
     Returns:
-        The lanes, and the tokens that target and draft share; None for these without a draft,
-        or if drafting is off.
+        The lanes; and the tokens that target and draft share, None without a draft or if
+        drafting is off.
 
     Raises:
         PairError: If target and draft have different tokenizers.

@@ -146,7 +146,8 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
         progress: Called with the loaded share, 0 … 1; raise to cancel.
         force: Whether models are loaded that seem too large.
     """
-    # Watches from now on which cores are free: opening a small model takes too little time.
+    # Made first, so that it watches for long enough which cores are free: a small model is
+    # opened in no time.
     others = OtherPrograms()
     _check_kept(kept_bytes, memory=memory)
     drafting = Drafting(draft_tokens, proposer)
@@ -220,7 +221,7 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
 
 
 def _note_free_cores(target: LlamaModel, others: OtherPrograms) -> None:
-    """Have the target begin with as many threads as other programs left cores free so far."""
+    """Have the target begin with a thread for each core that other programs leave free."""
     target.other_programs = others
     num_free = others.num_free_cores()
     if num_free is not None:
@@ -246,7 +247,7 @@ def _unused_gpu_in_words(target: Source) -> str:
     Args:
         target: The target, with the settings that the user asked for.
     """
-    if target.header is None:  # nobody knows where an application's own model lies
+    if target.header is None:  # only the application knows where its layers are
         return ""
     from localspec.llama.library import devices  # loads libllama
 
@@ -279,7 +280,7 @@ def _plans_for(
     """The plans of opening the models' files on each device, the best first.
 
     None if no model is opened from a file. If an application has loaded one of the models, the
-    plans are for one answer at a time.
+    plans are for one answer at a time; if it has loaded the target, there is one plan.
 
     Args:
         sources: The models, the target first.
@@ -329,7 +330,7 @@ def _open_by_plans(
         stack: Closes the models.
 
     Returns:
-        The models, and the plan by which they were opened; None for it without plans.
+        The models; and the plan by which they were opened, None without plans.
 
     Raises:
         MemoryLimitError: If the memory suffices for none of the plans; or not for the first, if
@@ -427,11 +428,12 @@ def _with_defaults(options: LlamaOptions | None, defaults: LlamaOptions) -> Llam
     if not isinstance(options, LlamaOptions):
         raise OptionError(f"a model's options are {options!r}", "Give a LlamaOptions.")
     names = ["context_length", "num_threads", "rpc", "exact"]
+    # A device is not combined with the number of layers that was chosen for another.
     if options.num_gpu_layers is None and options.device is None:
         names += ["num_gpu_layers", "device"]
     added = {}
     for name in names:
-        if getattr(options, name) in (None, ()):
+        if getattr(options, name) in (None, ()):  # rpc is () if it is not set
             added[name] = getattr(defaults, name)
     return replace(options, **added)
 
@@ -497,9 +499,11 @@ def _mapped(content: FileContent, options: LlamaOptions) -> FileStates:
 
 
 def prepare_kernels(options: LlamaOptions, header: Header) -> None:
-    """Choose the kernels before a model is opened. The first choice holds for the process.
+    """Switch ggml's tiled kernels off for a model that has to be exact, before it is opened.
 
-    Raises OptionError if the model has to be exact, and other kernels are in use already.
+    For other models they stay on, and can then not be switched off in this process any more.
+
+    Raises OptionError if the model has to be exact, and tiled kernels cannot be switched off.
     """
     must_switch_off = options.exact and tiled_kernels.are_tiled(header)
     if not must_switch_off:
@@ -637,11 +641,11 @@ def _description(models: Models, chosen: Preset | None) -> str:
 def _content_of_adopted(model: LlamaModel, path: str) -> str | None:
     """What identifies an application's model: hashes of its file, and of some of its logits.
 
-    The application may have added adapters or control vectors, or replaced the file since then.
-    libllama reports none of that, so some tokens from all over the vocabulary are decoded, and
-    the logits after them are hashed, too. The cache is emptied.
+    The application may have added adapters or control vectors, or replaced the file since it
+    loaded the model. libllama reports none of that, so some tokens from all over the vocabulary
+    are decoded, and the logits after them are hashed, too. The cache is emptied.
 
-    None if the file cannot be read whole; the log then says why.
+    None if the file cannot be read, or changes meanwhile; the log then says why.
 
     Args:
         model: The model.

@@ -76,6 +76,8 @@ class Models(NamedTuple):
     def readable(self, tokens: list[int]) -> tuple[list[int], list[PicturePart]]:
         """The longest beginning of a text of which all pictures are loaded.
 
+        Without a projector it is the whole text.
+
         Returns the beginning, and the parts of its pictures: they stay loaded as long as these
         parts live.
         """

@@ -50,7 +50,10 @@ def prepare(decoder: SpeculativeDecoder, tokens: list[int], chain: SamplerChain)
 
 
 def _find_costs(decoder: SpeculativeDecoder, chain: SamplerChain) -> None:
-    """Measure some of the costs that the draft policy does not know yet. Raises Interrupted."""
+    """Measure some of the costs that the draft policy does not know yet. Raises Interrupted.
+
+    A fixed policy learns only whether steps should keep their size.
+    """
     policy = decoder.draft_policy
     if isinstance(policy, AdaptiveDraftPolicy):
         _measure_costs(decoder, policy.costs, chain)
@@ -63,7 +66,7 @@ def _find_costs(decoder: SpeculativeDecoder, chain: SamplerChain) -> None:
 def measure_fast(decoder: SpeculativeDecoder, chain: SamplerChain) -> None:
     """Measure the costs of fast models when they are loaded, while the text is empty.
 
-    So the costs are known from the first answer on, which takes the same steps each time. Slow
+    The first answer then knows the costs, and takes the same steps in every process. Slow
     models would take long: nothing is measured if a decode takes longer than `_FAST_S`.
     """
     policy = decoder.draft_policy
@@ -108,7 +111,7 @@ def _judge_drafts(decoder: SpeculativeDecoder, policy: AdaptiveDraftPolicy) -> N
     """Replay what paused drafts would have proposed in the last answer, and learn from it.
 
     So the policy learns how many tokens of a draft are accepted, at no cost to an answer. A
-    draft of which enough tokens were judged is left out.
+    draft of which enough tokens were judged is left out, and one that lacks too many tokens.
     """
     tokens = decoder.tokens
     for proposer, prospect in zip(decoder.proposers, policy.prospects, strict=False):
@@ -144,7 +147,7 @@ def _read_ahead(decoder: SpeculativeDecoder, tokens: list[int]) -> None:
     _prefill(decoder.target, tokens)
     for draft in drafts_in_use:
         has_cache = draft.model.num_cached > 0
-        # A head that lacks too many of the tokens begins again at a later one.
+        # `state` has a head that lacks too many of the tokens begin again at a later one.
         if has_cache and draft.state(tokens).max_tokens > 0:
             _prefill(draft.model, tokens[draft.begins_at :])
 
@@ -152,7 +155,7 @@ def _read_ahead(decoder: SpeculativeDecoder, tokens: list[int]) -> None:
 def _measure_costs(decoder: SpeculativeDecoder, costs: Costs, chain: SamplerChain) -> None:
     """Time a few steps and drafts whose costs are not known yet, after the cached text.
 
-    Once all costs are known, this does nothing. Raises Interrupted.
+    Does nothing once all costs are known, or if nothing can be drafted. Raises Interrupted.
     """
     if not (decoder.proposers and decoder.target.max_rollback):
         return

@@ -34,9 +34,10 @@ def prompt_logprobs(
     Raises:
         BusyError: While an answer is produced.
         ContextError: For a prompt that leaves no room for an answer.
+        OptionError: For a prompt without a token.
         Interrupted: If it was cancelled.
     """
-    engine._most_answer_tokens(len(tokens))  # raises ContextError
+    engine._most_answer_tokens(len(tokens))  # called for its errors
     vocabulary = engine.vocabulary
 
     def bytes_of(token: int) -> bytes:

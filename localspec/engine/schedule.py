@@ -44,7 +44,7 @@ class Schedule:
                 self._busy_lanes.remove(lane)
                 lane.free()
 
-    def may_step(self) -> bool:
+    def resume_answers(self) -> bool:
         """Resume answers whose readers have caught up. Returns whether any wants a decode."""
         for lane in self._busy_lanes[:]:
             if lane.is_paused and lane.record is not None and not lane.record.is_ahead:
@@ -256,7 +256,7 @@ def _model(decode: Decode) -> Any:
 
 
 def _decode_order(decode: Decode) -> tuple[int, int]:
-    """Sorts decodes: first those of the smaller model, then those of fewer tokens."""
+    """A key to sort decodes: by the size of the model, then by the number of tokens."""
     return _model(decode).num_weight_bytes, len(decode.tokens)
 
 

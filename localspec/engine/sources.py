@@ -349,7 +349,8 @@ def _head_options(target_options: LlamaOptions) -> LlamaOptions:
 def _target_options(options: LlamaOptions, drafting: Drafting) -> LlamaOptions:
     """The target's options, with as many rows and snapshots as the loop needs.
 
-    Snapshots are as many as tokens are drafted, unless the user chose their number.
+    If the user chose no number of snapshots, it is that of the drafted tokens; None, for as
+    many as fit, if the user did not choose that either.
     """
     num_snapshots = options.num_snapshots
     if num_snapshots is None:
@@ -380,7 +381,7 @@ def reporting(sources: list[Source], progress: Callable[[float], None] | None) -
         if source.header is not None:
             size = os.path.getsize(source.header.path)
         sizes.append(size)
-    total_bytes = max(sum(sizes), 1)  # 0 if there is no file
+    total_bytes = max(sum(sizes), 1)  # without files the sum is 0
 
     def report(bytes_before: int, size: int, share: float) -> None:
         """Report the share of all files, when that share of a file of that size is loaded."""

@@ -74,8 +74,8 @@ def projectors_to_try(
 ) -> list[ProjectorChoice | None]:
     """The projectors to try, in this order; None stands for a target without a projector.
 
-    None is the last one if the user asked for no projector: then a fault of the projector does
-    not stop the models from loading.
+    None is the last one unless the user asked for a certain projector: a fault of another one
+    does not stop the models from loading.
 
     Args:
         named: The argument of `load`: the projector that the user asked for, "none", or None.

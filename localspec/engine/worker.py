@@ -36,14 +36,14 @@ class Worker(InboxThread):
 
     def note_request(self) -> None:
         """Count a request, and end idle work."""
-        with self._starting:
+        with self._lock:
             self.num_requests += 1
             if self._end_idle_work is not None:
                 self._end_idle_work()
 
     def put(self, work: Callable[[], object]) -> None:
         super().put(work)
-        with self._starting:
+        with self._lock:
             if self._end_idle_work is not None:
                 self._end_idle_work()
 
@@ -83,20 +83,20 @@ class Worker(InboxThread):
                 if not self._line.num_places and may_begin() and self._inbox.empty():
                     function()
             finally:
-                with self._starting:  # a request that comes now finds no idle work to end
+                with self._lock:  # a request that comes now finds no idle work to end
                     self._end_idle_work = None
 
         if self._end_idle_work is None:
             try:
                 self.call(work)
             except BaseException:
-                with self._starting:
+                with self._lock:
                     if self._end_idle_work is end_work:
                         end_work()  # Ctrl-C has ended the waiting, but not the work
                 raise
 
     def _may_step(self) -> bool:
-        return self._schedule.may_step()
+        return self._schedule.resume_answers()
 
     def _step(self) -> None:
         self._schedule.step()

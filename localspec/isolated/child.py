@@ -114,22 +114,27 @@ class ServedRecord(AnswerRecord):
         self.on_over = on_over
         self._servers = servers
         # What was read in the other process, as its last message says:
-        self._num_tokens_read = 0
-        self._num_pieces_taken = 0
+        self._num_read_tokens = 0
+        self._num_read_pieces = 0
         self.outbox = PipeOutbox(self)
 
     @property
     def num_read_tokens(self) -> int:
-        return self._num_tokens_read
+        return self._num_read_tokens
 
     @property
     def num_read_pieces(self) -> int:
-        return self._num_pieces_taken
+        return self._num_read_pieces
 
-    def note_taken(self, num_taken: int, num_read: int = 0) -> None:
-        """Note how many pieces, and how many tokens, were read in the other process."""
-        self._num_pieces_taken = num_taken
-        self._num_tokens_read = num_read
+    def note_read(self, num_pieces: int, num_tokens: int = 0) -> None:
+        """Note what was read in the other process.
+
+        Args:
+            num_pieces: The pieces that were read.
+            num_tokens: The tokens that were read; only needed at the end of the answer.
+        """
+        self._num_read_pieces = num_pieces
+        self._num_read_tokens = num_tokens
 
     def source(self) -> PromptSource:
         if self._servers:
@@ -150,7 +155,7 @@ class ServedRecord(AnswerRecord):
         self.send(Begun(self.number, replace(facts, made=made_to_send)))
 
     def conclude(self, ending: Ending | None) -> Ending:
-        """Keep the ending, or that of a cancelled answer if there is none, and return it.
+        """Keep and return the ending; without one, the ending of a cancelled answer.
 
         The reply is made in the other process, which reads the pieces.
         """
@@ -195,7 +200,7 @@ class PipeOutbox(Outbox[ReaderItem]):
     def _add(self, piece: Piece) -> None:
         """Add a piece, and send the pieces so far if they should not wait for the next step."""
         self._pieces.append(piece)
-        if self._record.is_ahead:  # it pauses until the reader has these
+        if self._record.is_ahead:  # the answer pauses until they are read
             self._send()
             return
         # Accepted tokens of a draft come before the token that ends the step.
@@ -308,7 +313,7 @@ class EngineServer:
         """Note that pieces of an answer were read; the answer may have paused until now."""
         record = self._records.get(message.number)
         if record is not None:
-            record.note_taken(message.num_taken)
+            record.note_read(message.num_pieces)
             self._engine._resume_paused()
 
     def _end_answer(self, message: EndAnswer) -> None:
@@ -317,7 +322,7 @@ class EngineServer:
         if record is None:  # it was refused, or is over
             self._send(Ended(message.number, None))
         elif not record.cancellation.is_requested:  # otherwise it is ending already
-            record.note_taken(message.num_taken, message.num_read)
+            record.note_read(message.num_pieces, message.num_tokens)
             record.cancellation.request()
             self._engine._end(record)
 
@@ -356,9 +361,8 @@ class EngineServer:
 
     def _keep_on_disk(self, _message: KeepOnDisk) -> None:
         def work() -> None:
-            with contextlib.suppress(
-                EngineError
-            ):  # it is closing, which writes the caches, too
+            # An engine that is closing writes the caches, too.
+            with contextlib.suppress(EngineError):
                 self._engine._keep_on_disk()
 
         self._pool.submit(work)
@@ -459,7 +463,7 @@ def serve_engine(
         preset: As for `localspec.load`.
         arguments: Further arguments of `localspec.load`.
         servers: Addresses of the RPC servers that have layers of the models.
-        patience_s: Seconds in which this process has to end after that.
+        patience_s: Seconds in which this process has to end after the last message.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the application to handle
     messages = _Pipe(pipe)
@@ -468,7 +472,8 @@ def serve_engine(
         messages.is_silent = True  # its answers count as lost, not as cancelled
         sys.exit(0)
 
-    # A service manager sends this to all processes of a service. Caches are written to disk.
+    # A service manager sends SIGTERM to all processes of a service. `sys.exit` closes the
+    # engine, which writes caches to disk.
     signal.signal(signal.SIGTERM, end)
     with contextlib.suppress(EOFError, OSError):
         try:
@@ -511,7 +516,7 @@ def serve_embedder(pipe: Connection, path: Path, patience_s: float) -> None:
     Args:
         pipe: The pipe to the other process.
         path: The embedder's file.
-        patience_s: Seconds in which this process has to end after that.
+        patience_s: Seconds in which this process has to end after the last message.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the application to handle
     messages = _Pipe(pipe)

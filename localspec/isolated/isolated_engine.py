@@ -321,9 +321,8 @@ class IsolatedEngine(BaseEngine):
 
     def _note_piece_read(self, record: AnswerRecord) -> None:
         attempt = self._attempts.get(record)
-        if (
-            attempt is not None and record.num_read_pieces % PIECES_PER_REPORT == 0
-        ):  # not after each piece
+        is_report_due = record.num_read_pieces % PIECES_PER_REPORT == 0
+        if attempt is not None and is_report_due:
             attempt.process.send(ReadOn(attempt.number, record.num_read_pieces))
 
     def _end(self, record: AnswerRecord) -> None:
@@ -466,7 +465,8 @@ class _Attempt:
         record = self._record
         if record.state < State.ENDING:
             record.advance(State.ENDING)
-        # Sent even in state ENDING: Ctrl-C may have come before the message was sent then.
+        # Sent in state ENDING, too: Ctrl-C may have come after the state was set, before the
+        # message was sent.
         message = EndAnswer(self.number, record.num_read_tokens, record.num_read_pieces)
         self.process.send_request(self, message)
 
@@ -491,10 +491,11 @@ class _Attempt:
         return replace(facts, made=made._replace(prompt=prompt))
 
     def _handle_loss(self) -> None:
-        """Try again after the loss of the child, or let the answer fail if it has begun.
+        """After the loss of the child, try to start the answer in another one.
 
-        There is no other try if the child was making this answer's prompt, which may be why it
-        was lost.
+        The answer fails instead if it has begun, if the engine is closing, after `_MOST_TRIES`
+        tries, or if the child was making its prompt, which may be why the child was lost. An
+        answer that is ending is over.
         """
         engine = self._engine
         record = self._record
@@ -519,7 +520,7 @@ class _Attempt:
 
 
 def _without_sent_pictures(source: PromptSource, process: ChildProcess) -> PromptSource:
-    """A copy of a source for the child, with the digests of pictures that were sent to it.
+    """A copy of a source for the child, with digests in place of pictures that were sent to it.
 
     The other pictures of the source count as sent from now on.
     """

@@ -205,7 +205,7 @@ class _Child:
         return thread
 
     def load_result(self, progress: Callable[[float], None] | None) -> Any:
-        """Wait until the child has loaded its models, and return the facts about them.
+        """Wait until the child has loaded its models. Returns an engine's facts, else None.
 
         Raises what loading raises, or CrashedError. progress: gets the loaded share, 0 to 1.
         """
@@ -222,7 +222,10 @@ class _Child:
         return next(self._numbers)
 
     def send_request(self, listener: Listener, message: ToChild) -> None:
-        """Send a request. `listener` receives all messages with the request's number."""
+        """Send a request. `listener` receives all messages with the request's number.
+
+        If the child has ended, that is `Lost`, at once.
+        """
         pickled = ForkingPickler.dumps(message)
         self._listeners[listener.number] = listener
         self._to_write.put(pickled)
@@ -316,8 +319,8 @@ class _Child:
     def _wait_for_message(self) -> None:
         """Wait for a message, or for the end of the pipe.
 
-        A child that sends no message in time is killed: it makes a prompt without end, or waits
-        for an RPC server.
+        Kills a child that takes too much time or memory for a prompt, or that may wait for an
+        RPC server and is silent for too long.
         """
         began_s = time.monotonic()
         while True:
@@ -358,7 +361,10 @@ class _Child:
             return not self._is_over and self.process.is_alive()
 
     def lost_error(self) -> EngineError:
-        """The error of a request that gets no answer, since the child has ended."""
+        """The error of a request that gets no answer, since the child has ended.
+
+        From now on the child does not count as running.
+        """
         if self.is_closed:  # another thread has closed it while this one waited
             return ClosedError("the engine is closed", "Load it again.")
         self._has_ended = True
@@ -461,7 +467,7 @@ class _OwnedChild:
     ) -> None:
         if multiprocessing.current_process().daemon:
             raise EngineError(
-                "a daemonic process may have no child, and an isolated engine is one",
+                "a daemonic process may have no child, and an isolated engine needs one",
                 "Start the process with daemon=False, or use localspec.load in it.",
             )
         pipe, child_pipe = _SPAWN.Pipe()

@@ -38,7 +38,7 @@ class StartAnswer:
     options: AnswerOptions
 
     turn: int
-    """As in `AnswerRecord`, like the following."""
+    """As in `AnswerRecord`, like `client`, `finds_its_text` and `sends_prompt`."""
 
     conversation: int | None
     """The number of its conversation; None without one."""
@@ -57,7 +57,7 @@ class ReadOn:
 
     number: int
 
-    num_taken: int
+    num_pieces: int
     """The pieces that were read."""
 
 
@@ -67,10 +67,10 @@ class EndAnswer:
 
     number: int
 
-    num_read: int
+    num_tokens: int
     """The tokens that were read."""
 
-    num_taken: int
+    num_pieces: int
     """The pieces that were read."""
 
 

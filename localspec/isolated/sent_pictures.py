@@ -17,7 +17,7 @@ from localspec.chat.template import Message
 from localspec.pictures.picture import KEPT_PICTURE_BYTES, Picture
 from localspec.streaming.record import PromptSource
 
-# Returns what to have in place of a picture: a `KnownPicture`, or the picture in place of that.
+# Returns what to put in place of its argument: for a picture a `KnownPicture`, or the reverse.
 Change = Callable[[Any], Any]
 
 
@@ -89,7 +89,8 @@ class KeptPictures:
     def restored(self, source: PromptSource) -> PromptSource | None:
         """A copy of a source, with kept pictures in place of each `KnownPicture`.
 
-        All of its pictures are kept from now on. None if a picture is not kept any more.
+        None if one of these is not kept any more. Otherwise all pictures of the source are kept
+        from now on.
         """
         is_missing = False
 

@@ -68,7 +68,7 @@ def test_an_answer_that_pauses_has_sent_all_that_its_reader_waits_for():
     """Its process sends several pieces together, and is told of several that were read."""
     sent = []
     record = inside.served_record(lambda message: sent.extend(message.pieces))
-    record.note_taken(16)  # 31 were read, and the next to be heard of is the 32nd
+    record.note_read(16)  # 31 were read, and the next to be heard of is the 32nd
     record.num_put_pieces = 31
     for _ in range(17):
         record.put(Piece("a", (1,), Provenance.ACCEPTED))
