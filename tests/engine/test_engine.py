@@ -438,7 +438,7 @@ def test_fewer_layers_are_tried_while_memory_runs_out(monkeypatch, caplog, num_p
 
     monkeypatch.setattr(LlamaModel, "open", open_if_there_is_room)
     monkeypatch.setattr(LlamaModel, "close", close)
-    monkeypatch.setattr(Plan, "fewer", lambda plan: iter([plan] * num_plans))
+    monkeypatch.setattr(Plan, "smaller_plans", lambda plan: iter([plan] * num_plans))
     if num_plans == 1:
         with pytest.raises(MemoryLimitError, match="there is no room"):
             localspec.load()
