@@ -154,7 +154,7 @@ def _paths(preset: Preset) -> list[Path]:
 
 
 def _are_of(identities: Sequence[str], contents: Sequence[str]) -> bool:
-    """Whether models with these identities have these contents: the target, and any other.
+    """Whether the targets are the same, and each other model has one of these contents.
 
     Args:
         identities: See `LlamaModel.identity`; the target's first.

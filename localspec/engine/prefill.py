@@ -66,7 +66,7 @@ def _find_costs(decoder: SpeculativeDecoder, chain: SamplerChain) -> None:
 def measure_fast(decoder: SpeculativeDecoder, chain: SamplerChain) -> None:
     """Measure the costs of fast models when they are loaded, while the text is empty.
 
-    The first answer then knows the costs, and takes the same steps in every process. Slow
+    The first answer, at which the costs are known, then takes the same steps each time. Slow
     models would take long: nothing is measured if a decode takes longer than `_FAST_S`.
     """
     policy = decoder.draft_policy

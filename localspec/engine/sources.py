@@ -384,7 +384,7 @@ def reporting(sources: list[Source], progress: Callable[[float], None] | None) -
     total_bytes = max(sum(sizes), 1)  # without files the sum is 0
 
     def report(bytes_before: int, size: int, share: float) -> None:
-        """Report the share of all files, when that share of a file of that size is loaded."""
+        """Report the loaded share of all files, from that of the file that is being loaded."""
         loaded_bytes = bytes_before + share * size
         progress(loaded_bytes / total_bytes)
 

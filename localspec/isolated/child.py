@@ -217,7 +217,7 @@ class PipeOutbox(Outbox[ReaderItem]):
         """Send the pieces so far, if there are any."""
         pieces = self._pieces
         self._pieces = []
-        if any(piece.text for piece in pieces):  # pieces without text delay no later ones
+        if any(piece.text for piece in pieces):  # if none has text, the next text need not wait
             self._sent_s = self._step_s
         if pieces:
             self._record.send(Pieces(self._record.number, pieces))
