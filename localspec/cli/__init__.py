@@ -39,7 +39,7 @@ _READER_GONE = (errno.EPIPE, errno.EINVAL)  # Windows raises the second
 
 
 class _Main(Group):
-    """Turns every failure into two lines and an exit code: 1 failed, 2 usage, 130 Ctrl-C."""
+    """Ends the process with an exit code of `exit_codes`; shows errors without a traceback."""
 
     def main(self, *args: Any, **keywords: Any) -> Any:
         """Run the command that is typed, and end the process with its exit code."""
@@ -61,8 +61,8 @@ class _Main(Group):
             if isinstance(error, OptionError):
                 code = exit_codes.USAGE
         except OSError as error:
-            # The program that reads our output has ended, or the disk is full. The rest of the
-            # buffer goes nowhere, so that the interpreter does not complain at exit.
+            # Perhaps the program that reads our output has ended, or the disk is full. What is
+            # left in the buffer goes to the null device: writing it at exit would fail again.
             null = os.open(os.devnull, os.O_WRONLY)
             os.dup2(null, 1)
             if error.filename or error.errno not in _READER_GONE:

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 
 class PlainView:
-    """Shows an answer as text; its thoughts go to stderr.
+    """Shows an answer as text on stdout, with control characters made visible.
 
-    Control characters are made visible.
+    Its thoughts go to stderr; if both are terminals, all goes to stdout, where one writer wraps
+    it.
 
     Args:
         show_draft: whether each token is marked by its provenance.
@@ -31,7 +32,6 @@ class PlainView:
         self._show_draft = show_draft
         self._write_answer = text_writer(err=False)
         self._write_thought = self._write_answer
-        # Answer and thoughts on the same terminal are wrapped by the same writer.
         self._share_terminal = is_terminal(sys.stdout) and is_terminal(sys.stderr)
         if not self._share_terminal:
             self._write_thought = text_writer(err=True)
@@ -43,7 +43,8 @@ class PlainView:
             return
         is_first = self._was_thought is None
         changes_kind = not is_first and self._was_thought != piece.is_thought
-        # Thoughts end their line before the answer; it ends its own on the same terminal alone.
+        # Thoughts end with their line. The answer's line ends before thoughts only if both are
+        # on one terminal.
         if changes_kind and (self._was_thought or self._share_terminal):
             self._write_thought("\n", None)
         self._was_thought = piece.is_thought
@@ -116,4 +117,4 @@ def text_writer(*, err: bool) -> Callable[[str, str | None], None]:
     from localspec.cli.terminal.wrapping import Style, terminal_writer
 
     out = terminal_writer(err=err)
-    return lambda text, colour: out.lines(text, Style(color=colour))
+    return lambda text, colour: out.write_lines(text, Style(color=colour))

@@ -77,11 +77,11 @@ class Conversation:
 
     @property
     def is_kept(self) -> bool:
-        """Whether nothing would be lost at the end: the session is saved, or there is none."""
+        """Whether nothing is left to be saved: the session is saved, or there is no session."""
         return self.session is None or self.is_saved
 
     def ask(self, text: str) -> None:
-        """Answer a question, with the attached files.
+        """Answer a question with the attached files; an edited one replaces the last question.
 
         The files stay attached until a question with them is part of the conversation.
         Raises ContextError if the question does not fit; the conversation is then unchanged.
@@ -199,8 +199,8 @@ class Conversation:
     def keep_as(self, name: str, *, may_replace: Callable[[], bool]) -> bool:
         """Save as a session, now and after every answer.
 
-        Returns False if another session of that name was not replaced. Raises SessionError,
-        OptionError.
+        Returns False if another session of that name was not replaced. Raises OptionError for a
+        bad name, SessionError if the session is in use or cannot be saved.
 
         Args:
             name: the session's name.
@@ -268,7 +268,10 @@ class Conversation:
                 lock.release()
 
     def _hold(self, name: str, lock: FileLock) -> None:
-        """Make this the conversation's session and keep its lock; release the previous lock."""
+        """Make this the conversation's session and keep its lock; release the previous lock.
+
+        The session counts as saved: it was just written or read, or is new and empty.
+        """
         if self.lock is not None and lock is not self.lock:
             self.lock.release()
         self.session = name

@@ -89,7 +89,7 @@ def _nothing_drafted_line(bench: Bench) -> str:
 
 
 def _time_advice(bench: Bench, *, needs_text: bool) -> list[str]:
-    """A line about the time limit that is probably long enough; [] if this one was.
+    """A line about the time that more certainty takes; [] if the time limit was long enough.
 
     Args:
         needs_text: Whether a kind has too little text for an interval, and can have more.

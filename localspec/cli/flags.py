@@ -126,7 +126,7 @@ class Parsed(click.ParamType[Any]):
 
     Args:
         read: converts the text; raises ValueError for a wrong text.
-        complaint: the end of the error message for a wrong text, which it begins with.
+        complaint: what follows the wrong text in the error message, such as "is not a size".
     """
 
     name = "text"

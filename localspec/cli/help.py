@@ -63,13 +63,13 @@ class Command(_Grouped):
     allow_extra_args = True  # `parse_args` refuses them, with a hint
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments, and return those that are left over.
+        """Parse the arguments. Raises click.UsageError, with a hint, if they are wrong.
 
-        Raises click.UsageError with a hint for an unknown option and for left-over arguments;
-        a shell that completes a command line gets no such error.
+        Returns the arguments that are left over: none, except while a shell completes a command
+        line, which gets no error for them or for unknown options.
         """
         is_completing = ctx.resilient_parsing
-        words = list(args)  # click empties the other list
+        words = list(args)  # a copy: click empties `args`
         if "--" in args:
             words = args[: args.index("--")]
         try:
@@ -132,7 +132,9 @@ class Command(_Grouped):
         return ""
 
     def _hint_for_extra(self, extra: list[str], prompt: str | None) -> str:
-        """Where the model or prompt among extra arguments belongs; "" if they have none.
+        """The option or command for a model's name among the arguments, in a sentence.
+
+        Without a model's name it is the command's sentence in `_NO_MODEL`, or "".
 
         Args:
             extra: the arguments that the command does not take.

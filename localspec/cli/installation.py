@@ -93,7 +93,7 @@ def inspect_installation(rpc: Sequence[str]) -> FactSheet:
     add_devices(sheet, all_devices, driver_fault(devices(), load_libraries=True))
     unused_reason = ""
     if not usable_gpus(devices()):
-        unused_reason = unused_gpu((), None)
+        unused_reason = unused_gpu(gpus=(), num_gpu_layers=None)
     add_unused_gpu(sheet, unused_reason, library.origin)
     sheet.values["rpc_faults"] = rpc_faults
     for fault in rpc_faults:
@@ -142,7 +142,7 @@ def add_build(
         amx_verdict: The result of a trial of its AMX kernels.
         processor_flags: The processor's features, as the system names them; empty if they are
             not known.
-        has_gpus: Whether libllama can compute on a GPU.
+        has_gpus: Whether libllama can compute on a GPU, here or of an RPC server.
     """
     sheet.add(
         "llama.cpp",
@@ -221,8 +221,11 @@ def add_stale_builds(sheet: FactSheet, stale_builds: dict[Path, str]) -> None:
 
 
 def _stale_builds() -> dict[Path, str]:
-    """The folders of libllamas that were compiled here and are out of date, with reasons."""
-    if "LLAMA_CPP_LIB_PATH" in os.environ:  # no such build is used then, which is no fault
+    """The folders of libllamas that were compiled here and are out of date, with reasons.
+
+    Empty with LLAMA_CPP_LIB_PATH: the user wants another libllama.
+    """
+    if "LLAMA_CPP_LIB_PATH" in os.environ:
         return {}
     installed = installed_library().origin
     stale = {}
@@ -302,19 +305,22 @@ def _ask_rpc_servers(
 
     reachable = []
     faults = []
-    for server in ask_servers(addresses):
-        if isinstance(server, RpcError):
-            fault: LocalspecError | None = server
+    for server_or_error in ask_servers(addresses):
+        if isinstance(server_or_error, RpcError):
+            fault: LocalspecError | None = server_or_error
         else:
-            reachable.append(server)
-            fault = server_fault(server)
+            reachable.append(server_or_error)
+            fault = server_fault(server_or_error)
         if fault is not None:
             faults.append((str(fault), fault.hint))
     return reachable, list(dict.fromkeys(faults))
 
 
 def add_cores(sheet: FactSheet, cores: Cores) -> None:
-    """Add the number of cores that a model uses, and why it does not use the others."""
+    """Add the number of cores that a model uses, and why it does not use the others.
+
+    It is a problem if this process may not use all cores.
+    """
     unused = {
         "excluded core": cores.logical - cores.allowed,  # not open to this process
         "efficiency core": cores.efficiency,
@@ -342,7 +348,7 @@ def add_cores(sheet: FactSheet, cores: Cores) -> None:
 
 
 def add_memory(sheet: FactSheet, memory: Memory, gpus: Sequence[Device]) -> None:
-    """Add the memory of this machine, and GPUs whose memory is full."""
+    """Add the memory of this machine. Little free memory, there or on a GPU, is a problem."""
     words = _free_of(memory.available_bytes, memory.total_bytes)
     sheet.add("Memory", words, memory=memory)
     if memory.available_bytes < _LITTLE_MEMORY_BYTES:
@@ -368,7 +374,7 @@ def _free_of(free_bytes: int, total_bytes: int) -> str:
 
 
 def add_cache(sheet: FactSheet, cache: HubCacheState, *, is_offline: bool) -> None:
-    """Add the hub's cache, and what prevents downloads into it."""
+    """Add the hub's cache, what prevents downloads into it, and unfinished downloads."""
     size = readable_bytes(cache.size_bytes)
     free = readable_bytes(cache.free_bytes)
     words = f"{cache.path}: {size}, {free} of disk free"
@@ -422,7 +428,7 @@ def cache_state(cache: HubCache) -> HubCacheState:
 
 
 def add_profiles(sheet: FactSheet) -> None:
-    """Add the numbers of pairs that were measured, and of settings that were found exact."""
+    """Add how many pairs were measured. --json also has how many were tested for exactness."""
     folder = profiles_folder()
     num_exact = 0
     num_profiles = 0
@@ -441,14 +447,14 @@ def add_profiles(sheet: FactSheet) -> None:
 
 
 def add_conversations(sheet: FactSheet) -> None:
-    """Add the conversations whose caches servers keep on disk."""
+    """Add the number and size of the caches of conversations that are on disk."""
     # Imported here, because it loads NumPy, which libllama has to come before.
     from localspec.engine.cache_store import kept_folder, kept_sizes
 
     sizes = kept_sizes()
     count = counted(len(sizes), "conversation")
     size = readable_bytes(sum(sizes.values()))
-    words = f"{kept_folder()}: {count} kept by servers, {size}"
+    words = f"{kept_folder()}: caches of {count}, {size}"
     sheet.add("Conversations", words, kept_conversations=sizes)
 
 

@@ -101,7 +101,8 @@ class ProgressLine:
     def report(self, stage: str, seconds_left: float | None) -> None:
         """Take the stage and the estimated time left, as a `Watch` reports them.
 
-        If both are as in the last report, they still count from that report on.
+        A report that is equal to the last one changes nothing: the time left has been counted
+        down since that one came.
 
         Args:
             stage: what is being measured.

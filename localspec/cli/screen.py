@@ -20,7 +20,7 @@ _TITLE_COLUMNS = 11  # the smallest width of a column of titles
 # An answer counts as slow if its decodes take this many times as long as the fastest ones. A
 # smaller factor may be noise, or a warm processor.
 _CLEARLY_SLOWER = 1.5
-# For each provenance: the colour, the brackets without colours, and the meaning.
+# For each provenance: the colour, the brackets that replace it without colours, the meaning.
 _PROVENANCE_MARKS = {
     Provenance.ACCEPTED: ("green", "", "", "drafted and accepted"),
     Provenance.RECOVERED: ("yellow", "(", ")", "in place of a rejected token"),
@@ -141,7 +141,7 @@ def fitted(text: str, *, err: bool = False, indent: int = 0) -> str:
 def mark(text: str, provenance: Provenance) -> tuple[str, str | None]:
     """Mark a text by where it came from. Returns the text and its colour for stdout.
 
-    Without colours the returned text has brackets, and the colour is None.
+    Without colours the returned text has its provenance's brackets, and the colour is None.
     """
     colour, opening, closing, _ = _PROVENANCE_MARKS[provenance]
     has_colours = is_terminal(sys.stdout) and use_colour() is None
@@ -211,7 +211,10 @@ def _status_parts(stats: Stats, context_length: int) -> Iterator[str]:
 
 
 def _slowdown_of(stats: Stats) -> str | None:
-    """By how much the answer was slower than earlier ones here; None if not clearly slower."""
+    """How many times slower the answer was than the fastest ones here, in words.
+
+    None if it was not clearly slower, or if that is not known.
+    """
     if stats.threads is None or stats.threads.slowdown is None:
         return None
     slowdown = stats.threads.slowdown
@@ -226,7 +229,7 @@ def _slowdown_of(stats: Stats) -> str | None:
 def _threads_of(stats: Stats) -> str | None:
     """The number of threads of most steps, and why it is less than all usable threads.
 
-    None if most steps had all threads, or if no number had most steps.
+    None if most steps had all threads, no number had most steps, or the threads are unknown.
     """
     if stats.threads is None or not stats.steps_per_threads:
         return None
@@ -237,7 +240,8 @@ def _threads_of(stats: Stats) -> str | None:
     if num_threads >= num_usable or not is_majority:
         return None
     reason = "more are no faster"
-    if stats.threads.is_busy or stats.threads.num_threads > num_threads:
+    num_at_end = stats.threads.num_threads
+    if stats.threads.is_busy or num_at_end > num_threads:  # more at the end: it was busy before
         reason = "the machine is busy"
     return f"{num_threads} of {num_usable} threads: {reason}"
 
@@ -306,7 +310,7 @@ def _at_rate(tokens_per_s: float | None) -> str:
 
 
 def error_lines(error: LocalspecError) -> str:
-    """An error and its hint, each from the start of a line, for stderr."""
+    """An error, and its hint below it if there is one, as text for stderr."""
     lines = [f"Error: {in_flags(str(error))}"]
     if error.hint:
         lines.append(f"Hint: {in_flags(error.hint)}")

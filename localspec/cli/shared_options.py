@@ -374,8 +374,9 @@ class PairOptions:
         cache_disk: int = 0,
         shown: Sequence[Picture] = (),
     ) -> BaseEngine:
-        """Load the pair. With RPC servers it runs in another process, since they may crash it.
+        """Load the pair; on a terminal, offer to download it first if it is missing.
 
+        With RPC servers the pair runs in another process, since they may crash it.
         Raises the errors of `localspec.load` and `choose_model`, and OptionError if there are
         pictures and the target cannot see.
 
@@ -419,9 +420,9 @@ class PairOptions:
             # --tensor-split has shares for the target's devices, not the draft's.
             draft_options = loading.get("draft_options") or LlamaOptions()
             arguments["draft_options"] = replace(draft_options, tensor_split=())
-        shares = [0.0]  # of the models that were loaded; another thread reads the last
-        with waiting(lambda: f"Loading the models: {shares[-1]:.0%} …"):
-            return load_engine(model, **arguments, progress=shares.append)
+        loaded = [0.0]  # the shares loaded so far; the thread of `waiting` reads the last
+        with waiting(lambda: f"Loading the models: {loaded[-1]:.0%} …"):
+            return load_engine(model, **arguments, progress=loaded.append)
 
     def answer_options(self, engine: BaseEngine, **more: Any) -> AnswerOptions:
         """The options of an answer. Its sampling is the preset's with the user's changes.

@@ -89,8 +89,8 @@ class Toolbox:
             return True
         if not self._can_ask:
             note(
-                f"{name} was not called: nobody can be asked here. What may be called is "
-                "autoApprove in the file of servers."
+                f"{name} was not called: nobody can be asked here. The list autoApprove in the "
+                "file of servers says what may be called."
             )
             return False
         answer = _ask_approval(function)
@@ -116,8 +116,8 @@ class Toolbox:
             note(step.note)
 
 
-def opened_servers(source: str, only: Sequence[str]) -> McpServers:
-    """The servers of the option --mcp. Raises OptionError.
+def configured_servers(source: str, only: Sequence[str]) -> McpServers:
+    """The servers of the option --mcp, none of them started yet. Raises OptionError.
 
     Args:
         source: the path of a file of servers, or OWN_FILE.

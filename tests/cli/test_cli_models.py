@@ -14,7 +14,10 @@ import huggingface_hub
 import pytest
 
 from command_line import LOCALSPEC, run
+from localspec.cli.commands import models
+from localspec.planning.free_memory import MemoryRoom
 from localspec.presets.presets import (
+    DEFAULT_PRESET,
     find_preset,
     user_presets,
 )
@@ -77,6 +80,16 @@ def test_models_list_is_models():
         listed = run("models", "list", *options)
         assert listed.exit_code == 0
         assert listed.stdout == run("models", *options).stdout
+
+
+def test_no_preset_may_fit(monkeypatch):
+    """The list is empty then, and the demo pair is advised."""
+    full = MemoryRoom(main_bytes=0, gpus=(), repacked={})
+    monkeypatch.setattr(models, "free_memory", lambda: full)
+    listed = run("models", "--fits")
+    assert listed.exit_code == 0, listed.output
+    assert listed.stdout.split("\n")[1] == ""
+    assert f"Which should I take? {DEFAULT_PRESET}: nothing else fits" in listed.stdout
 
 
 @pytest.mark.process

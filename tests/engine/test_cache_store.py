@@ -324,7 +324,7 @@ def test_they_are_listed_counted_and_wiped(load, demo_target):
     assert localspec.disk_usage(alone).caches == {path: path.stat().st_size}
     doctor = json.loads(run("doctor", "--json").stdout)
     assert doctor["kept_conversations"] == {str(path): path.stat().st_size}
-    assert "1 conversation kept by servers, " in run("doctor").stdout
+    assert "caches of 1 conversation, " in run("doctor").stdout
     refused = run("sessions", "wipe")
     assert refused.exit_code == 2
     assert path.exists()

@@ -25,7 +25,7 @@ from localspec.cli.shared_options import (
     pair_options,
 )
 from localspec.cli.standard_streams import is_terminal, piped_lines
-from localspec.cli.tool_calls import OWN_FILE, Toolbox, opened_servers
+from localspec.cli.tool_calls import OWN_FILE, Toolbox, configured_servers
 from localspec.errors import LocalspecError, OptionError
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def chat(  # noqa: PLR0913  one argument for each option
     with contextlib.ExitStack() as until_end:
         toolbox = None
         if mcp_source is not None:
-            servers = until_end.enter_context(opened_servers(mcp_source, mcp_tools))
+            servers = until_end.enter_context(configured_servers(mcp_source, mcp_tools))
             toolbox = Toolbox(servers, can_ask=is_dialogue)
         cache_disk = 0
         if keep_caches:

@@ -77,7 +77,7 @@ def explain(
         localspec explain T.gguf --rpc workshop-pc:50052
         localspec explain bartowski/Qwen2.5-7B-Instruct-GGUF:Q4_0 --json
     """
-    from localspec.advice.explanation import explain as explain_pair  # no need for completion
+    from localspec.advice.explanation import explain as explain_pair  # slow to import
 
     model_options["adapters"] = model_options["adapters"] or None  # None means the preset's
     is_target = model_options["draft"] is not None or model_options["head"] is not None

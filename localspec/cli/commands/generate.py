@@ -167,10 +167,10 @@ def _question_with_pictures(
 
 
 def _split_prompt(prompt: str | None, files: Sequence[Path]) -> tuple[list[Attachment], str]:
-    """Read the files, stdin and PROMPT. Returns those before the prompt, and the prompt's text.
+    """Read the files, stdin and PROMPT, in this order. The last of them is the prompt.
 
-    The prompt is the last that there is of them. Raises click.UsageError if there is none,
-    OptionError for a file that is not text.
+    Returns what comes before the prompt, and the prompt's text. Raises click.UsageError if
+    there is no prompt, and what `read_attachment` raises.
 
     Args:
         prompt: the argument PROMPT; None or "-" if the prompt is elsewhere.
@@ -216,7 +216,7 @@ def _reply_json(reply: Reply, engine: BaseEngine) -> dict[str, Any]:
 
 
 def _with_json_names(token: dict[str, Any]) -> dict[str, Any]:
-    """The log-probabilities of a token, by the names that --json has for them."""
+    """The log-probabilities of a token, by their names in --json, which leaves out `raw`."""
     renamed = {}
     for name, value in token.items():
         if name != "raw":

@@ -113,8 +113,8 @@ def _report(build: OwnBuild) -> None:
     click.echo(f"In use from now on: {build.libraries}")
     mean_speedup = statistics.geometric_mean(build.speedups.values())
     click.echo(
-        f"Products are {mean_speedup:.2f} times as fast as with {build.instead_of}, which it "
-        "is used in place of:"
+        f"Matrix products are {mean_speedup:.2f} times as fast as with {build.instead_of}, "
+        "which it replaces:"
     )
     for product, speedup in build.speedups.items():
         click.echo(f"  {product:<20}{speedup:.2f}")

@@ -57,8 +57,8 @@ _MAX_UNKNOWN = 50  # checks that may find a program which does not prove that it
 _CONNECT_S = 5.0  # a program that takes longer to accept a connection does not listen
 _END_S = 60.0  # for the server to end
 _MAX_ANSWER_BYTES = 16_000_000  # of a JSON answer of the server
-# So many random bytes, as hex digits, make a prompt of about 110 tokens. The server would keep
-# the cache of a prompt of 128 tokens on disk.
+# So many random bytes, as hex digits, make a prompt of about 110 tokens. The cache of a prompt
+# of 128 tokens or more would be kept on disk by the server.
 _MEASURED_BYTES = 60
 _MEASURE_S = 60.0  # the time limit for such a prompt
 _SLOW_PROMPT_S = 2.0  # in a prompt that takes longer, the time of loading kernels hardly counts
@@ -268,7 +268,7 @@ def _models_once_ready(
 
 
 def _models_at(port: int) -> list[dict[str, Any]] | None:
-    """The chat models of this user's server at a port; None if there is no such server.
+    """The chat models of this user's server at a port; None if it has none, or is not there.
 
     A server that is loading its first model answers once the model is loaded.
     """
@@ -533,7 +533,9 @@ def _say_if_server_failed(agent: Agent, server: _Server) -> None:
 
 
 def _run(command: Sequence[str], variables: dict[str, str | None]) -> int:
-    """Run a program to its end, in this terminal. Returns its exit code.
+    """Run a program to its end, in this terminal, without `CLOUD_KEYS` in its environment.
+
+    Returns its exit code; if a signal has ended it, 128 + the number of the signal.
 
     Args:
         command: the program and its arguments.

@@ -13,7 +13,7 @@ from localspec.cli.help import Group
 from localspec.cli.json_output import json_option, write_json
 from localspec.cli.progress_line import waiting
 from localspec.cli.screen import counted, error_lines, excerpt, note, say
-from localspec.cli.tool_calls import OWN_FILE, foreign_of, opened_servers
+from localspec.cli.tool_calls import OWN_FILE, configured_servers, foreign_of
 from localspec.errors import OptionError, did_you_mean
 from localspec.tool_servers.configuration import (
     add_server,
@@ -46,7 +46,7 @@ _MODEL = click.option(
     "--model",
     shell_complete=complete_model,
     metavar="MODEL",
-    help="Count the tokens that the tools take in this model's prompt. [default: about]",
+    help="Count the tokens that the tools take in this model's prompt. [default: an estimate]",
 )
 
 
@@ -79,7 +79,7 @@ def list_servers(*, source: str, model: str | None, as_json: bool) -> None:
         note("There are no MCP servers yet: localspec mcp add NAME -- COMMAND")
         _note_other_programs()
         return
-    with opened_servers(source, ()) as servers, _TokenCounter(model) as counter:
+    with configured_servers(source, ()) as servers, _TokenCounter(model) as counter:
         with waiting(lambda: "Starting the MCP servers …"):
             states = servers.states()
         if as_json:
@@ -106,8 +106,8 @@ def try_server(
     as_json: bool,
 ) -> None:
     """Start a server, and list its tools. If it fails, show the end of its stderr."""
-    with opened_servers(source, ()) as servers, _TokenCounter(model) as counter:
-        state = _state_of(servers, name)
+    with configured_servers(source, ()) as servers, _TokenCounter(model) as counter:
+        state = _start_named_server(servers, name)
         if as_json:
             write_json(_state_json(state, counter))
         else:
@@ -217,7 +217,7 @@ class _TokenCounter:
         return num_tokens_of(self._engine, tools)
 
 
-def _state_of(servers: McpServers, name: str) -> ServerState:
+def _start_named_server(servers: McpServers, name: str) -> ServerState:
     """Start a server, and return its state. Raises OptionError if there is no such server."""
     with waiting(lambda: f"Starting {name} …"):
         states = {state.name: state for state in servers.states(only=name)}

@@ -169,10 +169,10 @@ def _print_table(states: list[PresetState], free: MemoryRoom) -> None:
         fits = _FITS_IN_WORDS[_fits(state, free)]
         released = preset.released or "-"
         rows.append((name, state.state, size, fits, released, preset.target.license or "-"))
-    longest_name = max(len(state.name) for state in states)
+    longest_name = max((len(state.name) for state in states), default=0)
     width = longest_name + 2  # room for a star and a blank
-    for name, where, size, fits, released, licence in rows:
-        line = f"{name:<{width}}{where:<8}{size:>9}  {fits:<6}{released:<10}{licence}"
+    for name, state_word, size, fits, released, licence in rows:
+        line = f"{name:<{width}}{state_word:<8}{size:>9}  {fits:<6}{released:<10}{licence}"
         click.echo(printable(line))
 
 
@@ -233,7 +233,7 @@ def _advice(
 @models.command("path")
 @click.argument("preset", shell_complete=complete_preset)
 def print_paths(*, preset: str) -> None:
-    """Print the paths of target, draft and head, one per line."""
+    """Print the paths of target, draft, head and projector, one per line."""
     for path in locate(find_preset(preset)).values():
         click.echo(path)
 
@@ -253,44 +253,44 @@ def remove_preset(*, preset: str, yes: bool) -> None:
 
     chosen = find_preset(preset)
     removal = located.removal_of(chosen)
-    kept = disk_usage(chosen)
+    usage = disk_usage(chosen)
     for file, users in removal.shared.items():
         say(f"{file.name} stays: {', '.join(users)} uses it")
     for file in removal.foreign:
         say(f"{file.name} stays: another program put it there")
     for file, size in removal.owned.items():
         say(f"{file.repo} {file.file}: {readable_bytes(size)}")
-    if kept.num_bytes:
-        _delete_kept(chosen, kept, yes=yes)
+    if usage.num_bytes:
+        _free_disk_of(chosen, usage, yes=yes)
     is_own = False
     # The error of a malformed file was shown by `find_preset`, which ignores such a file.
     with contextlib.suppress(PresetError):
         is_own = chosen.name in user_presets()
     if is_own:
-        _remove_preset(chosen.name, yes=yes)
-    elif not kept.num_bytes:
+        _remove_from_own_file(chosen.name, yes=yes)
+    elif not usage.num_bytes:
         say("Nothing to remove.")
 
 
-def _delete_kept(preset: Preset, kept: DiskUsage, *, yes: bool) -> None:
+def _free_disk_of(preset: Preset, usage: DiskUsage, *, yes: bool) -> None:
     """Delete files, caches and measured costs of a preset, once the user has agreed.
 
     Raises click.Abort if the user says no.
     """
     from localspec.engine.disk_usage import free_disk
 
-    if kept.caches:
-        say(f"caches of conversations: {readable_bytes(sum(kept.caches.values()))}")
-    if kept.costs:
-        say(f"measured costs: {readable_bytes(sum(kept.costs.values()))}")
+    if usage.caches:
+        say(f"caches of conversations: {readable_bytes(sum(usage.caches.values()))}")
+    if usage.costs:
+        say(f"measured costs: {readable_bytes(sum(usage.costs.values()))}")
     if not yes:
-        question = f"Remove and free {readable_bytes(kept.num_bytes)}?"
+        question = f"Remove and free {readable_bytes(usage.num_bytes)}?"
         click.confirm(question, abort=True, err=True)
     freed = free_disk(preset, "files", "caches", "costs")
     say(f"{readable_bytes(freed)} freed")
 
 
-def _remove_preset(name: str, *, yes: bool) -> None:
+def _remove_from_own_file(name: str, *, yes: bool) -> None:
     """Remove a preset from the user's file, unless another extends it or the user says no."""
     extending = extended_by(name)
     if extending:

@@ -24,7 +24,7 @@ from localspec.cli.help import Command
 from localspec.cli.progress_line import waiting
 from localspec.cli.screen import SIZE, in_flags, printable, readable_bytes
 from localspec.cli.shared_options import CACHE_DISK, SERVED_CONTEXT, shared
-from localspec.cli.tool_calls import OWN_FILE, opened_servers
+from localspec.cli.tool_calls import OWN_FILE, configured_servers
 from localspec.errors import OptionError
 from localspec.gguf_file.projector_facts import NO_PROJECTOR
 from localspec.presets.model_names import choose_model
@@ -216,7 +216,7 @@ def serve(  # noqa: PLR0913  one argument for each option
     with contextlib.ExitStack() as until_end:
         tool_servers = None
         if mcp_source is not None:
-            tool_servers = until_end.enter_context(opened_servers(mcp_source, ()))
+            tool_servers = until_end.enter_context(configured_servers(mcp_source, ()))
         listening = until_end.enter_context(listen(host, port))
         own_host, own_port = listening.getsockname()[:2]
         shown_host = host
@@ -225,7 +225,7 @@ def serve(  # noqa: PLR0913  one argument for each option
         address = f"http://{shown_host}:{own_port}"
         own_key = None
         if not keys and own_host == HOST:
-            # The commands that start agents find the server by it.
+            # By the key's file the commands that start agents find this server.
             own_key = until_end.enter_context(announced(own_port))
         with waiting(lambda: "Loading the models …"):
             served.open_first()
@@ -280,7 +280,10 @@ def _start_log(*, in_json: bool) -> Callable[[str], None]:
 
 
 def _check_access(access: AccessRules, host: str, cache_disk: int | None) -> None:
-    """Raise OptionError for an open server without keys, or clients that would share caches."""
+    """Raise OptionError if other machines could use the server without an API key.
+
+    Also for --cache-disk with several keys, whose clients share no caches on disk.
+    """
     if not access.keys and not _is_loopback(host):
         raise OptionError(
             f"{host} can be reached from other machines, and no API key is set",
@@ -310,13 +313,14 @@ def _configure_models(
     parallel: int,
     cache_disk: int | None,
 ) -> None:
-    """Set how many answers the models give at once, and where their caches are kept.
+    """Set how many answers the models give at once, and what they keep of earlier texts.
 
-    Raises OptionError if two models have the same name.
+    With several API keys earlier texts draft nothing, and no caches are kept on disk. Raises
+    OptionError if two models have the same name.
 
     Args:
         served: the models.
-        access: whose keys decide whether caches are kept at all.
+        access: its keys decide what is kept.
         parallel: the number of answers that a model gives at once.
         cache_disk: the bytes of disk for caches; None for the default.
     """

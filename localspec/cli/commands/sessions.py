@@ -78,7 +78,7 @@ def list_sessions(*, as_json: bool) -> None:
 @sessions.command("export")
 @click.argument("name", shell_complete=complete_session)
 @click.argument("file", required=False, type=click.Path(path_type=Path))
-@json_option("object, the format of saved sessions; so does a FILE that ends in .json")
+@json_option("object, the format of saved sessions; a FILE that ends in .json gets it anyway")
 @click.option("--overwrite", is_flag=True, help="Replace FILE if it exists.")
 def export_session(
     *,

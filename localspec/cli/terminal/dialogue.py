@@ -37,7 +37,10 @@ _RETRY_S = 0.01  # between two attempts to cancel a preparation, which may not h
 
 
 def converse(conversation: Conversation) -> None:
-    """Answer messages and run commands, until Ctrl-D or /quit. An error is only shown."""
+    """Answer messages and run commands, until Ctrl-D or /quit.
+
+    An error of a message or command is shown, and the conversation continues.
+    """
     editor = LineEditor({name: command.values for name, command in COMMANDS.items()})
     prefill = functools.partial(_prefilled, conversation)
     meanwhile = functools.partial(preparing_next_answer, conversation.engine, conversation.chat)
@@ -90,10 +93,10 @@ def _prefilled(conversation: Conversation, was_emptied: bool) -> str:  # noqa: F
 
 
 def show_answer(conversation: Conversation, answer: Answer) -> Reply:
-    """Show an answer as it comes, and its status line. Returns its reply.
+    """Show an answer as it comes, with notes and the status line below it. Returns its reply.
 
-    An answer that is continued is shown from its beginning. Ctrl-C stops the answer at once;
-    its text so far is kept.
+    A continued answer is shown from its beginning if it is rendered as Markdown; otherwise only
+    the new part is shown. Ctrl-C stops the answer at once; its text so far is kept.
     """
     view: PlainView | RenderedView = PlainView(show_draft=conversation.show_draft)
     if not conversation.show_draft and can_edit():
@@ -140,8 +143,7 @@ def _attach_dropped(conversation: Conversation, text: str) -> bool:
     """Attach files that were dropped on the terminal, which types their paths.
 
     Returns whether the text is only paths of files, at least one of a picture. Any other text
-    is a message, and nothing is attached. Raises OptionError for a file that the model cannot
-    take.
+    is a message, and nothing is attached. Raises what `read_attachment` and `attach` raise.
     """
     files = [read_attachment(path) for path in _dropped_files(text)]
     pictures = [file for file in files if file.picture is not None]

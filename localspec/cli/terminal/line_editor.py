@@ -95,10 +95,11 @@ class LineEditor:
                 raise self._ending
 
     def end(self, ending: BaseException) -> None:
-        """Let `messages` raise an exception; for signal handlers.
+        """End the reading of messages with an exception; for signal handlers.
 
-        While the prompt is shown, the exception is raised once the prompt has ended: inside the
-        prompt's event loop it could leave the terminal in raw mode.
+        While prompt_toolkit shows the prompt, the prompt is ended first, and `messages` raises
+        the exception: raised inside the prompt's event loop, it could leave the terminal in raw
+        mode. Otherwise it is raised at once.
         """
         loop = None
         if self._session is not None:

@@ -158,7 +158,7 @@ class MarkdownWriter:
         self._highlighter = Highlighter("")
         self._table: list[str] = []  # lines of a table that are not written yet
         self._is_after_blank = True  # whether the line above is blank or there is none
-        self._is_after_code = False
+        self._is_after_code = False  # whether code has ended, and no line has followed it
 
     def push(self, text: str) -> None:
         """Write more of the answer, up to text that is held back."""
@@ -172,7 +172,10 @@ class MarkdownWriter:
         self._write_code()
 
     def finish(self) -> None:
-        """Write the text that is held back, and end the line: the answer has ended."""
+        """Write the text that is held back, and end the line: the answer has ended.
+
+        A blank line follows code at the end of the answer.
+        """
         if self._line or self._is_started:
             self._end_line()
         self._write_code()
@@ -218,13 +221,16 @@ class MarkdownWriter:
             self._flush_table()
             self._leave_code(line)
             columns = min(self._width() - 1, _RULE_COLUMNS)
-            self._out.verbatim("─" * columns + "\n", Style(dim=True))
+            self._out.write_verbatim("─" * columns + "\n", Style(dim=True))
             self._is_after_blank = False
             return True
         start = _START.match(line)
-        if start and start["fence"] and "`" not in line[start.end() :]:
+        if start and start["fence"]:
+            info = line[start.end() :]
+            if "`" in info:  # it is code within the line
+                return False
             self._flush_table()
-            self._start_code(start[0], line[start.end() :])
+            self._start_code(start[0], info)
             return True
         return False
 
@@ -241,7 +247,7 @@ class MarkdownWriter:
         match = _LANGUAGE.search(info)
         if match is not None:
             language = match[0]
-            self._out.verbatim(f"── {language} ──\n", Style(dim=True))
+            self._out.write_verbatim(f"── {language} ──\n", Style(dim=True))
             self._is_after_blank = False
         self._fence = fence
         self._highlighter = Highlighter(language)
@@ -271,7 +277,7 @@ class MarkdownWriter:
         if self._out.colourful:
             runs = self._highlighter.styled(lines)
         for text, style in runs:
-            self._out.verbatim(text, style)
+            self._out.write_verbatim(text, style)
         self._is_after_blank = False
 
     def _leave_code(self, line: str) -> None:
@@ -296,9 +302,9 @@ class MarkdownWriter:
         return True
 
     def _write_prefix(self) -> None:
-        """Write the symbol for the line's prefix, such as a bullet, and set the line's style.
+        """Write the line's indent and the symbol for its prefix, such as a bullet.
 
-        The characters of the prefix count as written.
+        This sets the line's style. The characters of indent and prefix count as written.
         """
         max_indent = self._width() // 3  # deep lists leave room for their text
         start = _START.match(self._line)
@@ -329,7 +335,8 @@ class MarkdownWriter:
     def _decided_end(self) -> int:
         """The index at which the first construct begins that may not be complete.
 
-        If there is no such construct, it is the length of the line.
+        If there is no such construct, it is the length of the line. One that has waited for
+        more than `_MAX_HELD_BACK` characters counts as text.
         """
         num_characters = len(self._line)
         complete_end = self._num_written  # constructs before this index are complete
@@ -361,30 +368,30 @@ class MarkdownWriter:
         """
         plain_start = start
         for construct in _INLINE.finditer(text, start, end):
-            self._out.words(text[plain_start : construct.start()], style)
+            self._out.write_words(text[plain_start : construct.start()], style)
             plain_start = construct.end()
             self._write_construct(construct, style)
-        self._out.words(text[plain_start:end], style)
+        self._out.write_words(text[plain_start:end], style)
 
     def _write_construct(self, construct: re.Match[str], style: Style) -> None:
         """Write a match of `_INLINE`, in a line of that style."""
         strong = construct["strong"] or construct["strong_"]
         emphasis = construct["emphasis"] or construct["emphasis_"]
         if construct["code"]:
-            self._out.words(construct["code_text"], style + PLAIN_CODE)
+            self._out.write_words(construct["code_text"], style + PLAIN_CODE)
         elif strong:
             self._write_styled(strong, style + Style(bold=True), 0, len(strong))
         elif emphasis:
             self._write_styled(emphasis, style + Style(italic=True), 0, len(emphasis))
         elif construct["escaped"]:
-            self._out.words(construct["escaped"], style)
+            self._out.write_words(construct["escaped"], style)
         else:
             # The address of a link is written out, so that the label cannot hide it.
-            self._out.words(construct["label"], style + Style(color="blue"))
-            self._out.words(f" ({construct['address']})", style)
+            self._out.write_words(construct["label"], style + Style(color="blue"))
+            self._out.write_words(f" ({construct['address']})", style)
 
     def _flush_table(self) -> None:
-        """Write the table that is held back, if there is one."""
+        """Write the table that is held back, if there is one; rows of no table unchanged."""
         rows = self._table
         self._table = []
         if not rows:
@@ -394,7 +401,7 @@ class MarkdownWriter:
         cells = [_cells(row) for row in rows]
         lines = _table_lines(cells, self._width() - 1) or rows
         for line in lines:
-            self._out.lines(f"{line}\n", Style())
+            self._out.write_lines(f"{line}\n", Style())
         self._is_after_blank = False
 
 
@@ -470,7 +477,7 @@ def _sizes(columns: Sequence[Sequence[str]], room: int) -> list[int]:
 
     Args:
         columns: the texts of each column's cells.
-        room: the sum of the widths, unless the longest words need more.
+        room: the largest sum of the widths, unless the longest words need more.
     """
     min_sizes = []
     sizes = []
@@ -512,14 +519,14 @@ class RenderedView:
             self._show_answer(text)
 
     def finish(self) -> None:
-        """End the line."""
+        """Write the text that is held back, and end the line."""
         if self._has_answer:
             self._markdown.finish()
         else:
             self._out.newline()
 
     def _show_thought(self, text: str) -> None:
-        """Show thoughts. Those after text of the answer start a new line."""
+        """Show thoughts as `think` says. After text of the answer they start a new line."""
         if self._has_answer or not self._has_thoughts:
             text = text.lstrip()
         if not text:
@@ -535,15 +542,15 @@ class RenderedView:
         style = Style(dim=is_dim)
         if self._think == "hide":
             if not self._has_thoughts:
-                # Written at once: `lines` would hold it back as an unfinished word.
-                self._out.verbatim("(thinking)", style)
+                # Written at once: `write_lines` would hold it back as an unfinished word.
+                self._out.write_verbatim("(thinking)", style)
             text = ""
         self._has_thoughts = True
         # Blank space is held back, since it may be the end of the thoughts.
         text = self._trailing_blank + text
         shown = text.rstrip()
         self._trailing_blank = text.removeprefix(shown)
-        self._out.lines(shown, style)
+        self._out.write_lines(shown, style)
 
     def _show_answer(self, text: str) -> None:
         """Show text of the answer, with a blank line between it and thoughts."""

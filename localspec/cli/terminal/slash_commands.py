@@ -48,14 +48,14 @@ _NONE = "none"
 _DEFAULTS = SamplingParams()
 
 
-def _number_fields() -> Iterator[str]:
+def _scalar_fields() -> Iterator[str]:
     """The names of the fields of SamplingParams that are a number or a switch, not a list."""
     for name in SamplingParams.__dataclass_fields__:
         if isinstance(getattr(_DEFAULTS, name), bool | int | float):
             yield name
 
 
-_SAMPLING = list(_number_fields())
+_SAMPLING = list(_scalar_fields())
 # Fields of AnswerOptions that /set changes, each with the meaning of None.
 _ANSWER_OPTIONS = {"seed": "random", "max_tokens": "no limit"}
 _SETTINGS = (*_SAMPLING, *_ANSWER_OPTIONS, "think", "quiet")
@@ -73,7 +73,7 @@ class ChatCommand:
 
     help: str
     values: Values = tuple
-    """Gives the completions of the argument."""
+    """Gives the completions of the argument; None for paths."""
 
 
 class Leave(Exception):
@@ -81,8 +81,9 @@ class Leave(Exception):
 
 
 def run_command(conversation: Conversation, text: str) -> bool:
-    """Run the command that a text is. Returns False if the text is a message.
+    """Run a typed command, and save the conversation. Returns False if the text is a message.
 
+    If the user was editing the last question, the editing ends.
     Raises OptionError for an unknown command, Leave for /quit, and the command's own errors.
     """
     text = text.rstrip()
@@ -96,8 +97,8 @@ def run_command(conversation: Conversation, text: str) -> bool:
         guess = did_you_mean(name, COMMANDS)
         raise OptionError(
             f"there is no command {name}",
-            f"{guess}/help lists all commands; with a space before it, it is sent as a "
-            "message.",
+            f"{guess}/help lists all commands. To send this text as a message, begin it with a "
+            "space.",
         )
     conversation.is_editing = False
     command.run(conversation, argument)
@@ -205,8 +206,9 @@ def _known_setting(name: str) -> str:
 def _setting_value(name: str, text: str) -> Any:
     """The value of a setting that a typed text means.
 
-    Raises OptionError for a wrong view of thoughts or a wrong switch. If the value has to be a
-    number and the text is not one, the text is returned: the check of ranges refuses it.
+    None for no seed or limit. Raises OptionError for a wrong view of thoughts or a wrong
+    switch. If the value has to be a number and the text is not one, the text is returned: the
+    check of the changed settings refuses it.
     """
     if name == "think":
         views = get_args(ThoughtView)
@@ -238,7 +240,7 @@ def _value_in_words(name: str, value: object) -> str:
 
 
 def _handle_system(conversation: Conversation, argument: str) -> None:
-    """Change the system message if there is an argument, and show it."""
+    """Change the system message if there is an argument ("none" removes it), and show it."""
     if argument == "none":
         conversation.chat.system = None
     elif argument:
@@ -265,7 +267,10 @@ def _handle_undo(conversation: Conversation, _argument: str) -> None:
 
 
 def _handle_save(conversation: Conversation, argument: str) -> None:
-    """Save as a session of that name; without a name, as the conversation's own session."""
+    """Save as a session of that name; without a name, as the conversation's own session.
+
+    Raises OptionError if there is neither, and what `Conversation.keep_as` raises.
+    """
     name = argument or conversation.session
     if name is None:
         raise OptionError("the session has no name yet", "Give one: /save NAME.")
@@ -371,7 +376,7 @@ def attach(conversation: Conversation, attachment: Attachment) -> None:
 
 
 def _handle_file(conversation: Conversation, argument: str) -> None:
-    """Attach a file, or remove all; without an argument, list the attached files."""
+    """Attach a file; "none" removes all files; without an argument, list the attached ones."""
     if argument == "none":
         conversation.attachments.clear()
     elif argument:

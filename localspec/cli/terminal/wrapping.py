@@ -56,15 +56,15 @@ class WrappedWriter:
         self._column = cell_len(prefix)
         self._indent = " " * self._column
 
-    def lines(self, text: str, style: Style) -> None:
-        """Write more text, which may have several lines."""
+    def write_lines(self, text: str, style: Style) -> None:
+        """Write more text, which may have newlines. The line that it ends in stays open."""
         first, *more = text.split("\n")
-        self.words(first, style)
+        self.write_words(first, style)
         for line in more:
             self.newline()
-            self.words(line, style)
+            self.write_words(line, style)
 
-    def words(self, text: str, style: Style) -> None:
+    def write_words(self, text: str, style: Style) -> None:
         """Write more of the line, without newlines. Holds a word back until it is complete."""
         for character in text:
             if character == " ":
@@ -78,7 +78,7 @@ class WrappedWriter:
                     self._flush_word()
                 self._word.append((character, style))
 
-    def verbatim(self, text: str, style: Style) -> None:
+    def write_verbatim(self, text: str, style: Style) -> None:
         """Write whole lines unwrapped: the terminal breaks those that are too long."""
         lines = [self._styled(line, style) for line in text.split("\n")]
         self._write("\n".join(lines))
@@ -120,7 +120,7 @@ class WrappedWriter:
         return columns > 1 or get_character_cell_size(previous) > 1
 
     def _flush_word(self) -> None:
-        """Write the word that is held back, if there is one, in a new line if it must."""
+        """Write the word that is held back, if any; on a new line if it does not fit."""
         if not self._word:
             return
         size = cell_len("".join(character for character, _ in self._word))
@@ -153,7 +153,7 @@ def wrapped(text: str, width: int) -> str:
     """Plain text, with line ends so that it fits into a number of columns."""
     parts: list[str] = []
     writer = WrappedWriter(parts.append, lambda: width, colourful=False)
-    writer.lines(text + "\n", Style())
+    writer.write_lines(text + "\n", Style())
     return "".join(parts).removesuffix("\n")
 
 
