@@ -256,7 +256,10 @@ class Conversation:
 
     @contextlib.contextmanager
     def _locked(self, name: str) -> Iterator[FileLock]:
-        """Lock a session while the body runs. The lock stays if the body has called `_hold`."""
+        """Lock a session while the body runs.
+
+        The lock stays if it is the conversation's own, or has become that by `_hold`.
+        """
         if self.lock is not None and name == self.session:
             lock = self.lock
         else:

@@ -151,7 +151,7 @@ def _add_commands(
     model: str | None,
     options: dict[str, Any],
 ) -> None:
-    """Add the commands to type next: to chat with the pair, and to measure a draft.
+    """Add the commands to type next, if it is a pair: to chat with it, and to measure a draft.
 
     If the pair does not fit, the commands have the largest context that fits. If no context
     fits, the only command is for a smaller preset, if there is one.
@@ -471,7 +471,10 @@ def _fit_in_words(explanation: Explanation) -> str:
 
 
 def _gain_lines(explanation: Explanation) -> list[str]:
-    """From which acceptance on drafting is faster, and the speed-up at several acceptances."""
+    """From which acceptance on drafting is faster, and the speed-up at several acceptances.
+
+    One line instead if nothing was measured, or if drafting never pays.
+    """
     if explanation.gains is None:
         return [_NOT_MEASURED]
     if explanation.break_even is None:

@@ -108,7 +108,7 @@ class _LaunchCommand(Command):
     """A command that passes the arguments after "--" to a program."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the arguments before "--"; those after it become the context's object."""
+        """Parse the arguments before "--"; those after it become `ctx.obj`."""
         if "--" not in args:
             ctx.obj = []
             return super().parse_args(ctx, args)
@@ -178,9 +178,9 @@ def _server_for(
     context_length: int | None,
     port: int,
 ) -> Iterator[_Server]:
-    """A context with a server of this user: a running one, or one that is started and ended.
+    """Yield a server of this user: a running one, or one that is ended after the body.
 
-    Raises OptionError if its context is too small for the agent.
+    Raises OptionError if the model's context is too small for the agent.
 
     Args:
         agent: the agent that is to use the server.
@@ -507,7 +507,7 @@ def _tokens_per_s(model: str, connection: http.client.HTTPConnection) -> float |
     is_slow = timings["prompt_ms"] >= 1000 * _SLOW_PROMPT_S
     if not is_slow:  # perhaps most of the time was for loading kernels: measured again
         timings = _time_prompt(model, connection)
-    return float(timings["prompt_per_second"]) or None
+    return float(timings["prompt_per_second"]) or None  # 0 without a time
 
 
 def _time_prompt(model: str, connection: http.client.HTTPConnection) -> dict[str, Any]:

@@ -225,7 +225,7 @@ def serve(  # noqa: PLR0913  one argument for each option
         address = f"http://{shown_host}:{own_port}"
         own_key = None
         if not keys and own_host == HOST:
-            # By the key's file the commands that start agents find this server.
+            # The commands that start agents find this server by its key's file.
             own_key = until_end.enter_context(announced(own_port))
         with waiting(lambda: "Loading the models …"):
             served.open_first()

@@ -59,7 +59,7 @@ class LineEditor:
             prefill: called before every message; returns the text that the line starts with.
                 Its argument says whether the user has just cleared the line. A dumb terminal
                 shows the text above the line, and an empty line sends it.
-            meanwhile: makes the context in which each message is typed.
+            meanwhile: makes a context manager, which is open while a message is typed.
         """
         was_emptied = False
         while True:
