@@ -275,7 +275,7 @@ class Completion(OpenAIForm):
 
         Args:
             number: the index of the answer. The offset of its next token moves on.
-            logprobs: the tokens that follow; None if log-probabilities are not wanted.
+            logprobs: those of the next tokens; None if log-probabilities are not wanted.
 
         Returns:
             Lists of the same length with an item for each token, by their names; None if

@@ -147,7 +147,7 @@ class McpUse:
         return str(tool_name)
 
     def function(self, label: str | None, tool_name: str | None) -> ForeignFunction | None:
-        """A tool of a server; None if it may not be called.
+        """What calls a tool of a server; None if the tool may not be called.
 
         Args:
             label: the server's label.

@@ -48,8 +48,8 @@ def tags(models: ServedModels) -> dict[str, Any]:
 
 def show(fields: Fields) -> Handler:
     """The handler of a request to /api/show. Its response is the facts about a model."""
-    older_field = fields.text("name")
-    name = fields.text("model") or older_field
+    older_clients_name = fields.text("name")
+    name = fields.text("model") or older_clients_name
 
     async def respond(service: Service) -> dict[str, Any]:
         model = service.models.listed_named(name)

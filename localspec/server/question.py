@@ -587,8 +587,8 @@ def prompt_source(
     Args:
         question: the question that has the input.
         question_input: one of the question's inputs.
-        fim: the model's tokens for filling in a gap; None if it has none, which is checked
-            before for a `FimPrompt`.
+        fim: the model's tokens for filling in a gap; None if it has none. Only a model that has
+            them may get a `FimPrompt`.
     """
     options = question.options
     if isinstance(question_input, RawSource):

@@ -281,7 +281,7 @@ class ResponseForm(Form):
         return events
 
     def _add_answer(self, answer: Finished) -> None:
-        """Add the items of an answer that is not streamed to the output."""
+        """Add the items of a whole answer to the output, but no MCP calls: these come later."""
         reply = answer.reply
         if reply.thoughts:
             self._add_text("reasoning", reply.thoughts)

@@ -446,7 +446,11 @@ class ServedModels:
         return [model.name for model in self.all]
 
     def embedder_named(self, name: str | None) -> ServedEmbedder:
-        """The embedder. Raises RequestError if there is none, or it has another name."""
+        """The embedder, for None and for its name; for any name where any name is taken.
+
+        Raises:
+            RequestError: there is no embedder, or the name is another.
+        """
         if self.embedder is None:
             raise RequestError(
                 "there is no model for embeddings here",
