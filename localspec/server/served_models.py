@@ -492,7 +492,8 @@ class ServedModels:
 
         The model is loaded if it is not. For that, unused models are closed if memory is short,
         or if an RPC server holds layers of another model, since it serves one at a time. Only a
-        request whose turn has come may call this. Raises what loading raises.
+        request whose turn has come, or that has the embedder's `turn`, may have a model loaded.
+        Raises what loading raises.
         """
         model.num_users += 1
         try:
@@ -507,7 +508,8 @@ class ServedModels:
     async def _load(self, model: ServedFile[_Opened]) -> None:
         """Load a model, and close unused models until it fits. Raises what loading raises."""
         while model.engine is None:
-            # Loads of clients that have left. Two loads at a time might not fit into memory.
+            # Loads of the embedder, or of clients that have left. Two loads at a time might not
+            # fit into memory.
             other_loads = list(self._other_loads(model))
             if other_loads:
                 await asyncio.wait(other_loads)
