@@ -112,7 +112,7 @@ def _measure(context: int, num_tokens: int, slow_s: float) -> dict[str, Any]:
     read(_FEW_TOKENS)  # lets the driver compile its kernels
     # An estimate of the time for TRIAL_TOKENS, from few tokens.
     read_s = TRIAL_TOKENS / _FEW_TOKENS * read(_FEW_TOKENS)
-    write()
+    write()  # warms up
     write_s = statistics.median(write() for _ in range(_NUM_ROUNDS))
     is_slow = Times(read_s, write_s).cost_s > slow_s
     if not is_slow and read_s < _SLOW_READ_S:

@@ -55,7 +55,8 @@ def probe_exactness(handle: Handle, options: LlamaOptions) -> Exactness:
         options: The options with which it was opened.
 
     Returns:
-        The class of all sizes if all are exact; else the best class. Without one, the reason.
+        The class of all sizes if all are exact; else the best class. If there is no class, an
+        `Exactness` with the reason.
 
     Raises:
         DecodeError: If libllama cannot decode, or the context is too short for a probe. Opening
@@ -97,7 +98,7 @@ class _ExactProbe:
         self._can_cut = not (is_recurrent or is_hybrid)  # whether tokens can be removed
         self._num_sequences = options.num_sequences
         self.context = new_context(model, handle.name, params)
-        # Adapters add matrix products, whose kernels are tried, too: not with a scale of 0.
+        # Adapters add products, whose kernels have to be tried, too. A scale of 0 omits them.
         set_scales(self.context, handle.adapters, (USUAL_SCALE,) * len(handle.adapters))
         self._memory = llama_cpp.llama_get_memory(self.context)
         self._batch = TokenBatch(llama_cpp.llama_n_batch(self.context))
@@ -198,7 +199,9 @@ class _ExactProbe:
         """Whether joint decodes with a text in each sequence have the rows of single tokens."""
         texts = []
         for sequence in range(self._num_sequences):
-            length = (_LONG, _SHORT)[sequence % 2]  # they alternate
+            length = _LONG
+            if sequence % 2 == 1:  # they alternate
+                length = _SHORT
             self._fill(sequence, length)
             texts.append((sequence, length))
         rows_by_text = []

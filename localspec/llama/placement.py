@@ -103,8 +103,8 @@ class Placement:
     def read_share(self, header: Header) -> float:
         """Of the weights that are read to decode a token, the share on GPUs: 0 … 1.
 
-        A token reads only some of a layer's experts. The weights of a head are left out, and
-        tensors of which a token reads one row.
+        A token reads only some of a layer's experts. The weights of a head, and tensors of
+        which a token reads one row, are left out.
         """
         shape = ModelShape(header)
         used_share = 1.0  # of the experts

@@ -104,7 +104,7 @@ class Cores:
     """Processors on power-saving cores; 0 if there are no faster ones."""
 
     hyperthreads: int
-    """Processors on other than power-saving cores, beyond the first of each core."""
+    """Processors beyond the first of each core; power-saving cores are left out."""
 
     quota: float | None
     """Processor time that control groups allow, in cores; None without a limit."""
