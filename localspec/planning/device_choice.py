@@ -26,10 +26,12 @@ class DeviceTimes:
     """The times with every layer on the GPU; None if that was not tried."""
 
     offload: Times | None = None
-    """The times with every layer in main memory, and large batches on the GPU."""
+    """The times with every layer in main memory, and large batches on the GPU; None if that was
+    not tried."""
 
     copies: Times | None = None
-    """The extra cost if only a part of the layers is on the GPU; None if that was not tried."""
+    """The extra times of copies to and from main memory, if only a part of the layers is on the
+    GPU; None if that was not tried."""
 
     fault: str = ""
     """Why the device is not used, in words, or ""."""
@@ -57,33 +59,35 @@ class Measured:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the processor and every GPU have been measured, or failed."""
+        """Whether the processor was measured, and every GPU was measured or failed."""
         if self.cpu is None:
             return False
         return all(gpu.name in self.gpu_times for gpu in self.gpus)
 
     def times(self, names: Sequence[str], share: float, num_copies: float) -> Times | None:
-        """The times of a model of which a share is on GPUs; None where one is not known.
+        """The times of a model of which a share is on GPUs; None if one is missing.
 
         Args:
             names: The names of the GPUs that compute; none for the processor alone. The first
                 one also computes large batches of the layers in main memory.
             share: The share of the weights that a token reads which is on the GPUs, 0 to 1.
-            num_copies: How often a decode changes to a GPU and back.
+            num_copies: How often a decode changes from main memory to a GPU and back, if the
+                layers are in both.
         """
         if not names:
             return self.cpu
         on_gpus = _NOTHING
         for name in names:
-            known = self.gpu_times.get(name)
-            if known is None or known.whole is None:
+            gpu_times = self.gpu_times.get(name)
+            if gpu_times is None or gpu_times.whole is None:
                 return None
-            part = known.whole.scaled(1 / len(names))  # all GPUs have equal parts of the layers
+            # All GPUs have equal parts of the layers.
+            part = gpu_times.whole.scaled(1 / len(names))
             on_gpus = on_gpus.plus(part)
         first = self.gpu_times[names[0]]
         copy = first.copies or _NOTHING
         in_main_memory = first.offload or self.cpu
-        if share == 1:
+        if share == 1:  # the only copies are from GPU to GPU
             return on_gpus.plus(copy.scaled(len(names) - 1))
         if in_main_memory is None or share == 0:
             return in_main_memory
@@ -92,7 +96,7 @@ class Measured:
         return gpu_part.plus(main_part).plus(copy.scaled(num_copies))
 
     def plan_times(self, plan: Plan) -> Times | None:
-        """The times of a plan's target; None where one is not known."""
+        """The times of a plan's target; None if a time is missing."""
         target = plan.models[0]
         options = target.options
         free_bytes = [gpu.free_bytes for gpu in plan.free.gpus]
@@ -103,12 +107,15 @@ class Measured:
                 names.append(gpu.name)
         if not names and options.device is not None:
             names = [options.device]
+        # Each layer whose experts are in main memory takes a change of its own.
         num_copies = max(1, placement.num_cpu_moe_layers)
         share = placement.read_share(target.header)
         return self.times(names, share, num_copies)
 
     def describe(self, used: Sequence[Device], helping: Sequence[Device]) -> str:
         """The chosen device and why: "CPU: Vulkan0 (Intel UHD) was measured at 0.62 of it …".
+
+        If nothing was measured, the reason stands in place of the measurements.
 
         Args:
             used: The GPUs that have layers; none for the processor.
@@ -127,14 +134,14 @@ class Measured:
             best = whole
             others.append(_compared("the CPU", self.cpu, best))
         for gpu in self.gpus:
-            known = self.gpu_times.get(gpu.name)
-            if gpu in used or known is None:
+            gpu_times = self.gpu_times.get(gpu.name)
+            if gpu in used or gpu_times is None:
                 continue
             described = f"{gpu.name} ({gpu.description})"
-            if known.fault:
-                others.append(f"{described} {known.fault} and is not used")
-            elif known.whole is not None:
-                others.append(_compared(described, known.whole, best))
+            if gpu_times.fault:
+                others.append(f"{described} {gpu_times.fault} and is not used")
+            elif gpu_times.whole is not None:
+                others.append(_compared(described, gpu_times.whole, best))
         if others:
             return f"{name}: {'; '.join(others)}"
         return name

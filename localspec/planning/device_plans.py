@@ -40,7 +40,7 @@ class Ranked:
         """The plans to try, the best first. Asking for the next one says that the last failed.
 
         After a plan that failed, for example for lack of memory, plans with fewer layers on its
-        GPUs are added.
+        GPUs are added, in the order of their measured costs.
         """
         waiting = [_PlanAttempt(plan, may_shrink=True) for plan in self.plans]
         while waiting:
@@ -69,6 +69,10 @@ def ranked_plans(
         make_plan: Makes a plan of models.
         measure: Whether to measure devices whose times are not known, which may take seconds.
         again: Whether to measure devices whose times are known again, too.
+
+    Returns:
+        The plans that fit into memory, or all of them if none fits. Without a GPU to choose, or
+        without times of the processor, it is the one plan of the models as they are.
 
     Raises:
         What `make_plan` raises.
@@ -101,8 +105,8 @@ def _choices(
 ) -> list[list[Planned]]:
     """The models with their device set to each possible one.
 
-    These are the processor; each GPU that works, with layers and with large batches only; and
-    all the GPUs together that libllama takes by default.
+    These are the processor; each GPU that works, once for all layers and once for large batches
+    only; and the GPUs that libllama takes by default, together.
     """
     choices = [_with_device(wanted, num_gpu_layers=0)]
     usable = []
@@ -120,7 +124,7 @@ def _choices(
 
 
 def gpus_to_choose_from(options: LlamaOptions) -> list[Device]:
-    """The GPUs of this machine; none where options or the environment fix the device."""
+    """The GPUs of this machine; none if options set the device, or LOCALSPEC_MEASURE is 0."""
     if os.environ.get("LOCALSPEC_MEASURE") == "0":
         return []
     settings = (
@@ -165,7 +169,7 @@ def _cost_s(measured: Measured | None, plan: Plan) -> float:
 
 
 def device_in_words(plan: Plan, measured: Measured | None) -> str:
-    """Where the target of a plan computes, and why, in a sentence."""
+    """Where the target of a plan computes, in words, and why, if devices were compared."""
     options = plan.models[0].options
     layers = plan.memory.models[0].gpu_layers
     used = []

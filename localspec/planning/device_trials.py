@@ -49,6 +49,8 @@ def measured_devices(
 ) -> Measured:
     """The times of a model on the devices of this machine, as far as they are known.
 
+    New times are kept on disk.
+
     Args:
         header: The header of the model's file.
         gpus: The GPUs of this machine that may be chosen.
@@ -58,20 +60,20 @@ def measured_devices(
     profiles = {_CPU: _profile(header, None)}
     for gpu in gpus:
         profiles[gpu.name] = _profile(header, gpu)
-    kept: dict[str, DeviceTimes | None] = dict.fromkeys(profiles)
+    device_times: dict[str, DeviceTimes | None] = dict.fromkeys(profiles)
     if not again:
         for name, profile in profiles.items():
-            kept[name] = _load_times(profile)
-    if measure and None in kept.values():
+            device_times[name] = _load_times(profile)
+    if measure and None in device_times.values():
         logger.info("measuring which device suits %s", header.path.name)
-        fault = _measure(header, gpus, kept)
+        fault = _measure(header, gpus, device_times)
         if fault:
             return Measured(tuple(gpus), fault=fault)
-        for name, times in kept.items():
+        for name, times in device_times.items():
             if times is not None and times.is_lasting:
                 profiles[name].save(asdict(times))
-    cpu_times = kept.pop(_CPU)
-    gpu_times = {name: times for name, times in kept.items() if times is not None}
+    cpu_times = device_times.pop(_CPU)
+    gpu_times = {name: times for name, times in device_times.items() if times is not None}
     if cpu_times is None:
         return Measured(tuple(gpus), gpu_times=gpu_times)
     fault = ""
@@ -102,20 +104,20 @@ def _profile(header: Header, gpu: Device | None) -> Profile:
 
 def _load_times(profile: Profile) -> DeviceTimes | None:
     """The times that were kept; None if there are none, or the file is damaged."""
-    kept = profile.load()
-    if kept is None:
+    content = profile.load()
+    if content is None:
         return None
-    return _parse_times(kept)
+    return _parse_times(content)
 
 
-def _parse_times(kept: dict[str, Any]) -> DeviceTimes | None:
+def _parse_times(content: dict[str, Any]) -> DeviceTimes | None:
     """The times in a file's content; None if it is of another version or damaged."""
     try:
         return DeviceTimes(
-            whole=_parse_pair(kept["whole"]),
-            offload=_parse_pair(kept["offload"]),
-            copies=_parse_pair(kept["copies"]),
-            fault=str(kept["fault"]),
+            whole=_parse_pair(content["whole"]),
+            offload=_parse_pair(content["offload"]),
+            copies=_parse_pair(content["copies"]),
+            fault=str(content["fault"]),
         )
     except DAMAGES:
         return None
@@ -150,17 +152,18 @@ def trials_in_words() -> Iterator[str]:
 def _measure(
     header: Header,
     gpus: Sequence[Device],
-    kept: dict[str, DeviceTimes | None],
+    device_times: dict[str, DeviceTimes | None],
 ) -> str:
-    """Measure the devices whose times are not kept, the processor first.
+    """Measure the devices whose times are not known, the processor first.
 
     Args:
         header: The header of the model's file.
         gpus: The GPUs that may be chosen.
-        kept: The times by device, None where there are none. New times are added here.
+        device_times: The times by device, None if they are not known. New times are
+            added here.
 
     Returns:
-        Why nothing can be measured, in words, or "".
+        Why nothing can be measured, in words, or "". The fault of a device is with its times.
     """
     if not _can_start_python():
         return "this application has no Python of its own to measure in"
@@ -168,18 +171,19 @@ def _measure(
     try:
         with tempfile.TemporaryDirectory(prefix="localspec-") as folder:
             miniature = write_miniature(header, Path(folder, "miniature.gguf"), size)
-            cpu_times = kept[_CPU]
+            cpu_times = device_times[_CPU]
             if cpu_times is None:
                 cpu_times = _measure_cpu(header, miniature)
-                kept[_CPU] = cpu_times
+                device_times[_CPU] = cpu_times
             if cpu_times.whole is None:  # then no GPU can be compared with the processor
                 return ""
-            slow_s = MUCH_SLOWER * cpu_times.whole.cost_s / miniature.scale
+            cpu_cost_s = cpu_times.whole.cost_s / miniature.scale  # of the miniature
+            slow_s = MUCH_SLOWER * cpu_cost_s
             for gpu in gpus:
-                if kept[gpu.name] is None:
-                    kept[gpu.name] = _measure_gpu(header, gpu, miniature, slow_s)
+                if device_times[gpu.name] is None:
+                    device_times[gpu.name] = _measure_gpu(header, gpu, miniature, slow_s)
     except OSError as error:
-        return f"no file can be made for it: {error}"
+        return f"no file can be made for a trial: {error}"
     return ""
 
 
@@ -206,13 +210,13 @@ def _measure_gpu(
         slow_s: As in `run_trials`.
     """
     num_layers = miniature.num_layers + 1  # the output counts as one
-    half = num_layers // 2
+    num_half = num_layers // 2
     options = {}
-    for name, num_gpu_layers in (("whole", num_layers), ("offload", 0), ("half", half)):
+    for name, num_gpu_layers in (("whole", num_layers), ("offload", 0), ("half", num_half)):
         on_device = LlamaOptions(device=gpu.name, num_gpu_layers=num_gpu_layers)
         options[name] = suited_options_here(on_device, header, _CONTEXT_LENGTH)
     results = run_trials(miniature, options, slow_s)
-    times = _whole_model_times(results, miniature, half / num_layers)
+    times = _whole_model_times(results, miniature, num_half / num_layers)
     if times.fault:
         logger.info("%s (%s) %s", gpu.name, gpu.description, times.fault)
     return times
@@ -221,14 +225,14 @@ def _measure_gpu(
 def _whole_model_times(
     results: TrialResults,
     miniature: Miniature,
-    half: float = 0.5,
+    half_share: float = 0.5,
 ) -> DeviceTimes:
-    """The times of the whole model, from those of its miniature.
+    """The times of the whole model, from those of its miniature, or the fault of the trials.
 
     Args:
         results: The miniature's times.
         miniature: The miniature.
-        half: The share of the layers that were on the GPU in the trial "half".
+        half_share: The share of the layers that were on the GPU in the trial "half".
     """
     if results.fault:
         return DeviceTimes(fault=results.fault, is_lasting=not results.lacks_memory)
@@ -238,8 +242,9 @@ def _whole_model_times(
     offload = times.get("offload")
     if offload is None or "half" not in times:
         return DeviceTimes(whole.scaled(scale))
-    gpu_part = whole.scaled(half)
-    main_part = offload.scaled(1 - half)
+    gpu_part = whole.scaled(half_share)
+    main_part = offload.scaled(1 - half_share)
+    # What that trial took beyond the times of its parts is the time of copies.
     copies = times["half"].excess_over(gpu_part.plus(main_part))
     return DeviceTimes(whole.scaled(scale), offload.scaled(scale), copies)
 
@@ -261,7 +266,7 @@ class TrialResults(NamedTuple):
 def run_trials(
     miniature: Miniature, options: dict[str, LlamaOptions], slow_s: float
 ) -> TrialResults:
-    """Time the miniature in another process.
+    """Time the miniature in another process. A failure is the fault of the results.
 
     Args:
         miniature: The miniature.
@@ -277,7 +282,7 @@ def run_trials(
         "num_tokens": miniature.num_tokens,
         "trials": trials,
         "slow_s": slow_s,
-        "seconds": 2 * TRIAL_S,
+        "seconds": 2 * TRIAL_S,  # then it ends by itself, if this process is gone
     }
     command = trial_command(json.dumps(request))
     paths = os.pathsep.join(filter(None, sys.path))  # without "", the present folder

@@ -62,7 +62,10 @@ class MemoryRoom:
     """The repacked types whose kernels make rows differ, see `tensor_types`."""
 
     def shortages(self, memory: PairMemory) -> list[Shortage]:
-        """The devices with less memory than is needed there; none if all fits."""
+        """The devices with less free memory than is needed there, main memory first.
+
+        A GPU in main memory takes part of that. One whose memory is unknown is never short.
+        """
         main_bytes = memory.main_bytes
         shortages = []
         for gpu, needed in zip(self.gpus, memory.gpu_bytes, strict=True):
@@ -108,7 +111,7 @@ class Shortage(NamedTuple):
 
 
 class Planned(NamedTuple):
-    """A model to open, and its options. The context is planned apart from them."""
+    """A model to open, and its options. The plan chooses its context length."""
 
     header: Header
     options: LlamaOptions = LlamaOptions()
@@ -134,8 +137,8 @@ class PairMemory:
     @property
     def needed_bytes(self) -> int:
         """Memory that must be free, on all devices together."""
-        of_models = sum(model.needed_bytes for model in self.models)
-        return _PROCESS_BYTES + SMALL_BYTES * len(self.models) + of_models
+        models_bytes = sum(model.needed_bytes for model in self.models)
+        return _PROCESS_BYTES + SMALL_BYTES * len(self.models) + models_bytes
 
     @property
     def gpu_bytes(self) -> tuple[int, ...]:
@@ -162,8 +165,8 @@ class PairMemory:
     @property
     def peak_bytes(self) -> int:
         """The largest size of the process in main memory, without Python itself."""
-        of_models = sum(model.peak_bytes for model in self.models)
-        return _PROCESS_BYTES + SMALL_BYTES * len(self.models) + of_models
+        models_bytes = sum(model.peak_bytes for model in self.models)
+        return _PROCESS_BYTES + SMALL_BYTES * len(self.models) + models_bytes
 
 
 def pair_memory(models: Sequence[Planned], context_length: int, free: MemoryRoom) -> PairMemory:
@@ -178,17 +181,18 @@ def pair_memory(models: Sequence[Planned], context_length: int, free: MemoryRoom
     free_bytes = [gpu.free_bytes for gpu in free.gpus]
     for model in models:
         if model.role == "mmproj":
-            target = models[0].options
-            estimates.append(_of_projector(model.header, target, free, free_bytes))
+            target_options = models[0].options
+            estimate = _projector_estimate(model.header, target_options, free, free_bytes)
+            estimates.append(estimate)
             continue
-        estimate = _of_model(model, context_length, free, free_bytes)
+        estimate = _model_estimate(model, context_length, free, free_bytes)
         estimates.append(estimate)
-        for index, taken in enumerate(estimate.gpu_bytes):
-            free_bytes[index] = max(0, free_bytes[index] - taken)
+        for index, used_bytes in enumerate(estimate.gpu_bytes):
+            free_bytes[index] = max(0, free_bytes[index] - used_bytes)
     return PairMemory(context_length, tuple(estimates), tuple(model.role for model in models))
 
 
-def _of_model(
+def _model_estimate(
     model: Planned,
     context_length: int,
     free: MemoryRoom,
@@ -206,7 +210,6 @@ def _of_model(
     changes = {
         "context_length": context_length,
         "max_outputs": MAX_DRAFT_TOKENS + 1,
-        "num_snapshots": model.options.num_snapshots,
     }
     if model.role != "target":
         changes["max_outputs"] = REPLAY_TOKENS
@@ -225,25 +228,26 @@ def _of_model(
     return estimate_memory(header, options, repacked, placement, model.adapters)
 
 
-def _of_projector(
+def _projector_estimate(
     header: Header,
-    target: LlamaOptions,
+    target_options: LlamaOptions,
     free: MemoryRoom,
     free_bytes: Sequence[int],
 ) -> MemoryEstimate:
     """The memory of a projector.
 
-    libmtmd takes the first GPU of this machine, if the target may use any and it fits there.
+    libmtmd takes the first GPU of this machine, if the target may use GPUs and the projector
+    fits there.
 
     Args:
         header: The projector's header.
-        target: The options of its target.
+        target_options: The options of its target.
         free: The memory before any model is loaded.
         free_bytes: The free bytes of each GPU, once the models are loaded.
     """
     num_gpus = len(free.gpus)
     local_gpus = [index for index, gpu in enumerate(free.gpus) if not gpu.server]
-    if target.num_gpu_layers != 0 and local_gpus:
+    if target_options.num_gpu_layers != 0 and local_gpus:
         first = local_gpus[0]
         on_gpu = projector_memory(header, num_gpus, first)
         is_known = free.gpus[first].total_bytes > 0
@@ -259,7 +263,7 @@ def suited_options(
     *,
     uses_gpu: bool,
 ) -> tuple[LlamaOptions, Mapping[str, float]]:
-    """The options with choices that suit the file where they leave it open.
+    """The options, with settings that suit the file in place of those that are left open.
 
     Args:
         options: The options, with a context length.
@@ -298,15 +302,16 @@ def with_suited_attention(
 ) -> LlamaOptions:
     """The options, with flash attention off if they leave it open and it is slower.
 
-    On a GPU, and where flash attention saves much memory, it stays "auto": libllama's choice.
+    It stays "auto", libllama's choice, on a GPU, where it saves much memory, for quantised
+    values, and for models with recurrent states or latent attention.
     """
     shape = ModelShape(header)
     is_open = options.flash_attention == "auto" and options.cache_type_v in _PLAIN_TYPES
     if not is_open or uses_gpu or shape.architecture.has_state or shape.is_latent:
         return options
-    with_flash = compute_bytes(header, context_length, options.max_outputs, "auto")
-    without = compute_bytes(header, context_length, options.max_outputs, "off")
-    if without - with_flash <= _MOST_BYTES:
+    flash_bytes = compute_bytes(header, context_length, options.max_outputs, "auto")
+    plain_bytes = compute_bytes(header, context_length, options.max_outputs, "off")
+    if plain_bytes - flash_bytes <= _MOST_BYTES:
         return replace(options, flash_attention="off")
     return options
 
@@ -324,7 +329,8 @@ def with_exact_settings(
     have different types. With the same type, ggml-cpu splits the row of one token among
     threads, and the rows of many tokens into tiles. Keys in bf16 cost less time than values in
     bf16, and both lose little precision. On a GPU, the kernels of flash attention change with
-    every size, and those without it stay the same for a few tokens.
+    every size, and those without it stay the same for a few tokens. Weights are not repacked if
+    some are of an uneven type.
 
     Args:
         uneven: Types whose repacked kernels make rows differ, see `tensor_types`.
@@ -385,10 +391,10 @@ def suited_options_here(
     The context in the options stays as it is.
     """
     with_context = replace(options, context_length=context_length)
-    chosen, _ = suited_options(
+    suited, _ = suited_options(
         with_context,
         header,
         free_memory(),
         uses_gpu=uses_gpu(options),
     )
-    return replace(chosen, context_length=options.context_length)
+    return replace(suited, context_length=options.context_length)

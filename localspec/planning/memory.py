@@ -219,7 +219,7 @@ def projector_memory(header: Header, num_gpus: int, place: int = MAIN_MEMORY) ->
 
 
 def _rows_bytes(header: Header, facts: HeadFacts, num_sequences: int) -> int:
-    """Bytes of the rows that a head reads: one decode's, and each text's last tokens'."""
+    """Bytes of the rows that a head reads: of a decode, and of the last tokens of each text."""
     shape = ModelShape(header)
     width = shape.row_width
     if facts.layers_read:
@@ -233,7 +233,7 @@ def _context_options(
     header: Header,
     options: LlamaOptions,
 ) -> tuple[LlamaOptions | None, LlamaOptions | None]:
-    """The options of the context of a file's model, and of that of its head.
+    """The options of two contexts: that of a file's model, and that of its head.
 
     None for a context that is not made: the file has no model, or no head that is used. A head
     decodes one text at a time.
@@ -272,7 +272,7 @@ def _compute_by_place(header: Header, options: LlamaOptions, placement: Placemen
     inputs += _mask_bytes(shape, context_length, attention)
     logits = max_outputs * len(header.tokens) * _FLOAT
     sizes = placement.zeros()
-    sizes[placement.layers[-1]] = logits
+    sizes[placement.layers[-1]] = logits  # more below if it has other layers, too
     for gpu in range(placement.num_gpus):
         if placement.computes_on(gpu):
             sizes[gpu] = graph + (placement.num_input_copies - 1) * inputs
@@ -314,11 +314,11 @@ def _layer_cache_bytes(header: Header, options: LlamaOptions) -> list[int]:
     num_states = states_per_text * options.num_sequences
     state_bytes = shape.state_width() * _FLOAT * num_states
     model_context, head_context = _context_options(header, options)
-    heads_by_layer = shape.kv_heads()
-    num_sharing = shape.num_layers - len(heads_by_layer)  # layers that use another's cache
-    heads_by_layer += [0] * num_sharing
+    kv_heads = shape.kv_heads()
+    num_sharing = shape.num_layers - len(kv_heads)  # layers that use another's cache
+    kv_heads += [0] * num_sharing
     sizes = []
-    for num_heads in heads_by_layer:
+    for num_heads in kv_heads:
         if model_context is None:
             sizes.append(0)
         elif num_heads > 0:
@@ -404,9 +404,10 @@ def _mask_bytes(shape: ModelShape, context_length: int, attention: FlashAttentio
 
 
 def _repackable_weights(header: Header) -> list[Tensor]:
-    """The weights that ggml may repack: all matrices but the token embeddings.
+    """The weights that ggml may repack: matrices whose number of rows suits it.
 
-    If the embeddings are the output layer, too, libllama makes a second tensor of them.
+    The token embeddings are among them only if they are the output layer, too: then libllama
+    makes a second tensor of them.
     """
     has_output = any(tensor.name == "output.weight" for tensor in header.tensors)
     weights = []
@@ -421,7 +422,7 @@ def _repackable_weights(header: Header) -> list[Tensor]:
 
 
 def embedder_bytes(header: Header, context_length: int) -> int:
-    """Bytes of memory of a model for vectors, at most a fifth too many.
+    """The bytes of memory of a model for vectors; at most a fifth more than it takes.
 
     Args:
         header: The header of the model's file.

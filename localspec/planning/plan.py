@@ -62,7 +62,7 @@ class Plan:
         return pair_memory(self.models, self.context_length, self.free)
 
     def smaller_plans(self) -> Iterator[Plan]:
-        """Plans with fewer and fewer layers on GPUs whose other layers fit into main memory.
+        """Plans with fewer and fewer layers on GPUs, if the other layers fit into main memory.
 
         There are none if the user fixed the number of layers.
         """
@@ -94,7 +94,7 @@ def plan_layers(models: Sequence[Planned], context_length: int, free: MemoryRoom
     target = models[0]
     for options in _options_to_try(target):
         wanted = (target._replace(options=options), *models[1:])
-        plan = _with_margin(wanted, context_length, free)
+        plan = _plan_with_margin(wanted, context_length, free)
         if not free.shortages(plan.memory):
             break
     return plan
@@ -126,10 +126,14 @@ def _options_to_try(target: Planned) -> Iterator[LlamaOptions]:
                 yield replace(chosen, num_snapshots=count)
 
 
-def _with_margin(wanted: tuple[Planned, ...], context_length: int, free: MemoryRoom) -> Plan:
-    """The plan with the most layers on GPUs that leaves MARGIN_BYTES of each free.
+def _plan_with_margin(
+    wanted: tuple[Planned, ...],
+    context_length: int,
+    free: MemoryRoom,
+) -> Plan:
+    """The plan with the most layers on GPUs that leaves MARGIN_BYTES of each GPU free.
 
-    If main memory cannot take the other layers, nothing is left free.
+    If main memory cannot take the other layers, no margin is left.
     """
     for margin in (MARGIN_BYTES, 0):
         gpus = []
@@ -148,7 +152,7 @@ def _placed_on_gpus(
     context_length: int,
     free: MemoryRoom,
 ) -> tuple[Planned, ...]:
-    """The models with the most layers on GPUs that these have memory for, the target last.
+    """The models with as many layers on GPUs as fit there. The target gets what is left.
 
     Numbers of layers that the options set do not change.
     """
@@ -324,7 +328,7 @@ class AtOnce:
     """The number that the user asked for."""
 
     num_bytes: int
-    """The memory that every answer but the first takes."""
+    """The memory of all these answers but the first, together."""
 
     kept_bytes: int
     """The limit of the additional memory for the caches of waiting conversations."""
@@ -445,14 +449,14 @@ def most_gpu_layers(
     None if no number fits, or the options leave it open. A draft whose options have the same
     number gets the new number, too, as in `load`.
     """
-    wanted = models[0].options.num_gpu_layers
-    if wanted is None:
+    num_wanted = models[0].options.num_gpu_layers
+    if num_wanted is None:
         return None
     num_layers = ModelShape(models[0].header).num_blocks + 1
-    for count in range(min(wanted, num_layers), -1, -1):
+    for count in range(min(num_wanted, num_layers), -1, -1):
         changed = []
         for model in models:
-            if model.options.num_gpu_layers == wanted:
+            if model.options.num_gpu_layers == num_wanted:
                 model = model.changed(num_gpu_layers=count)
             changed.append(model)
         plan = plan_layers(changed, context_length, free)
@@ -462,7 +466,7 @@ def most_gpu_layers(
 
 
 def fitting_preset(free: MemoryRoom) -> Preset | None:
-    """The largest preset of the newest year that fits, judged by the sizes of its files.
+    """Of the presets that fit, by the sizes of their files, the largest of the newest year.
 
     None if no preset fits.
     """

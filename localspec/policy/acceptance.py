@@ -72,7 +72,12 @@ ACCEPTED_BY_RATE: Weights = np.cumsum(RATES[:, None] ** _EXPONENTS, axis=1) - 1.
 
 
 class Acceptance:
-    """The acceptance of one proposer's tokens, learned from verdicts."""
+    """The acceptance of one proposer's tokens, learned from verdicts.
+
+    Args:
+        kind: The proposer.
+        source: Where the tokens of a lookup are from; other proposers have no source.
+    """
 
     def __init__(self, kind: ProposerKind, source: MatchSource = MatchSource.PROMPT) -> None:
         num_bins = len(_EDGES) + 1
@@ -107,7 +112,7 @@ class Acceptance:
         return chances
 
     def expected_accepted(self, weights: Weights, confidence: float | None) -> Weights:
-        """(1 + MAX_DRAFT_TOKENS,) how many of the next 0, 1, 2 … are accepted on average.
+        """(1 + MAX_DRAFT_TOKENS,) the mean number accepted of the next 0, 1, 2 … tokens.
 
         Args:
             weights: (regimes,) probabilities of the rates.

@@ -45,6 +45,7 @@ _LEAST_GRANT = 1.5
 # Trials in a long answer may cost this share of its tokens, if that is more than the grant. The
 # last trial may exceed the budget, so in all a long answer loses up to a hundredth
 _SHARE = 0.008
+_TIMING_INTERVAL = LONGEST_PAUSE  # steps after which a target-only one is timed again
 _LEAST_RATIO = 0.1  # of a step to a target-only one; less is an error of measurement
 
 
@@ -112,21 +113,22 @@ class AdaptiveDraftPolicy(DraftPolicy):
     def _next_grant(self) -> float:
         """The grant of the next answer; half of this one's if the answer spent some of it.
 
-        There are few such levels, so that a repeated question takes the same steps.
+        Only a few grants are possible, so a repeated question mostly has the same one, and
+        takes the same steps.
         """
         if self._budget >= self._grant:
             return self._grant
         return max(self._grant / 2, _LEAST_GRANT)
 
     def renew(self) -> None:
-        """Let the next answers begin with all that was learned so far. Takes idle time."""
+        """Let the next answers begin with all that was learned so far. Call it in idle time."""
         for prospect in self.prospects:
             prospect.renew()
 
     def pause_left(self, proposer: int) -> int:
-        """The tokens for which a proposer is paused; 0 if it is not, and for a lookup."""
+        """The tokens for which a draft or a head is paused; 0 for other proposers."""
         prospect = self.prospects[proposer]
-        # A lookup is judged while it is paused, too, since judging it costs nothing.
+        # Others, as a lookup, are judged while they are paused, too: that costs nothing.
         has_model = prospect.kind in (ProposerKind.DRAFT, ProposerKind.HEAD)
         if has_model:
             return max(prospect.pause_left, 0)
@@ -141,7 +143,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
         length = length_class(context.num_cached)
         if length != last_length:
             self._use_costs(num_threads, length)
-        if self.costs.needs_plain or self._since_plain >= LONGEST_PAUSE:
+        if self.costs.needs_plain or self._since_plain >= _TIMING_INTERVAL:
             return Decision(None, draft_off=DraftOff.MEASURING)
         for prospect in available:
             # A replay for which nothing has to be read costs next to nothing.
@@ -182,8 +184,8 @@ class AdaptiveDraftPolicy(DraftPolicy):
     def _attempt(self, prospect: Prospect, context: PolicyContext) -> Decision | Replay | None:
         """Draft with a proposer if that pays, or try whether it may pay.
 
-        Returns None if neither is worth its cost. The proposer is then paused, unless its
-        confidence is known before a draft, as a lookup's: judging that costs nothing.
+        Returns None if neither is worth its cost. The proposer is then paused. One whose
+        confidence is known before a draft, as a lookup's, is paused only after a replay.
         """
         state = prospect.state
         plain = float(prospect.step_costs[1])
@@ -194,7 +196,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
             pays = pays and prospect.gain > prospect.risk
         can_replay = state.num_unjudged > 1 and not prospect.was_replayed
         can_try = can_replay and not is_confidence_known and self._budget > 0.0
-        gain = 0.0  # per token
+        gain = 0.0  # target-only steps per token
         if pays:
             gain = plain - 1.0 / prospect.rate
         elif can_try:
@@ -257,11 +259,11 @@ class AdaptiveDraftPolicy(DraftPolicy):
         """The size to which a step without a draft is padded, at most `limit`.
 
         Where changes of size are dear it is the last step's size, until padding has cost as
-        much as a change. Otherwise 1.
+        much as a change, or a target-only step has to be timed. Otherwise 1.
         """
         costs = self.costs
         size = self._last_size
-        if size > limit or not costs.is_change_dear or self._since_plain >= LONGEST_PAUSE:
+        if size > limit or not costs.is_change_dear or self._since_plain >= _TIMING_INTERVAL:
             return 1
         self._padding_cost += costs.ratios()[size] - 1.0
         if self._padding_cost <= costs.change_cost:
@@ -294,7 +296,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
             prospect.was_replayed = False
 
     def _learn_target_cost(self, record: StepRecord, size: int, target_s: float) -> None:
-        """Learn the cost of the target's part of a step.
+        """Learn the cost of the target's part of a step: of a prefill, a size or a change.
 
         Args:
             record: The step.
@@ -313,7 +315,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
             if not (has_changed and costs.is_change_dear):
                 self._since_plain = 0
                 if costs.learn_plain(target_s):
-                    self._since_plain = LONGEST_PAUSE  # the next step is target-only, too
+                    self._since_plain = _TIMING_INTERVAL  # the next step is target-only, too
             return
         self._since_plain += 1
         if costs.plain_s and size <= LARGEST_STEP:
@@ -321,13 +323,13 @@ class AdaptiveDraftPolicy(DraftPolicy):
             if has_changed:
                 ratio -= costs.change_cost
             if costs.learn_size(size, max(ratio, _LEAST_RATIO)):
-                self._since_plain = LONGEST_PAUSE
+                self._since_plain = _TIMING_INTERVAL
 
     def _learn_draft(self, prospect: Prospect, record: StepRecord) -> None:
-        """Learn from a proposal and its verdict.
+        """Learn from a proposal and its verdict, and pause a trial that lost.
 
-        What the step gained is computed from the answer's fixed costs, not from its times, so
-        that a repeated question takes the same steps.
+        What the step gained goes into the budget. It is computed from the answer's fixed costs,
+        not from its times, so that a repeated question takes the same steps.
         """
         costs = self.costs
         num_decodes = 1

@@ -35,7 +35,9 @@ _STEADY = 2  # expected number of steps in a row of one size, which share the co
 _FIRST_OF_SIZE = 2.0
 _FIRST_CLASS_TOKENS = 2048  # texts below this length are in the length class 0
 _DEAR_CHANGE = 0.1  # a change that costs less counts as free
-_TOKEN_GUESS = 0.1  # the cost of one more token in a decode, until a prompt was timed
+# Until a prompt was timed: the cost of a token of a prefill. One more token in a small decode
+# counts half of that
+_PREFILL_TOKEN_GUESS = 0.2
 
 Row = NDArray[np.float64]
 
@@ -78,10 +80,12 @@ class Estimate:
         self._is_fixed = self.num_lacking == 0
 
     def _update(self, factor: float) -> bool:
-        """Replace the value by the samples' if the two differ enough. Returns whether they did.
+        """Replace the value by that of the samples if the two differ enough.
+
+        Returns whether it was replaced. Values below _DEAR_CHANGE do not differ.
 
         Args:
-            factor: How many times as large as the other one of the two has to be.
+            factor: The larger value has to be at least this many times the smaller one.
         """
         typical = _typical(self._samples)
         low, high = sorted((self.value or 0.0, typical))
@@ -175,7 +179,7 @@ class Costs:
             ratio: Its time ÷ plain_s.
         """
         is_new = str(size) not in self.estimates
-        estimate = self.estimates[str(size)]
+        estimate = self.estimates[str(size)]  # adds a new size
         # The first decode of a size may include loading kernels and capturing graphs.
         if is_new and ratio > _FIRST_OF_SIZE * self.ratios()[size]:
             return False
@@ -191,7 +195,7 @@ class Costs:
         was_dear = self.is_change_dear
         self.estimates["change"].learn(ratio)
         if self.is_change_dear and not was_dear:
-            self._guess_draft_costs()  # their costs so far include changes of size
+            self._guess_draft_costs()  # the measured costs include changes of size
         self._tables.clear()
 
     def learn_in_idle_time(
@@ -228,6 +232,8 @@ class Costs:
     ) -> None:
         """Learn what it costs this kind of proposer to read a token, or to draft one.
 
+        Nothing is learned before a target-only step was timed.
+
         Args:
             kind: The proposer.
             num_read: Tokens of the text that it read before it drafted.
@@ -238,7 +244,7 @@ class Costs:
         if not self.plain_s:
             return
         cost = seconds / self.plain_s
-        # Nothing is learned from reads between the two bounds: they are mostly fixed overhead.
+        # Reads of sizes between the two bounds teach nothing: they are mostly fixed overhead.
         if num_read > LARGEST_STEP:
             later_decodes = max(num_decodes - 1, 0)
             read_cost = cost - later_decodes * self.draft_token_cost(kind)
@@ -266,7 +272,7 @@ class Costs:
     def _prefill_token_cost(self) -> float:
         """The cost of a token of the target's prefill; at most that of a target-only step."""
         if self.prefill_token_s is None or not self.plain_s:
-            return 2 * _TOKEN_GUESS
+            return _PREFILL_TOKEN_GUESS
         return min(self.prefill_token_s / self.plain_s, 1.0)
 
     def measured_sizes(self) -> dict[int, float]:
@@ -284,11 +290,11 @@ class Costs:
         one it is a guess, which is low enough for these sizes to be tried. For larger sizes it
         is infinite.
         """
-        known = {0: 0.0, 1: 1.0, **self.measured_sizes()}
-        largest = max(known)
-        known_sizes = list(known)
+        timed_ratios = {0: 0.0, 1: 1.0, **self.measured_sizes()}
+        largest = max(timed_ratios)
+        timed_sizes = list(timed_ratios)
         sizes = np.arange(LARGEST_STEP + 1)
-        ratios = np.interp(sizes, known_sizes, list(known.values()))
+        ratios = np.interp(sizes, timed_sizes, list(timed_ratios.values()))
         # Each token above the largest timed size is guessed to cost half a token of a prefill,
         # where a size counts as the next power of two.
         exponents = np.ceil(np.log2(np.maximum(sizes, 1)))

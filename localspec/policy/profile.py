@@ -1,4 +1,4 @@
-"""The costs of a pair of models on this machine, saved between runs.
+"""What was learned of pairs, and of models on devices of this machine, saved between runs.
 
 This is a cache, in the user's cache directory. A file that is missing, damaged or of another
 version is ignored, and if a file cannot be written, its content is learned again.
@@ -126,10 +126,10 @@ def kept_profiles(
 def _read_content(path: Path) -> tuple[list[str], dict[str, Any]] | None:
     """Identity and what was learned; None if the file is missing, damaged or out of date."""
     try:
-        kept = json.loads(read_regular_text(path))
-        version = kept["version"]
-        identity = kept["identity"]
-        learned = kept["learned"]
+        content = json.loads(read_regular_text(path))
+        version = content["version"]
+        identity = content["identity"]
+        learned = content["learned"]
     except FileNotFoundError:
         return None
     except DAMAGES as error:

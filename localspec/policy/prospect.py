@@ -91,7 +91,7 @@ class Prospect:
         self.replay_cost = 0.0
         """The cost of replays since the last pause, in target-only steps."""
         self.was_replayed = False
-        """Whether it was replayed before the present step."""
+        """Whether it was replayed since the last step."""
         self.is_trial = False
         """Whether its last draft was only a trial."""
 
@@ -236,6 +236,8 @@ class Prospect:
 
     def count_saved(self, gain: float) -> None:
         """Count what a draft or a replay saved, and pause the proposer if it lost too much.
+
+        Once it has saved enough, its next pause is short again.
 
         Args:
             gain: Target-only steps that were saved; below 0 if they were lost.

@@ -80,7 +80,7 @@ class AdaptiveThreads(ThreadPolicy):
         self._shortest: dict[Shape, float] = {}  # seconds
 
     def thread_use(self) -> ThreadUse:
-        """The present number of threads, and whether other programs are why it is lower."""
+        """The present number of threads, and whether other programs keep it below the most."""
         # If the usual number had steps without a slowdown, more threads are no faster.
         is_slowed = self._was_busy or self._least > _NOISE
         most = self._counts[0]
