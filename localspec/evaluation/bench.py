@@ -187,9 +187,9 @@ class Bench:
     def over_all(self) -> RatioEstimate | None:
         """The speed-up over equal amounts of each measured kind; None if none was measured."""
         estimates = [speed.estimate for speed in self.kinds]
-        known = [estimate for estimate in estimates if estimate is not None]
-        if known:
-            return in_equal_parts(known)
+        measured = [estimate for estimate in estimates if estimate is not None]
+        if measured:
+            return in_equal_parts(measured)
         return None
 
     @property
@@ -227,7 +227,7 @@ class Bench:
         """How many times as much text probably shows a difference over all, or that there is
         none.
 
-        1 if that is shown already, or if nothing was measured.
+        1 if that is shown already, or if nothing was measured or drafted.
         """
         over_all = self.over_all
         if over_all is None or self.outcome is not Outcome.NO_DIFFERENCE:
@@ -246,7 +246,8 @@ class Bench:
     def draft_off(self) -> DraftOff | None:
         """The most frequent reason for not drafting; None if every step drafted.
 
-        The plain steps of the rounds have the reason SET_TO_ZERO and count as one step.
+        The plain steps of the rounds have the reason SET_TO_ZERO. They count as one step, so
+        that other reasons come first.
         """
         reasons: Counter[DraftOff] = Counter()
         for speed in self.kinds:
@@ -263,7 +264,7 @@ class Bench:
         """The lowest acceptance rate at which each proposer pays; None if it never does.
 
         The proposers are the lookup, whose tokens cost nothing, and those that were timed.
-        Empty if only decodes of one token were timed, or while other programs were busy.
+        Empty if no decodes of several tokens were timed, or if other programs were busy.
         """
         if self.costs is None or not self.costs.are_steady or len(self.costs.ratios) < 2:
             return {}
@@ -279,12 +280,12 @@ class Bench:
 def run_bench(
     engine: Engine,
     tasks: Sequence[Task],
-    asked: Mapping[str, Any],
+    ask_keywords: Mapping[str, Any],
     *,
     seconds: float,
     watch: Watch,
 ) -> Bench:
-    """Measure an engine on tasks. Its policy is restored afterwards, and keeps what it learned.
+    """Measure an engine on tasks. Its policy is restored afterwards; what it learned is saved.
 
     First a task of each kind is asked, then always one of the kind whose interval is widest,
     until all intervals are narrow.
@@ -294,18 +295,19 @@ def run_bench(
 
     Args:
         tasks: One or more.
-        asked: The keywords with which each task is asked, as for `Task.ask`; with options.
+        ask_keywords: Arguments of `Task.ask` for each task: options, system and template.
         seconds: The time limit. It and the watch's cancellation end the measurement even within
             a decode; the results so far are returned.
     """
-    max_tokens = asked["options"].max_tokens
+    max_tokens = ask_keywords["options"].max_tokens
     if max_tokens is not None and max_tokens < SHORTEST_ANSWER:
         raise OptionError(
             f"answers of {max_tokens} tokens are too short to time both sides",
             f"Choose --max-tokens {SHORTEST_ANSWER} or more.",
         )
     with limited(engine, watch, seconds) as limit:
-        run = _BenchRun(engine, engine._draft_policy, asked, seconds, watch, limit.ended)
+        policy = engine._draft_policy
+        run = _BenchRun(engine, policy, ask_keywords, seconds, watch, limit.ended)
         run.measure_costs(tasks[0].text)
         run.compare(tasks)
     engine._save_profile()
@@ -340,8 +342,10 @@ class _BenchRun:
 
     engine: Engine
     policy: DraftPolicy
-    asked: Mapping[str, Any]
+    ask_keywords: Mapping[str, Any]
     seconds: float
+    """The time limit."""
+
     watch: Watch
     ended: Cancellation
     """Requested when the time is over."""
@@ -369,7 +373,13 @@ class _BenchRun:
         return time.perf_counter() - self.started_s
 
     def measure_costs(self, text: str) -> None:
-        """Time decodes after a text. Only the first round takes more than _COSTS_SHARE."""
+        """Time decodes after a text. After _COSTS_SHARE of the time no second round begins."""
+        self.watch.progress("timing decodes", None)
+        num_free = self.engine.context_length - LARGEST_STEP
+        most = max(1, min(_NUM_CACHED, num_free))
+        tokens = self.engine.tokenize(text)[:most]
+        resolver = Resolver(self.engine.vocabulary)
+        chain = resolver.chain(self.engine.sampling, len(tokens))
 
         def is_enough() -> bool:
             return self._spent_s() > _COSTS_SHARE * self.seconds
@@ -377,22 +387,18 @@ class _BenchRun:
         def measure(loop: SpeculativeDecoder) -> DecodeCosts | None:
             return measure_costs(loop, chain, tokens, is_enough)
 
-        self.watch.progress("timing decodes", None)
-        num_free = self.engine.context_length - LARGEST_STEP
-        most = max(1, min(_NUM_CACHED, num_free))
-        tokens = self.engine.tokenize(text)[:most]
-        resolver = Resolver(self.engine.vocabulary)
-        chain = resolver.chain(self.engine.sampling, len(tokens))
         with self.ended.obeyed(self.engine.cancel):
             self.costs = self.engine.exclusively(measure)
 
     def compare(self, tasks: Sequence[Task]) -> None:
         """Ask a task of each kind, then tasks of the kinds with the widest intervals.
 
-        Raises Interrupted.
+        Tasks with tools are left out if the model cannot call them.
+
+        Raises Interrupted, or ContextError if no task fits the context.
         """
         for task in tasks:
-            if task.suits(self.engine, self.asked["template"]):
+            if task.suits(self.engine, self.ask_keywords["template"]):
                 kind = self.kinds.setdefault(task.kind, _Kind(KindSpeed(task.kind)))
                 kind.tasks.append(task)
             else:
@@ -409,8 +415,8 @@ class _BenchRun:
 
     def _least_known(self) -> _Kind | None:
         """The kind with the widest interval; None if no kind needs more answers."""
-        waiting = [kind for kind in self.kinds.values() if kind.needs_more]
-        return max(waiting, key=lambda kind: kind.reach, default=None)
+        unfinished = [kind for kind in self.kinds.values() if kind.needs_more]
+        return max(unfinished, key=lambda kind: kind.reach, default=None)
 
     def _stage(self, kind: _Kind) -> str:
         """The progress in words: the kind that is asked, and the speed-ups so far."""
@@ -424,6 +430,9 @@ class _BenchRun:
     def _ask(self, kind: _Kind, until_s: float) -> None:
         """Write one more answer, and add what was measured to its kind.
 
+        A task that does not fit the context is left out. If no task remains, its ContextError
+        is raised. Raises Interrupted if the measurement is to end.
+
         Args:
             kind: The kind of text.
             until_s: Seconds since the start of the measurement. From then on the answer ends
@@ -433,7 +442,7 @@ class _BenchRun:
         rounds = Rounds(self.policy)
         self.engine._draft_policy = rounds
         task = kind.tasks[len(kind.speed.answers) % len(kind.tasks)]
-        answer = task.ask(self.engine, **self.asked)
+        answer = task.ask(self.engine, **self.ask_keywords)
         try:
             with self.ended.obeyed(answer.cancel):
                 for _ in answer:
@@ -480,7 +489,7 @@ def measure_costs(
     else:
         kinds = [proposer.kind for proposer in loop.proposers]
         costs = Costs(dict.fromkeys(kinds, 0.0))
-    kinds_by_token: set[ProposerKind] = set()  # whose cost grows with each token
+    token_kinds: set[ProposerKind] = set()  # those that draft token by token
     try:
         for _ in range(_COST_ROUNDS):
             time_decodes(loop, tokens, costs, chain)
@@ -489,7 +498,7 @@ def measure_costs(
         for proposer in loop.proposers:
             # The cost of a block is that of any number of tokens.
             if not proposer.state(tokens).is_block:
-                kinds_by_token.add(proposer.kind)
+                token_kinds.add(proposer.kind)
     finally:
         loop.truncate(0)
     if costs.plain_s is None:
@@ -497,7 +506,7 @@ def measure_costs(
     largest = max(costs.measured_sizes(), default=1)
     ratios = tuple(costs.ratios()[1 : largest + 1])
     shares = {}
-    for kind in kinds_by_token:
+    for kind in token_kinds:
         share = costs.estimates[kind].value_to_keep()
         if share is not None:
             shares[kind] = share

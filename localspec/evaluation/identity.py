@@ -132,7 +132,7 @@ class Divergence:
     """The token that was chosen with drafts; -1 if the text ended too soon."""
 
     gap: float
-    """How many logits the expected token has to lose to the other one to make that the choice,
+    """By how many logits the other token has to gain on the expected one to be chosen instead,
     in the row from a batch of one token. Infinite if no change is enough. Within the bound of
     `Rounding` this is a near tie, beyond it a bug."""
 
@@ -298,7 +298,7 @@ class IdentityCheck:
         return reference
 
     def compare(self, prompt: int, reference: Reference, num_draft_tokens: int) -> None:
-        """Compare drafted text with the target's own, until enough was compared, or a bug.
+        """Compare drafted texts with the target's own, until it ends or the check is decided.
 
         Raises Interrupted; the tokens that were drafted by then are compared.
 
@@ -328,9 +328,11 @@ class IdentityCheck:
         reference: Reference,
         k: int,
     ) -> int:
-        """Write and compare a text from a position on, until it ends or diverges.
+        """Write and compare a text from a position on, until it ends or diverges, or is enough.
 
-        Returns the position after the compared tokens.
+        If it seems to have a bug, more rounding is measured.
+
+        Returns the position after the divergence; without one, the end of the target's text.
 
         Args:
             begin: The position in the answer.

@@ -68,13 +68,13 @@ class Report:
 
     @property
     def bugs(self) -> list[str]:
-        """Differences from the target's texts, one per line."""
+        """Differences from the target's texts that rounding does not explain, one per line."""
         greedy = self._bug_lines("greedy", self.greedy)
         seeded = self._bug_lines("seeded", self.seeded)
         return [*greedy, *seeded]
 
     def _bug_lines(self, name: str, identity: Identity) -> Iterator[str]:
-        """A line for each bug in texts of a kind, which has a name."""
+        """A line for each bug in the texts of a kind, whose name it gets."""
         bound = self.rounding.bound
         for bug in identity.bugs(bound):
             yield (
@@ -90,7 +90,10 @@ class Report:
 
     @property
     def smallest_fault(self) -> float:
-        """The smallest share of wrong draft tokens that would show 9 times in 10."""
+        """The smallest share of wrong draft tokens that would show 9 times in 10.
+
+        1 if no draft token was accepted.
+        """
         num_accepted = self.greedy.num_accepted + self.seeded.num_accepted
         if not num_accepted:
             return 1.0
@@ -228,7 +231,7 @@ class _Check:
 
     @property
     def _is_decided(self) -> bool:
-        """Whether there is enough evidence, or a bug, of which one is enough."""
+        """Whether there is enough evidence, or at least one bug."""
         results = self._greedy.result, self._seeded.result
         bound = self._rounding.bound
         is_enough = all(result.is_enough for result in results)

@@ -71,7 +71,7 @@ class Stretch:
 
 
 class Rounds(DraftPolicy):
-    """Alternates plain steps with a policy's steps, from which alone the policy learns."""
+    """Alternates plain steps with a policy's steps. It learns nothing from plain ones."""
 
     def __init__(self, policy: DraftPolicy) -> None:
         self._policy = policy

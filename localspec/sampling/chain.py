@@ -50,7 +50,8 @@ class SamplerChain:
         self._bias_ids = np.array([token for token, _ in biased], dtype=np.int64)
         self._bias = np.array([bias for _, bias in biased], dtype=np.float32)
         self._ends = np.array(sorted(ends), dtype=np.int64)
-        self._least_length = num_prompt_tokens + params.min_tokens  # of the text, to end
+        # Tokens of the text from which on the answer may end.
+        self._least_length = num_prompt_tokens + params.min_tokens
         self._breakers = breakers or {}
         has_additive = params.presence_penalty != 0.0 or params.frequency_penalty != 0.0
         has_penalty = params.repetition_penalty != 1.0 or has_additive
@@ -300,8 +301,8 @@ _LONGEST_TAIL = 20  # tokens of a breaker after its first; llama.cpp's bound
 
 
 class Resolver:
-    """Makes the chains of answers: checks settings by the target's vocabulary, and finds
-    tokens.
+    """Makes the chains of answers: checks settings by the target's vocabulary, and finds the
+    tokens that end an answer, and those of DRY's breakers.
 
     What it finds by a scan of the vocabulary is cached.
     """
@@ -382,4 +383,4 @@ def find_breakers(texts: tuple[str, ...], vocabulary: WholeVocabulary) -> Breake
             for token, spelling in spellings:
                 if spelling.endswith(start) and whole not in spelling:
                     tails[token].add(tail)
-    return {token: sorted(its_tails) for token, its_tails in tails.items()}
+    return {token: sorted(token_tails) for token, token_tails in tails.items()}

@@ -40,6 +40,7 @@ _COLUMNS_PER_TOKEN = 64
 _LEAST_COLUMNS = 1024
 _SECOND_TABLE_ROWS = 8
 _MOST_HIGH_COLUMNS = 4  # for each token to keep; with more nothing is saved
+_MOST_SORTED = 8  # candidates for each token to keep; more are not sorted as plain floats
 
 
 def filtered_distribution(
@@ -67,13 +68,14 @@ def filtered_distribution(
     if params.top_n_sigma <= 0.0 and 0 < params.top_k <= _FEW and params.typical_p == 1.0:
         return _top_k_distribution(logits, params)
     _require_finite(logits.max())
-    ids, kept = _cut(logits, params)
+    ids, kept_logits = _cut(logits, params)
     if params.is_greedy:
-        best = int(kept.argmax())
+        best = int(kept_logits.argmax())
         return one_hot(int(ids[best]))
-    if len(kept) > MANY:
-        return _float32_softmax(ids, kept, params.temperature, allocate(len(kept)))
-    return Distribution(ids, _softmax(kept, params.temperature))
+    if len(kept_logits) > MANY:
+        masses = allocate(len(kept_logits))
+        return _float32_softmax(ids, kept_logits, params.temperature, masses)
+    return Distribution(ids, _softmax(kept_logits, params.temperature))
 
 
 def _require_finite(largest: np.float32) -> None:
@@ -163,7 +165,8 @@ def _top_k_distribution(logits: Logits, params: SamplingParams) -> Distribution:
     The other cuts are top-p and min-p. Plain floats are faster than arrays here.
     """
     ids = _top_k_candidates(logits, params.top_k)
-    if ids is None or len(ids) > 8 * params.top_k:  # many ties, a short row, or no numbers
+    # No or too many candidates: many ties, a short row, or no numbers.
+    if ids is None or len(ids) > _MOST_SORTED * params.top_k:
         _require_finite(logits.max())
         ids = top_k(logits, params.top_k)
     values = logits[ids].tolist()
@@ -282,10 +285,10 @@ def typical(logits: Logits, typical_p: float) -> TokenIds:
     distances = np.abs(shifted - mean)  # of information and entropy
     # The mass must exceed typical_p, while top-p's must only reach top_p.
     needed = math.nextafter(typical_p * total, math.inf)
-    kept = _smallest_keys(distances, mass, needed)
+    typical_indices = _smallest_keys(distances, mass, needed)
     if allowed is None:
-        return kept
-    return allowed[kept]
+        return typical_indices
+    return allowed[typical_indices]
 
 
 def top_p_min_p(logits: Logits, top_p: float, min_p: float) -> TokenIds:

@@ -64,6 +64,9 @@ def token_logprobs(
             `after` is then the same as `before`, and `top_after` empty.
         num_top: How many of the best tokens to list.
         bytes_of: Gives the bytes of a token.
+
+    Raises:
+        DecodeError: If the row holds NaN or no finite maximum.
     """
     before = float(_logprobs(logits, np.array([token]))[0])
     raw: dict[int, bytes] = {}
@@ -122,7 +125,8 @@ def top_of_row(logits: Logits, num_tokens: int) -> list[tuple[int, float]]:
 def _logprobs(logits: Logits, ids: TokenIds) -> Probs:
     """The log-probabilities of tokens by the softmax of a row. Raises as `top_of_row`."""
     largest = logits.max()
-    if not math.isfinite(largest):  # if that token is banned, others can be drawn
+    # A token can be drawn from such a row if the token without a finite logit is banned.
+    if not math.isfinite(largest):
         raise DecodeError(
             f"the largest logit of a row is {largest}",
             "Leave out logprobs; the file may be damaged: compare its sha256.",
@@ -143,7 +147,7 @@ def top_of_distribution(distribution: Distribution, num_tokens: int) -> list[tup
 
 
 def _best_first(ids: TokenIds, logprobs: Probs, num_tokens: int) -> list[tuple[int, float]]:
-    """The tokens of the highest log-probabilities with these; without any of probability 0."""
+    """The tokens with the highest log-probabilities, and these; none of probability 0."""
     order = np.argsort(-logprobs, kind="stable")[:num_tokens]
     pairs = []
     for index in order.tolist():

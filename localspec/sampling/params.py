@@ -85,15 +85,16 @@ class SamplingParams:
     others gets probability 1. top_p 0 leaves only the likeliest token. repetition_penalty and
     typical_p are off at 1, and become 1 if they are 0.
 
+    The three penalties look at the last penalty_last_n tokens of prompt and answer, DRY ("don't
+    repeat yourself") at the last dry_penalty_last_n: a token that would continue a repeat of n
+    tokens loses dry_multiplier * dry_base ** (n - dry_allowed_length), where no repeat reaches
+    across one of dry_sequence_breakers (texts of up to 40 bytes).
+
     Raises OptionError for a value outside its range, NaN included.
     """
 
     logit_bias: Mapping[int, float] = field(default_factory=dict, hash=False)
-    """What to add to the logit of a token id; -inf bans it. The three penalties look at the
-    last penalty_last_n tokens of prompt and answer, DRY ("don't repeat yourself") at the
-    last dry_penalty_last_n: a token that would continue a repeat of n tokens loses
-    dry_multiplier * dry_base ** (n - dry_allowed_length), where no repeat reaches across one
-    of dry_sequence_breakers (texts of up to 40 bytes)."""
+    """What to add to the logit of a token id; -inf bans it."""
 
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
