@@ -242,8 +242,8 @@ class Explanation:
     """Tokens that fit into the memory that is free now."""
 
     gpu_layers: int | None
-    """The most layers of the target on GPUs that fit at this context, if more were asked
-    for; None without GPUs, if no number fits, or if the number was left open."""
+    """The most layers of the target on GPUs that fit at this context, up to the number that was
+    asked for; None without GPUs, if no number fits, or if the number was left open."""
 
     at_once: AtOnce
     """How many answers run at once."""
@@ -317,7 +317,8 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
     Models are named as for `localspec.load`; only the headers of missing files are fetched.
 
     Raises PresetError, OptionError, ModelFileError or DownloadError for a model that cannot be
-    found or read, OptionError for numbers that `load` refuses, and RpcError.
+    found or read, OptionError for numbers that `load` refuses, or if a target that is not on
+    this machine is to be measured, and RpcError.
 
     Args:
         context_length: In tokens.
@@ -335,7 +336,7 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
         num_gpu_layers=num_gpu_layers,
         device=device,
     )
-    chosen, names = resolve_pair(
+    chosen_preset, names = resolve_pair(
         preset,
         {
             "target": target,
@@ -344,38 +345,43 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
             "mmproj": mmproj,
         },
     )
-    found, projector, projector_header = _find_headers(
-        chosen,
+    found_headers, projector, projector_header = _find_headers(
+        chosen_preset,
         names,
         is_blind=mmproj == NO_PROJECTOR,
     )
-    target_header = found["target"].header
+    target_header = found_headers["target"].header
     vocabulary: SharedVocabulary | None = None
     misfit = ""
-    too_large = ""
-    if "draft" in found:
-        draft_header = found["draft"].header
-        too_large = size_warning(target_header, draft_header)
+    draft_size_warning = ""
+    if "draft" in found_headers:
+        draft_header = found_headers["draft"].header
+        draft_size_warning = size_warning(target_header, draft_header)
         vocabulary, misfit = _shared_vocabulary(target_header, draft_header)
     options = replace(
         options,
-        rpc=common_servers(rpc, chosen),
+        rpc=common_servers(rpc, chosen_preset),
         tensor_split=tuple(tensor_split),
     )
     free = free_memory(options.rpc)
-    adapter_files = _adapter_files(found["target"], adapters, chosen)
+    adapter_files = _adapter_files(found_headers["target"], adapters, chosen_preset)
     without_context = replace(options, context_length=None)
-    wanted = _wanted(found, without_context, projector_header, adapter_files)
+    models_to_plan = _models_to_plan(
+        found_headers,
+        without_context,
+        projector_header,
+        adapter_files,
+    )
     description = ""
     usual_length = None
-    if chosen is not None:
-        description = chosen.description
-        usual_length = chosen.context_length
+    if chosen_preset is not None:
+        description = chosen_preset.description
+        usual_length = chosen_preset.context_length
     length = target_context_length(target_header, context_length or usual_length)
     check_parallel(parallel)
     if options.device is not None:
         require_device(options.device, free.gpus)
-    if measure and not found["target"].is_here:
+    if measure and not found_headers["target"].is_here:
         raise OptionError(
             f"{target_header.path.name} is not on this machine, and cannot be measured",
             "Download it first, or leave measure out.",
@@ -385,7 +391,7 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
         return plan_side_by_side(models, length, free, parallel, kept_bytes)
 
     ranked = ranked_plans(
-        wanted,
+        models_to_plan,
         make_plan,
         measure=measure,
         again=measure,
@@ -399,22 +405,26 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
         kept_bytes=kept_bytes - plan.reserved_bytes,
     )
     smaller = _smaller_preset(free, memory)
-    head_report = _head_report(found, memory, options)
-    draft_choice = _draft_choice(found)
+    head_report = _head_report(found_headers, memory, options)
+    draft_choice = _draft_choice(found_headers)
     usable_draft = draft_choice.path
     draft_to_measure = None
     if draft_choice.why_not:
         usable_draft = None
         draft_to_measure = draft_choice.path
-    costs = _measured_costs(found, head_report, adapter_files)
+    costs = _measured_costs(found_headers, head_report, adapter_files)
     keeps_snapshots = memory.models[0].num_snapshots > 0
-    target_facts = _facts(found["target"], adapter_files, keeps_snapshots=keeps_snapshots)
+    target_facts = _facts(
+        found_headers["target"],
+        adapter_files,
+        keeps_snapshots=keeps_snapshots,
+    )
     draft_facts = None
-    if "draft" in found:
-        draft_facts = _facts(found["draft"])
+    if "draft" in found_headers:
+        draft_facts = _facts(found_headers["draft"])
     gpu_layers = None
     if free.gpus:
-        gpu_layers = most_gpu_layers(wanted, length, free)
+        gpu_layers = most_gpu_layers(models_to_plan, length, free)
     return Explanation(
         description=description,
         target=target_facts,
@@ -424,16 +434,16 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
         adapters=tuple(map(_adapter_report, adapter_files)),
         vocabulary=vocabulary,
         misfit=misfit,
-        size_warning=too_large,
+        size_warning=draft_size_warning,
         device=device_in_words(plan, ranked.measured),
         memory=memory,
         room=free,
-        largest_context=largest_context(wanted, free),
+        largest_context=largest_context(models_to_plan, free),
         gpu_layers=gpu_layers,
         at_once=at_once,
         gains=_gains(costs),
         break_even=_break_even(costs),
-        variants=_variants(chosen),
+        variants=_variants(chosen_preset),
         smaller=smaller,
         draft_here=usable_draft,
         draft_to_measure=draft_to_measure,
@@ -442,7 +452,7 @@ def explain(  # noqa: PLR0913  as `load`: every argument has a default
 
 
 def _find_headers(
-    chosen: Preset | None,
+    chosen_preset: Preset | None,
     names: dict[Role, _Name],
     *,
     is_blind: bool,
@@ -450,7 +460,7 @@ def _find_headers(
     """The header of each model, and the report on the projector and its header.
 
     Args:
-        chosen: The preset, from `resolve_pair`.
+        chosen_preset: The preset, from `resolve_pair`.
         names: The models that the caller named, from `resolve_pair`, too.
         is_blind: Whether the projector is to be left out.
 
@@ -461,23 +471,23 @@ def _find_headers(
         ModelFileError: The target is a head.
     """
     models: dict[Role, PresetModel] = {}
-    if chosen is not None:
-        models = used_models(chosen)
+    if chosen_preset is not None:
+        models = used_models(chosen_preset)
     for role, name in names.items():
         models[role] = find_model(name, role)
     projector = models.pop("mmproj", None)
-    found = read_model_headers(models)
-    target = found["target"]
+    found_headers = read_model_headers(models)
+    target = found_headers["target"]
     check_target(target.header)
     if projector is None and not is_blind and target.is_here:
         path = projector_beside(target.header)
         if path is not None:
             projector = LocalModel(path=path)
     if projector is None or is_blind:
-        return found, None, None
+        return found_headers, None, None
     is_named = "mmproj" in names
     report, header = _read_projector(target, projector, is_named=is_named)
-    return found, report, header
+    return found_headers, report, header
 
 
 def _read_projector(
@@ -488,11 +498,12 @@ def _read_projector(
 ) -> tuple[ProjectorReport, Header | None]:
     """The report on a projector, and its header; None for one that does not suit the target.
 
-    Raises ModelFileError for a file that was named and is no projector, DownloadError.
+    A damaged file that nobody named has a misfit. Raises ModelFileError for one that was named,
+    and DownloadError.
     """
     misfit = ""
     try:
-        found = read_model_header(model, "mmproj")
+        found_header = read_model_header(model, "mmproj")
     except ModelFileError as error:
         if is_named or missing_files(model) or not path_of(model).is_file():
             raise
@@ -506,21 +517,21 @@ def _read_projector(
         )
         return report, None
     try:
-        require_free_of_position(found.header)
-        require_projector_of(target.header, found.header)
+        require_free_of_position(found_header.header)
+        require_projector_of(target.header, found_header.header)
     except LocalspecError as error:
         misfit = str(error)
     report = ProjectorReport(
-        name=found.header.path.name,
-        is_here=found.is_here,
-        kind=projector_facts(found.header).kind,
-        size_bytes=found.size_bytes,
+        name=found_header.header.path.name,
+        is_here=found_header.is_here,
+        kind=projector_facts(found_header.header).kind,
+        size_bytes=found_header.size_bytes,
         misfit=misfit,
         is_named=is_named,
     )
     if misfit:
         return report, None
-    return report, found.header
+    return report, found_header.header
 
 
 def _shared_vocabulary(target: Header, draft: Header) -> tuple[SharedVocabulary | None, str]:
@@ -534,13 +545,13 @@ def _shared_vocabulary(target: Header, draft: Header) -> tuple[SharedVocabulary 
 def _adapter_files(
     target: FoundHeader,
     adapters: Sequence[AnyAdapter] | None,
-    chosen: Preset | None,
+    chosen_preset: Preset | None,
 ) -> tuple[AdapterFile, ...]:
     """The files of the caller's adapters, or the preset's. Raises as `found_adapters`."""
     if adapters is not None:
         return found_adapters(checked_adapters(adapters), target.header)
-    if chosen is not None:
-        return found_adapters(chosen.adapters, target.header)
+    if chosen_preset is not None:
+        return found_adapters(chosen_preset.adapters, target.header)
     return ()
 
 
@@ -550,8 +561,8 @@ def _adapter_report(adapter: AdapterFile) -> AdapterReport:
     return AdapterReport(adapter.path.name, adapter.scale, num_weights, header.size_bytes)
 
 
-def _wanted(
-    found: dict[Role, FoundHeader],
+def _models_to_plan(
+    found_headers: dict[Role, FoundHeader],
     target_options: LlamaOptions,
     projector: Header | None,
     adapters: Sequence[AdapterFile],
@@ -559,31 +570,32 @@ def _wanted(
     """The models with their options, the target first.
 
     Args:
-        found: The headers of the models, the target's first.
+        found_headers: The headers of the models, the target's first.
         target_options: The target's options.
         projector: The projector's header, if it is used.
         adapters: The target's adapters.
     """
-    if "head" in found or target_options.rpc:  # a head in the file would be on the servers
+    # The head in the target's file is left out for another one, or if servers would hold it.
+    if "head" in found_headers or target_options.rpc:
         target_options = replace(target_options, with_head=False)
     other_options = target_options
     if target_options.rpc:  # the other models stay on this machine
         other_options = replace(target_options, rpc=(), tensor_split=())
-    wanted = []
-    for role, model in found.items():
+    models = []
+    for role, model in found_headers.items():
         options = other_options
         if role == "target":
             options = target_options
-        wanted.append(Planned(model.header, options, role))
+        models.append(Planned(model.header, options, role))
     adapter_headers = tuple(adapter.header for adapter in adapters)
-    wanted[0] = wanted[0]._replace(adapters=adapter_headers)
+    models[0] = models[0]._replace(adapters=adapter_headers)
     if projector is not None:
-        wanted.append(Planned(projector, role="mmproj"))
-    return wanted
+        models.append(Planned(projector, role="mmproj"))
+    return models
 
 
 def _head_report(
-    found: dict[Role, FoundHeader],
+    found_headers: dict[Role, FoundHeader],
     memory: PairMemory,
     target_options: LlamaOptions,
 ) -> HeadReport | None:
@@ -592,19 +604,19 @@ def _head_report(
     None if there is no head.
 
     Args:
-        found: The headers of the models.
+        found_headers: The headers of the models.
         memory: The memory of the planned models.
         target_options: The target's options.
     """
-    target = found["target"]
-    if "head" in found:
-        return _own_head_report(target, found["head"])
+    target = found_headers["target"]
+    if "head" in found_headers:
+        return _own_head_report(target, found_headers["head"])
     facts = head_facts(target.header)
     if facts is None:
         return None
     why_not = facts.why_not
     if not why_not and target_options.rpc:
-        why_not = 'it would be on the servers, where proposer="head" uses it'
+        why_not = 'it would be on the servers; proposer="head" uses it there'
     elif not why_not and not memory.models[0].with_head:
         why_not = "there is no memory for it"
     return HeadReport(
@@ -635,10 +647,10 @@ def _own_head_report(target: FoundHeader, head: FoundHeader) -> HeadReport:
     )
 
 
-def _draft_choice(found: dict[Role, FoundHeader]) -> DraftChoice:
+def _draft_choice(found_headers: dict[Role, FoundHeader]) -> DraftChoice:
     """A draft on this machine for a target that comes without draft and head; else none."""
-    if len(found) == 1:
-        return draft_here(found["target"].header)
+    if len(found_headers) == 1:
+        return draft_here(found_headers["target"].header)
     return DraftChoice(None, "")
 
 
@@ -652,14 +664,14 @@ def _smaller_preset(free: MemoryRoom, memory: PairMemory) -> str | None:
     return preset.name
 
 
-def _variants(chosen: Preset | None) -> dict[str, str]:
+def _variants(chosen_preset: Preset | None) -> dict[str, str]:
     """Presets of the same models in other quantisations, with their descriptions."""
-    if chosen is None:
+    if chosen_preset is None:
         return {}
-    stem = chosen.name.partition("@")[0]
+    stem = chosen_preset.name.partition("@")[0]
     variants = {}
     for name, preset in load_presets().items():
-        if name.partition("@")[0] == stem and name != chosen.name:
+        if name.partition("@")[0] == stem and name != chosen_preset.name:
             variants[name] = preset.description
     return variants
 
@@ -668,7 +680,7 @@ _TEMPLATES = ("tokenizer.chat_template", "tokenizer.chat_template.tool_use")
 
 
 def _facts(
-    found: FoundHeader,
+    model: FoundHeader,
     adapters: Sequence[AdapterFile] = (),
     *,
     keeps_snapshots: bool = True,
@@ -676,11 +688,11 @@ def _facts(
     """The facts about a model.
 
     Args:
-        found: The model's header.
+        model: The model.
         adapters: Its adapters.
         keeps_snapshots: Whether there is memory for snapshots of a hybrid's states.
     """
-    header = found.header
+    header = model.header
     shape = ModelShape(header)
     can_roll_back = shape.can_roll_back
     if shape.has_snapshots and not keeps_snapshots:
@@ -690,7 +702,7 @@ def _facts(
     if output is not None:
         num_output_weights = math.prod(output.shape)
     exactness = None
-    if found.is_here:
+    if model.is_here:
         exactness = _known_exactness(header, adapters)
     templates = [str(header.metadata.get(key, "")) for key in _TEMPLATES]
     type_bytes: Counter[str] = Counter()
@@ -698,8 +710,8 @@ def _facts(
         type_bytes[type_name(tensor.kind)] += tensor.size_bytes
     return ModelFacts(
         name=header.path.name,
-        is_here=found.is_here,
-        size_bytes=found.size_bytes,
+        is_here=model.is_here,
+        size_bytes=model.size_bytes,
         architecture=header.architecture,
         size_label=header.size_label,
         num_weights=header.num_weights,
@@ -720,7 +732,7 @@ def _facts(
 
 
 def _measured_costs(
-    found: dict[Role, FoundHeader],
+    found_headers: dict[Role, FoundHeader],
     head: HeadReport | None,
     adapters: Sequence[AdapterFile],
 ) -> Curve | None:
@@ -728,14 +740,14 @@ def _measured_costs(
 
     None if these files never ran here, or ran too little.
     """
-    if not all(model.is_here for model in found.values()):
+    if not all(model.is_here for model in found_headers.values()):
         return None
-    headers = [model.header for model in found.values()]
+    headers = [model.header for model in found_headers.values()]
     kind = ProposerKind.DRAFT
     if head is not None and not head.why_not:
         kind = ProposerKind.HEAD
         if not head.is_apart:
-            headers.append(found["target"].header)
+            headers.append(found_headers["target"].header)  # its profile names it twice
     digests = [FileContent(header).digest() for header in headers]
     contents = [digest for digest in digests if digest is not None]
     adapters_in_words = _adapters_in_words(adapters, [adapter.scale for adapter in adapters])
@@ -745,7 +757,7 @@ def _measured_costs(
     if learned is None:
         return None
     try:
-        # Take the costs of a quiet machine. A key is a number of threads and a length.
+        # A key is a number of threads and a length class. A quiet machine uses the most.
         num_threads = max(int(key.split()[0]) for key in learned["costs"])
         policy = AdaptiveDraftPolicy({kind: 0.0}, num_threads)
         policy.restore(learned)
@@ -756,8 +768,8 @@ def _measured_costs(
     if not sizes or draft_share == 0.0:
         return None
     drafts_blocks = False
-    if "head" in found:
-        facts = head_facts(found["head"].header)
+    if "head" in found_headers:
+        facts = head_facts(found_headers["head"].header)
         drafts_blocks = facts is not None and facts.block is not None
     ratios = policy.costs.ratios()[: max(sizes) + 1]
     return Curve(tuple(ratios), draft_share, drafts_blocks)

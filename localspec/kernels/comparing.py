@@ -36,26 +36,30 @@ class NotFasterError(LocalspecError):
         self.speedups = speedups
 
 
-def compare(installed: Path, made: Path, on_progress: OnStep) -> dict[str, float]:
+def compare(
+    installed_folder: Path,
+    new_folder: Path,
+    on_progress: OnStep,
+) -> dict[str, float]:
     """The speed of a new library ÷ that of the installed one, by product.
 
     Both are timed in turn, each time in a new process. Raises LocalspecError if the new one
     multiplies wrong.
 
     Args:
-        installed: The folder of the installed library.
-        made: The folder of the new one.
+        installed_folder: The folder of the installed library.
+        new_folder: The folder of the new one.
         on_progress: Called before each round.
     """
-    times: dict[Path, list[dict[str, float]]] = {installed: [], made: []}
+    times: dict[Path, list[dict[str, float]]] = {installed_folder: [], new_folder: []}
     for number in range(_NUM_ROUNDS):
         on_progress("comparing it with what is installed", number / _NUM_ROUNDS)
         for folder, rounds in times.items():
-            rounds.append(_timed_products(folder, is_new=folder == made))
+            rounds.append(_timed_products(folder, is_new=folder == new_folder))
     speedups = {}
-    for product in times[made][0]:
-        before_s = min(seconds[product] for seconds in times[installed])
-        after_s = min(seconds[product] for seconds in times[made])
+    for product in times[new_folder][0]:
+        before_s = min(seconds[product] for seconds in times[installed_folder])
+        after_s = min(seconds[product] for seconds in times[new_folder])
         speedups[product] = before_s / after_s
     return speedups
 
@@ -77,11 +81,11 @@ def _timed_products(folder: Path, *, is_new: bool) -> dict[str, float]:
     try:
         results = json.loads(done.stdout)
     except ValueError:
-        tried = "the installed libllama"
+        name = "the installed libllama"
         if is_new:
-            tried = "what was compiled"
+            name = "what was compiled"
         raise LocalspecError(
-            f"{tried} ended a trial of its products: status {done.returncode}, "
+            f"{name} ended a trial of its products: status {done.returncode}, "
             f"{last_line(done.stderr)}",
             "Nothing was kept. Report this with the output of localspec doctor.",
         ) from None
@@ -96,12 +100,12 @@ def _timed_products(folder: Path, *, is_new: bool) -> dict[str, float]:
 
 
 def require_faster(speedups: dict[str, float]) -> None:
-    """Raise NotFasterError if a library is not faster on average, or slower in a product."""
+    """Raise NotFasterError unless a library is faster on average, and nowhere much slower."""
     average = statistics.geometric_mean(speedups.values())
     worst = min(speedups.values())
     if average < _LEAST_SPEEDUP or worst < _LEAST_PRODUCT_SPEEDUP:
         raise NotFasterError(
-            "what was compiled is no faster than what is installed: "
-            f"{average:.2f} of its speed, {worst:.2f} in the worst product",
+            "what was compiled is slower in a product, or no faster than what is installed: "
+            f"{average:.2f} times its speed on average, {worst:.2f} times in the worst product",
             speedups,
         )

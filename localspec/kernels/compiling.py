@@ -12,9 +12,9 @@ from localspec.kernels.steps import OnStep, num_jobs, run_step
 from localspec.kernels.toolchain import (
     Toolchain,
     environment_with,
-    install_packages,
-    pip,
-    wrappers_of_zig,
+    install_command,
+    make_zig_wrappers,
+    pip_command,
 )
 
 _OPTIONS = (
@@ -38,7 +38,9 @@ _PACKAGES = "packages"  # the folder where the toolchain's packages are installe
 
 
 def fetch_source(scratch: Path, toolchain: Toolchain, on_progress: OnStep) -> Path:
-    """Install the toolchain's packages, and return the folder of llama.cpp's source.
+    """Install the toolchain's packages, download and unpack llama.cpp's source.
+
+    Returns the folder of the source.
 
     Raises LocalspecError if a step fails, for example without a network.
 
@@ -49,10 +51,10 @@ def fetch_source(scratch: Path, toolchain: Toolchain, on_progress: OnStep) -> Pa
     """
     if toolchain.packages:
         on_progress("installing " + ", ".join(toolchain.packages), None)
-        install = install_packages(toolchain.packages, scratch / _PACKAGES)
+        install = install_command(toolchain.packages, scratch / _PACKAGES)
         _run_quietly(install, "the packages could not be installed")
     on_progress("downloading llama.cpp's source", None)
-    download = source_archive.download_command(pip(), scratch)
+    download = source_archive.download_command(pip_command(), scratch)
     _run_quietly(download, "the source could not be downloaded")
     on_progress("unpacking", None)
     unpacked = source_archive.unpack(scratch)
@@ -86,7 +88,7 @@ def compile_libraries(
     Raises:
         LocalspecError: A step failed.
     """
-    target = scratch / "build"
+    build_folder = scratch / "build"
     environment = environment_with(scratch / _PACKAGES, scratch)
     c_compiler = toolchain.c
     cxx_compiler = toolchain.cxx
@@ -96,7 +98,7 @@ def compile_libraries(
     else:
         options.append("-DGGML_OPENMP=OFF")
     if not c_compiler:  # zig is among the packages
-        wrappers = wrappers_of_zig(scratch / _PACKAGES, scratch)
+        wrappers = make_zig_wrappers(scratch / _PACKAGES, scratch)
         c_compiler = str(wrappers["cc"])
         cxx_compiler = str(wrappers["c++"])
         options += [
@@ -113,7 +115,8 @@ def compile_libraries(
             f"-DCMAKE_CXX_FLAGS={toolchain.flags}",
         ]
     on_progress("looking at the compiler", None)
-    configure = ["cmake", "-G", "Ninja", "-S", str(unpacked), "-B", str(target), *options]
+    configure = ["cmake", "-G", "Ninja", "-S", str(unpacked), "-B", str(build_folder)]
+    configure += options
     run_step(configure, environment, "the compiler could not be set up", lambda _: None)
 
     def report_progress(line: str) -> None:
@@ -122,6 +125,7 @@ def compile_libraries(
             on_progress("compiling", int(step[1]) / int(step[2]))
 
     on_progress("compiling", 0.0)
-    compiling = ["cmake", "--build", str(target), f"-j{num_jobs()}", "--target", *_TARGETS]
+    compiling = ["cmake", "--build", str(build_folder), f"-j{num_jobs()}"]
+    compiling += ["--target", *_TARGETS]
     run_step(compiling, environment, "libllama could not be compiled", report_progress)
-    return sorted((target / "bin").glob("lib*"))
+    return sorted((build_folder / "bin").glob("lib*"))

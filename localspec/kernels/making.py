@@ -24,7 +24,7 @@ from localspec.kernels.steps import OnStep, last_line, num_jobs
 from localspec.kernels.toolchain import (
     Toolchain,
     choose_toolchain,
-    pip,
+    pip_command,
 )
 from localspec.llama.binding import Library, installed_library
 from localspec.llama.own_build import (
@@ -84,8 +84,9 @@ def plan_build(*, only_packages: bool) -> BuildPlan:
             "localspec compiles kernels on Linux only so far",
             "Compile llama-cpp-python itself: docs/install.md#compiled-from-source.",
         )
+    # The next two raise if the source cannot be downloaded.
     source_archive.requirement()
-    pip()
+    pip_command()
     _require_no_gpu()
     with tempfile.TemporaryDirectory() as scratch:
         toolchain = choose_toolchain(Path(scratch), only_packages=only_packages)

@@ -54,7 +54,10 @@ def requirement() -> str:
 
 
 def download_command(pip: list[str], scratch: Path) -> list[str]:
-    """The command that downloads the archive into a folder, and compares its hash."""
+    """The command that downloads the archive into a folder, and compares its hash.
+
+    Writes the file of requirements that the command reads.
+    """
     wanted = scratch / "requirements.txt"
     wanted.write_text(requirement())
     download = [*pip, "download", "--no-deps", "--require-hashes", "--no-binary", BINDINGS]
@@ -62,25 +65,25 @@ def download_command(pip: list[str], scratch: Path) -> list[str]:
 
 
 def unpack(scratch: Path) -> Path:
-    """Unpack the downloaded archive, and return llama.cpp's folder in it.
+    """Unpack the downloaded archive, delete it, and return llama.cpp's folder.
 
     Its tests, models and examples are left out. Raises LocalspecError if there is no archive.
     """
     archive = next(scratch.glob("llama_cpp_python-*.tar.gz"), None)
     if archive is None:
         raise LocalspecError("pip has downloaded no source archive", "Run the command again.")
-    root = archive.name.removesuffix(".tar.gz")
-    inside = f"{root}/vendor/llama.cpp/"
-    left_out = tuple(f"{inside}{name}/" for name in ("tests", "models", "examples", "docs"))
+    archive_root = archive.name.removesuffix(".tar.gz")
+    source = f"{archive_root}/vendor/llama.cpp/"
+    left_out = tuple(f"{source}{name}/" for name in ("tests", "models", "examples", "docs"))
     with tarfile.open(archive) as opened:
         members = []
         for member in opened:
             name = member.name
-            if name.startswith(inside) and not name.startswith(left_out):
+            if name.startswith(source) and not name.startswith(left_out):
                 members.append(member)
         opened.extractall(scratch, members, filter="data")
     archive.unlink()
-    return scratch / inside
+    return scratch / source
 
 
 def let_threads_yield(source: Path) -> None:

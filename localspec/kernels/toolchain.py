@@ -18,7 +18,8 @@ _BUILDERS = {"cmake": "cmake==4.4.5", "ninja": "ninja==1.13.2"}
 _ZIG_DOWNLOAD_BYTES = 100_000_000
 _BUILDERS_DOWNLOAD_BYTES = 32_000_000
 _OPENMP_PROGRAM = "#include <omp.h>\nint main(void) { return omp_get_max_threads() == 0; }\n"
-_NO_DEAD_STORES = "-fno-dse"  # GCC 12 drops part of AMX's configuration as one: quirks/amx.py
+# GCC 12 takes a part of AMX's configuration for a dead store, and drops it: quirks/amx.py
+_NO_DEAD_STORES = "-fno-dse"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,13 +116,13 @@ def _own_compiler(scratch: Path) -> tuple[str, str, str] | None:
     return None
 
 
-def install_packages(packages: tuple[str, ...], folder: Path) -> list[str]:
+def install_command(packages: tuple[str, ...], folder: Path) -> list[str]:
     """The command that installs packages into a folder. Raises LocalspecError without pip."""
-    return [*pip(), "install", "--no-deps", "--target", str(folder), *packages]
+    return [*pip_command(), "install", "--no-deps", "--target", str(folder), *packages]
 
 
-def pip() -> list[str]:
-    """The first arguments of any command of pip. Raises LocalspecError if there is no pip."""
+def pip_command() -> list[str]:
+    """The beginning of every command of pip. Raises LocalspecError if there is no pip."""
     version = subprocess.run(
         [sys.executable, "-m", "pip", "--version"],
         capture_output=True,
@@ -135,8 +136,8 @@ def pip() -> list[str]:
     return [sys.executable, "-m", "pip", "--disable-pip-version-check"]
 
 
-def wrappers_of_zig(packages: Path, folder: Path) -> dict[str, Path]:
-    """Makes programs that CMake can call as compilers, archiver and indexer.
+def make_zig_wrappers(packages: Path, folder: Path) -> dict[str, Path]:
+    """Make programs that CMake can call as compilers, archiver and indexer.
 
     Returns their paths by zig's names for them.
 

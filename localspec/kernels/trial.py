@@ -59,7 +59,7 @@ class Ggml:
     def __init__(self, library: str, folders: list[str]) -> None:
         self._library = ctypes.CDLL(library)
         for folder in folders:
-            if not self.call("ggml_backend_reg_count"):
+            if not self.call("ggml_backend_reg_count"):  # none is built in, or found yet
                 self.call("ggml_backend_load_all_from_path", os.fsencode(folder))
         self._cpu = self.call("ggml_backend_dev_by_type", _CPU_DEVICE)
         self._backend = self.call("ggml_backend_dev_init", self._cpu, None)
@@ -131,23 +131,26 @@ class Ggml:
     ) -> tuple[Any, Any]:
         """A graph that multiplies a batch with weights, and the tensor of the product.
 
+        The weights are in the first of the CPU's buffer types that has a kernel for them.
+
         Args:
             kind: The type of the weights, as a number of enum ggml_type.
             weights: Rows of `width` weights: one for each output.
             batch: Rows of `width` values.
         """
         num_outputs = len(weights) // self.call("ggml_row_size", kind, width)
-        for_rows = self._context()
+        rows_context = self._context()
         for buffer_type in self._buffer_types():
-            for_weights = self._context()
-            weight = self._tensor(for_weights, kind, width, num_outputs)
-            self.call("ggml_backend_alloc_ctx_tensors_from_buft", for_weights, buffer_type)
-            rows = self._tensor(for_rows, _F32, width, len(batch) // width)
-            product = self.call("ggml_mul_mat", for_rows, weight, rows)
+            weights_context = self._context()
+            weight = self._tensor(weights_context, kind, width, num_outputs)
+            allocate = "ggml_backend_alloc_ctx_tensors_from_buft"
+            self.call(allocate, weights_context, buffer_type)
+            rows = self._tensor(rows_context, _F32, width, len(batch) // width)
+            product = self.call("ggml_mul_mat", rows_context, weight, rows)
             if self._computes(product):
                 break
         self.call("ggml_backend_tensor_set", weight, weights, 0, len(weights))
-        return self._graph(for_rows, product, rows, batch), product
+        return self._graph(rows_context, product, rows, batch), product
 
     def _computes(self, result: Any) -> bool:
         """Whether the CPU has a kernel for the operation that gives the result.
@@ -166,7 +169,7 @@ class Ggml:
         rows: Any,
         batch: array[float],
     ) -> Any:
-        """A graph of a result, with the batch in its input rows."""
+        """The graph that computes a result from `rows`, into which the batch is written."""
         graph = self.call("ggml_new_graph", context)
         self.call("ggml_build_forward_expand", graph, result)
         self.call("ggml_backend_alloc_ctx_tensors", context, self._backend)
