@@ -182,7 +182,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
         return DraftOff.DOES_NOT_PAY
 
     def _attempt(self, prospect: Prospect, context: PolicyContext) -> Decision | Replay | None:
-        """Draft with a proposer if that pays, or try whether it may pay.
+        """The decision to draft with a proposer if that pays, or to try it if it may pay.
 
         Returns None if neither is worth its cost. The proposer is then paused. One whose
         confidence is known before a draft, as a lookup's, is paused only after a replay.

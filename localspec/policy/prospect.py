@@ -274,7 +274,10 @@ class StoppingRule:
         self._draft_worth = best.rate * (best.draft_costs - best.draft_costs[0])
 
     def num_worth(self, num_drafted: int, confidence: float) -> int:
-        """See `Extent.num_worth`. Takes the next token's confidence into account."""
+        """How many more tokens are worth drafting, the next one included; 0 ends the draft.
+
+        See `Extent.num_worth`. Call it once for each token: it takes in the confidence.
+        """
         limit = self.limit - num_drafted
         if limit <= 0:
             return 0
