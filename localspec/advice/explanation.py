@@ -277,7 +277,11 @@ class Explanation:
 
     @property
     def is_pair(self) -> bool:
-        """Whether the models can be loaded together, or there is only a target."""
+        """Whether the models can be loaded together, or there is only a target.
+
+        A projector that nobody named, or a head in the target's file, is left out if it does
+        not fit, so it does not count.
+        """
         projector = self.projector
         if projector is not None and projector.is_named and projector.misfit:
             return False
@@ -665,7 +669,7 @@ def _smaller_preset(free: MemoryRoom, memory: PairMemory) -> str | None:
 
 
 def _variants(chosen_preset: Preset | None) -> dict[str, str]:
-    """Presets of the same models in other quantisations, with their descriptions."""
+    """Presets of the same models in other quantisations, by name → description."""
     if chosen_preset is None:
         return {}
     stem = chosen_preset.name.partition("@")[0]

@@ -137,7 +137,7 @@ def _target_bytes(state: PresetState) -> int | None:
 def measured_bytes_per_s(targets: Sequence[Path], free: MemoryRoom) -> float | None:
     """The bytes of weights that a dense model's steps read from main memory in a second.
 
-    The largest model whose costs were kept counts, if it is one of the _MOST_HEADERS largest.
+    Of the _MOST_HEADERS largest models, the largest dense one whose costs were kept counts.
     None if there is none, or if a GPU with memory of its own may have held its weights.
 
     Args:

@@ -357,7 +357,11 @@ class _BenchRun:
     started_s: float = field(default_factory=time.perf_counter)
 
     def result(self, ending: EndedBy | None) -> Bench:
-        """The results so far."""
+        """The results so far, of the kinds whose tasks fit the context.
+
+        Args:
+            ending: Why the measurement ended early; None if it did not.
+        """
         with_tasks = [kind for kind in self.kinds.values() if kind.tasks]
         return Bench(
             tuple(kind.speed for kind in with_tasks),

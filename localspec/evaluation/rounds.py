@@ -71,7 +71,7 @@ class Stretch:
 
 
 class Rounds(DraftPolicy):
-    """Alternates plain steps with a policy's steps. It learns nothing from plain ones."""
+    """Alternates plain steps with a policy's own. The policy learns nothing from plain ones."""
 
     def __init__(self, policy: DraftPolicy) -> None:
         self._policy = policy

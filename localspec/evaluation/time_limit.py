@@ -36,7 +36,8 @@ def limited(engine: Engine, watch: Watch, seconds: float) -> Iterator[Limit]:
     """A block in which an engine is checked, ended by the watch's cancellation or a time limit.
 
     Both request `Limit.ended`, which the block has to obey. An Interrupted from the block ends
-    it without an error. The engine's draft policy is restored afterwards.
+    it without an error; `Limit.by` then says why. The engine's draft policy is restored
+    afterwards.
     """
     limit = Limit()
     policy = engine._draft_policy

@@ -21,7 +21,7 @@ _LEAST_PRODUCT_SPEEDUP = 0.9  # of each product
 
 
 class NotFasterError(LocalspecError):
-    """A build computes right, but is no faster than the installed library.
+    """A build computes right, but is slower in a product, or no faster than what is installed.
 
     Args:
         message: The message.

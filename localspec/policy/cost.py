@@ -195,7 +195,7 @@ class Costs:
         was_dear = self.is_change_dear
         self.estimates["change"].learn(ratio)
         if self.is_change_dear and not was_dear:
-            self._guess_draft_costs()  # the measured costs include changes of size
+            self._guess_draft_costs()  # what was measured includes changes of size
         self._tables.clear()
 
     def learn_in_idle_time(
