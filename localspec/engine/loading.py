@@ -123,7 +123,8 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
         target, draft: Paths of GGUF files (the first part), names of downloaded files as
             `hf:owner/repo/file.gguf` and `owner/repo:QUANT`, or `llama_cpp.Llama` objects,
             which `Engine.close` gives back. With neither it is the demo pair.
-        head: A trained head, named likewise; by default the head in the target's file, if any.
+        head: A trained head, named in the same way; by default the head in the target's file,
+            if any.
         mmproj: The projector with which the target sees; by default mmproj*.gguf in the
             target's folder. "none" opens none.
         draft_tokens: Tokens proposed per step; None for as many as make answers fastest.
@@ -499,9 +500,10 @@ def _mapped(content: FileContent, options: LlamaOptions) -> FileStates:
 
 
 def prepare_kernels(options: LlamaOptions, header: Header) -> None:
-    """Switch ggml's tiled kernels off for a model that has to be exact, before it is opened.
+    """Switch ggml's tiled kernels off for a model that has to be exact and would use them.
 
-    For other models they stay on, and can then not be switched off in this process any more.
+    Called before each model is opened. For another model nothing is switched: kernels that are
+    on can then no longer be switched off in this process.
 
     Raises OptionError if the model has to be exact, and tiled kernels cannot be switched off.
     """

@@ -17,7 +17,7 @@ from localspec.speculative.policy_api import FixedDraftPolicy, UpTo
 from localspec.speculative.proposers import DraftModel
 
 _CHUNK_TOKENS = 128  # tokens decoded at once: the most that an interruption can lose
-_MOST_LAG = 32  # a draft whose cache lacks as many tokens of the text is not in use
+_MOST_LAG = 32  # a draft whose cache lacks this many tokens or more is not in use
 _FAST_S = 0.01  # seconds of a fast model's decode: its costs are measured when it is loaded
 _FAST_FIRST_S = 0.1  # seconds of a fast model's first decode, in which kernels are loaded
 _FAST_ROUNDS = 2  # how often a fast model's costs are measured
@@ -223,7 +223,7 @@ def _time_drafts(
     costs: Costs,
     chain: SamplerChain,
 ) -> None:
-    """Time a few drafts of a draft model, of which the first also reads the missing tokens.
+    """Time a few drafts of a draft model. The first one also reads the missing tokens.
 
     Does nothing if the model can hardly draft here, or lacks too many tokens.
     """

@@ -495,7 +495,7 @@ class _Attempt:
 
         The answer fails instead if it has begun, if the engine is closing, after `_MOST_TRIES`
         tries, or if the child was making its prompt, which may be why the child was lost. An
-        answer that is ending is over.
+        answer that is ending is concluded.
         """
         engine = self._engine
         record = self._record

@@ -50,8 +50,8 @@ _SPAWN = multiprocessing.get_context("spawn")
 CHILD_PATIENCE_S = 10.0  # for a child to free its models, before it is killed
 _WRITING_PATIENCE_S = 120.0  # in addition, if the child writes caches to disk
 # The longest time without a message from a child that uses RPC servers: a child that computes
-# cannot be told from one that waits for a server without end. A prompt takes longest: libllama
-# sends a batch of 512 tokens, and perhaps another, before it waits for the first.
+# looks like one that waits for a server for ever. A prompt takes longest: libllama sends a
+# batch of 512 tokens, and perhaps another, before it waits for the first.
 CHILD_SILENCE_S = 600.0
 _CHECK_S = 1.0  # between two checks of how long a child has been silent
 
@@ -257,7 +257,7 @@ class _Child:
             self._num_given_up += 1
 
     def is_of_this_thread(self) -> bool:
-        """Whether this thread writes or reads the messages, so that it cannot wait for one."""
+        """Whether this thread writes or reads the messages: then it cannot wait for one."""
         return threading.current_thread() in (self._writer, self._reader)
 
     def end(self) -> None:
