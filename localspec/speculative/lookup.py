@@ -96,9 +96,10 @@ class TextMemory:
         continue into the part and out of it.
         """
         self._now += 1
-        is_known = self.index.contains_runs(np.array(text, np.int32)).astype(np.int8)
+        tokens = np.array(text, np.int32)
+        is_known = self.index.contains_runs(tokens)
         # Where `is_known` changes: for each stretch of True its first index and its end.
-        edges = np.flatnonzero(np.diff(is_known, prepend=0, append=0))
+        edges = np.flatnonzero(np.diff(is_known, prepend=False, append=False))
         new_begin = 0  # the first token that may be new
         part_begin = 0
         for first, end in edges.reshape(-1, 2).tolist():
@@ -272,7 +273,9 @@ class Lookup(Proposer):
             kind = FindingKind(length, alike, different, MatchSource(source))
             if not 0.0 <= num_right <= num_found <= _MOST_COUNTED:
                 raise ValueError(f"{num_right} of {num_found} tokens were right")
-            self._counts_of(kind)[:] = [float(num_right), max(float(num_found), 1.0)]
+            kind_counts = self._counts_of(kind)
+            kind_counts[0] = float(num_right)
+            kind_counts[1] = max(float(num_found), 1.0)
 
     def refer_to(self, tokens: Sequence[int]) -> None:
         """Also search these tokens from now on. An empty sequence drops the reference."""

@@ -104,10 +104,9 @@ class NgramIndex:
             strict=True,
         ):
             first = max(num_tokens, size - 1)
-            begin = max(first - size + 1, 0)  # of the first run that is cut
+            begin = first - size + 1  # of the first run that is cut
             tokens = np.array(self.text[begin:], np.int32)
-            hashes = hashes_of(tokens, size)[first - begin :]
-            slots = (hashes >> np.uint32(self._shift)).tolist()
+            slots = self._run_slots(tokens, size).tolist()
             # Backwards, so that each slot gets the last position that is kept.
             for position in range(len(self.text) - 1, first - 1, -1):
                 latest[slots[position - first]] = link[position]
@@ -125,7 +124,7 @@ class NgramIndex:
         text = np.array(self.text, np.int32)
         link = np.array(self._links[level], np.int32)
         latest = np.array(self._latest[level], np.int32)
-        slots = hashes_of(tokens, size)[size - 1 :] >> np.uint32(self._shift)
+        slots = self._run_slots(tokens, size)
         # The ends of the runs that are not found yet, and for each a position in the text at
         # which an equal run may end.
         ends = np.arange(size - 1, len(tokens))
@@ -164,6 +163,11 @@ class NgramIndex:
             position = link[position]
         return ends
 
+    def _run_slots(self, tokens: NDArray[np.int32], size: int) -> NDArray[np.uint32]:
+        """The slot of each run of `size` tokens, in order; empty for fewer tokens."""
+        hashes = hashes_of(tokens, size)[size - 1 :]  # those of whole runs
+        return hashes >> np.uint32(self._shift)
+
     def _hash_end(self) -> None:
         """Hash the end of the text. `read` updates these hashes with each token."""
         padding = [0] * SIZES[-1]  # zeros in front do not change a hash
@@ -181,7 +185,7 @@ class NgramIndex:
             latest = np.full(1 << bits, _NOWHERE, np.int32)
             link = np.full(num_tokens, _NOWHERE, np.int32)
             if num_tokens >= size:
-                slots = hashes_of(tokens, size)[size - 1 :] >> np.uint32(self._shift)
+                slots = self._run_slots(tokens, size)
                 order = _order(slots)
                 sorted_slots = slots[order]
                 positions = (order + (size - 1)).astype(np.int32)
@@ -236,7 +240,8 @@ def hashes_of(tokens: NDArray[np.int32], size: int) -> NDArray[np.uint32]:
     power = 1
     for back in range(min(size, len(ids))):
         power = power * _BASE & _MASK
-        hashes[back:] += ids[: len(ids) - back] * np.uint32(power)
+        num_ends = len(ids) - back  # positions that have a token so far back
+        hashes[back:] += ids[:num_ends] * np.uint32(power)
     return hashes
 
 

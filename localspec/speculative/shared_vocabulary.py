@@ -60,7 +60,8 @@ def shared_vocabulary(target: TokenTable, draft: TokenTable) -> SharedVocabulary
         raise _does_not_fit(
             f"their tokenizers are of different types ({target.kind}, {draft.kind})"
         )
-    if target.add_bos != draft.add_bos or (target.add_bos and target.bos != draft.bos):
+    have_other_bos = target.add_bos and target.bos != draft.bos
+    if target.add_bos != draft.add_bos or have_other_bos:
         raise _does_not_fit("they begin a text with different tokens")
     size = min(target.size, draft.size)
     target_texts = target.entries()[:size]

@@ -537,7 +537,7 @@ def _typed_value(
     if is_text is False:
         return value
     # A text has no quotes here, and may look like another value, as 1e5 does.
-    is_odd = isinstance(value, str) or (isinstance(value, float) and "e" in text.lower())
-    if is_odd or not fits(value, schema, root):
+    has_exponent = isinstance(value, float) and "e" in text.lower()
+    if isinstance(value, str) or has_exponent or not fits(value, schema, root):
         return text
     return value

@@ -129,7 +129,8 @@ class CallForm:
 
     def further_pattern(self) -> re.Pattern[str]:
         """Matches a call after another one, up to its arguments, as a grammar has it."""
-        return re.compile(_start_regex(re.escape(self.between), self.start, re.escape))
+        between = re.escape(self.between)
+        return re.compile(_start_regex(between, self.start, re.escape))
 
     def read(self, text: str, tools: Tools) -> list[ToolCall]:
         """The calls between an opening and a closing. Their id is the model's, or "".

@@ -105,12 +105,15 @@ def call_grammar(
     """
     spell = GrammarTexts(tokens)
     rules = []
+    call_names = []
+    end = spell.of(form.end)
     for number, tool in enumerate(use.callable):
         name = f"args_{number}"
         start = ""
         if not form.recipient:
             start = spell.start(form.start, tool.name)
-        rule = f"call_{number}: {start} {name} {spell.of(form.end)}"
+        call_names.append(f"call_{number}")
+        rule = f"call_{number}: {start} {name} {end}"
         rules.append(rule.rstrip())
         schema = schema_of(tool)
         if form.notation is GemmaArguments:
@@ -124,7 +127,7 @@ def call_grammar(
     if form.recipient:
         start_rules, triggers = _message_rules(use, spell)
         return CallGrammar("\n".join([*start_rules, *rules]) + "\n", triggers)
-    any_call = " | ".join(f"call_{number}" for number in range(len(use.callable)))
+    any_call = " | ".join(call_names)
     further_calls = ""
     if use.is_parallel and not form.is_single:
         further_calls = f"({spell.of(form.between)} call)*"
@@ -264,12 +267,12 @@ class GrammarTexts:
         optional = MARKED_ID.search(text)
         if optional is None:
             parts = text.split(CALL_ID)
-            between = _ANY_ID
+            any_id = _ANY_ID
         else:
             parts = [text[: optional.start()], text[optional.end() :]]
-            between = f"({self.of(optional[1])} {_ANY_ID})?"
+            any_id = f"({self.of(optional[1])} {_ANY_ID})?"
         symbols = [self.of(part.replace(NAME, name)) for part in parts]
-        return f" {between} ".join(symbols)
+        return f" {any_id} ".join(symbols)
 
     def until(self, name: str, end: str) -> str:
         """The rules of any text up to and with `end`.
@@ -284,8 +287,9 @@ class GrammarTexts:
         if any(mark in bare for mark in self.tokens):
             # `tools.arguments` takes the letters of an end for the vocabulary's entry.
             text = f"{name.upper()}_TEXT"
-            holding = f"~/(.|\\n)*{_in_regex(bare)}(.|\\n)*/"
-            return f"{name}: {text}? {self.of(end.lstrip())}\n{text}: /(.|\\n)+/ & {holding}"
+            without_end = f"~/(.|\\n)*{_in_regex(bare)}(.|\\n)*/"
+            end_symbols = self.of(end.lstrip())
+            return f"{name}: {text}? {end_symbols}\n{text}: /(.|\\n)+/ & {without_end}"
         return f"{name}[lazy]: /(.|\\n)*/ {json.dumps(end)}"
 
 
@@ -407,7 +411,8 @@ class _TagWriter:
         else:
             key = '/[^<>"\\n]+/'
             rules = self._text(value, tags.closing)
-        opened = f"{self._spell.of(tags.opening)} {key} {self._spell.of(tags.naming)}"
+        opening = self._spell.of(tags.opening)
+        opened = f"{opening} {key} {self._spell.of(tags.naming)}"
         return [f"{self._name}_any: {opened} {value}", *rules]
 
     def argument(self, rule: str, key: str, schema: object) -> list[str]:

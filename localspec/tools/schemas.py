@@ -61,7 +61,8 @@ def _takes_text(schema: object, root: Schema, known: _AreTexts) -> bool | None:
     elif options is not None:
         kinds = {_takes_text(option, root, known) for option in options}
     else:
-        kinds = {_takes_text(part, root, known) for part in schema.get("allOf") or ()}
+        parts = schema.get("allOf") or ()
+        kinds = {_takes_text(part, root, known) for part in parts}
         kinds.discard(None)
     if len(kinds) == 1:
         known[id(schema)] = kinds.pop()

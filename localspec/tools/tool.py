@@ -222,7 +222,8 @@ def _no_number(name: str) -> float:
 
 
 def _finite(text: str) -> float:
-    return min(max(float(text), -sys.float_info.max), sys.float_info.max)
+    largest = sys.float_info.max
+    return min(max(float(text), -largest), largest)
 
 
 def new_call_id() -> str:
