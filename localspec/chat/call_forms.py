@@ -632,7 +632,7 @@ def _end_of_object(text: str, begin: int) -> int:
     except ValueError as error:
         raise _UnreadError("arguments are no object") from error
     if value != _PLAIN_ARGUMENTS:
-        raise _UnreadError("arguments are others")
+        raise _UnreadError("arguments are not those that were given")
     return end
 
 

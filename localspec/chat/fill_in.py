@@ -74,8 +74,8 @@ class FillInSource:
     def _files(self, workshop: PromptWorkshop, room: int) -> list[int]:
         """The tokens of the other files that fit, in the model's notation of projects.
 
-        The most useful files are kept, in the order of `files`, each after its name. Returns []
-        if none fits.
+        The most useful files are kept, in the order of `files`, each after its name. A model
+        without a token for files gets plain text. Returns [] if no file fits.
 
         Args:
             workshop: Has the vocabulary.
