@@ -48,7 +48,8 @@ def to_json(value: Any) -> Any:
     """The value in the types that `json` can write.
 
     A dataclass becomes a dict of its public fields and properties, a named tuple a dict of its
-    fields, a set a sorted list. Infinity and NaN, which JSON does not have, become None.
+    fields, a set a sorted list, an enum's member its value; paths and bytes become texts.
+    Infinity and NaN, which JSON does not have, become None.
     """
     if isinstance(value, enum.Enum):
         return value.value

@@ -100,7 +100,7 @@ def explain(
                 **model_options,
                 **server_options,
             )
-    except DownloadError as error:
+    except DownloadError as error:  # without the headers, less is known
         preset = None
         if chosen_model is not None:
             preset = resolve(chosen_model).preset
