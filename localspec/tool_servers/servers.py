@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import importlib.util
 import json
@@ -13,7 +12,7 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -218,8 +217,7 @@ class McpServers:
             self._loop = None
             closings = [connection.close() for connection in self._connections.values()]
             closed = asyncio.run_coroutine_threadsafe(_gathered(closings), loop)
-            with contextlib.suppress(TimeoutError):
-                closed.result(_CLOSE_S)
+            wait([closed], _CLOSE_S)
             loop.call_soon_threadsafe(loop.stop)
             self._connections.clear()
             self._states.clear()
@@ -351,8 +349,7 @@ class McpServers:
         """
         try:
             while not future.done():
-                with contextlib.suppress(TimeoutError):
-                    future.exception(_POLL_S)
+                wait([future], _POLL_S)
             return future.result()
         finally:
             future.cancel()

@@ -1,9 +1,13 @@
 """Wordings of the topics, which lie in texts/ as data."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
-import tomllib
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 
 def texts(name: str) -> dict[str, Any]:
