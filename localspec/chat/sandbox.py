@@ -222,7 +222,8 @@ _OPERATORS: dict[str, Callable[[object, object], None]] = {
 }
 
 
-# Checks of methods of texts, numbers and lists. The arguments are those of the methods.
+# Checks of methods of texts, numbers and lists. The arguments are those of the methods. The
+# value itself is positional-only where keywords may have any name, as in `str.format`.
 
 
 def _check_padding(_: object, width: int = 0, *__: object) -> None:
@@ -266,7 +267,7 @@ def _check_translating(text: str, table: object, *_: object) -> None:
     require_short(len(text) * longest)
 
 
-def _check_format(text: str, *values: object, **named_values: object) -> None:
+def _check_format(text: str, /, *values: object, **named_values: object) -> None:
     """Check `str.format` and `str.format_map`."""
     num_fields = 0
     for _, name, specification, _ in string.Formatter().parse(text):
@@ -282,20 +283,21 @@ def _check_format(text: str, *values: object, **named_values: object) -> None:
     require_short(len(text) + num_fields * field_size)
 
 
-def _check_searching(text: str, pattern: object = None, *_: object, **__: object) -> None:
+def _check_searching(text: str, /, sep: object = None, *_: object, **__: object) -> None:
     """Check a method that compares the pattern with the text at each index of the text.
 
     Args:
         text: The text.
-        pattern: A text, a set of characters, or a tuple of texts.
+        sep: The pattern, by its name in `str.rsplit`: a text, a set of characters, or a tuple
+            of texts.
     """
-    if not isinstance(pattern, str | bytes | tuple):
+    if not isinstance(sep, str | bytes | tuple):
         return
-    if len(text) * len(pattern) > _MAX_SEARCH:
+    if len(text) * len(sep) > _MAX_SEARCH:
         raise TemplateRefused("it looks for too long a text")
 
 
-def _check_bytes(number: int, length: int = 1, *_: object, **__: object) -> None:
+def _check_bytes(number: int, /, length: int = 1, *_: object, **__: object) -> None:
     """Check `int.to_bytes`."""
     require_short(length)
 
@@ -324,7 +326,7 @@ _METHODS: dict[str, Callable[..., None]] = {
 # Checks of Jinja's filters. The arguments are those of the filters.
 
 
-def _check_indent(text: str, width: object = 4, *_: object, **__: object) -> None:
+def _check_indent(text: str, /, width: object = 4, *_: object, **__: object) -> None:
     """Check `indent`, by a number of spaces or by a text."""
     size = width
     if isinstance(width, str):
@@ -334,7 +336,7 @@ def _check_indent(text: str, width: object = 4, *_: object, **__: object) -> Non
         require_short(len(text) + max(size, 0) * num_lines)
 
 
-def _check_wrapping(text: str, *arguments: object, **keywords: object) -> None:
+def _check_wrapping(text: str, /, *arguments: object, **keywords: object) -> None:
     """Check `wordwrap`. One of the texts may be `wrapstring`, which separates the lines."""
     texts = [value for value in (*arguments, *keywords.values()) if isinstance(value, str)]
     longest = max(map(len, texts), default=1)
@@ -348,6 +350,7 @@ def _check_trimming(text: object, chars: str | None = None) -> None:
 
 def _check_replace_filter(
     text: object,
+    /,
     old: object,
     new: object,
     *arguments: Any,
@@ -363,19 +366,19 @@ def _check_replace_filter(
     )
 
 
-def _check_format_filter(text: object, *values: object, **named_values: object) -> None:
+def _check_format_filter(text: object, /, *values: object, **named_values: object) -> None:
     """Check `format`, which is `text % values`."""
     _check_percent(str(text), named_values or values)
 
 
-def _check_batch(_: object, *arguments: object, **keywords: object) -> None:
+def _check_batch(_: object, /, *arguments: object, **keywords: object) -> None:
     """Check `batch` and `slice`, which fill up lists to a number of items."""
     for value in (*arguments, *keywords.values()):
         if isinstance(value, int):
             _require_few(value)
 
 
-def _check_rounding(_: object, precision: int = 0, *__: object, **___: object) -> None:
+def _check_rounding(_: object, /, precision: int = 0, *__: object, **___: object) -> None:
     """Check `round`."""
     if abs(precision) > _MAX_DIGITS:
         raise TemplateRefused(f"it rounds to more than {_MAX_DIGITS} digits")
