@@ -353,7 +353,10 @@ class _FormReader:
         """
         mark = self._first_mark(prefix)
         if mark and mark == self._turn_end:
-            mark = marks_in(prefix)[-1]
+            marks = marks_in(prefix)
+            if not marks:  # the first one is a thought's, in words
+                raise _UnreadError("calls have no mark of their own")
+            mark = marks[-1]
         opening = prefix
         if mark:
             before, _, _ = prefix.partition(mark)
@@ -451,6 +454,9 @@ class _FormReader:
 
     def _check(self, form: CallForm) -> None:
         """Raise _UnreadError if the form does not read the template's own calls back."""
+        start = (form.before + form.start).removeprefix(form.openings[0])
+        if start.count(NAME) > 1 or start.count(CALL_ID) > 1:
+            raise _UnreadError("a call's name or id is written twice")
         self._check_reads_back(form, [_HARD_ARGUMENTS])
         if not form.is_single:
             self._check_reads_back(form, [_HARD_ARGUMENTS, _PLAIN_ARGUMENTS])
@@ -629,7 +635,7 @@ def _end_of_object(text: str, begin: int) -> int:
     """
     try:
         value, end = _DECODER.raw_decode(text, begin)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _UnreadError("arguments are no object") from error
     if value != _PLAIN_ARGUMENTS:
         raise _UnreadError("arguments are not those that were given")

@@ -354,6 +354,34 @@ def test_an_argument_may_have_the_name_of_a_placeholder(name):
     assert not fits(grammar, text.replace("a_KIND", "a_number"))
 
 
+UNREAD = {
+    "no mark but the end of each turn, which is no mark of calls": (
+        "{# [BEGIN FINAL RESPONSE] #}{% for m in messages %}{{ m.content }}"
+        + each_call("Here are my reasoning steps: {{ c.name }} " + JSON)
+        + "\nHere are my reasoning steps:\n{% endfor %}"
+    ),
+    "deep lists": template_of(
+        each_call("<call>{{ c.name }}{{ '{\"firstkey\": ' ~ '[' * 200000 }}" + JSON + "</call>")
+    ),
+    "an id twice": template_of(
+        each_call(
+            '<call>{"id": "{{ t.id }}", "call_id": "{{ t.id }}", "name": "{{ c.name }}", '
+            '"arguments": ' + JSON + "}</call>"
+        )
+    ),
+    "the placeholder of names": template_of(
+        each_call("<call>[TOOL_NAME]{{ c.name }}[ARGS]" + JSON + "</call>")
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNREAD)
+def test_a_form_that_cannot_be_read_off_is_another_form(name):
+    found = tools_of(UNREAD[name])
+    assert not found.is_known
+    assert found.form.openings == ("<tool_call>",)
+
+
 COMMAND = (
     "{% for m in messages %}<|turn|>{{ m.role }}{% if m.tool_calls %}<|START_THINKING|>"
     "{{ m.content }}<|END_THINKING|><|START_ACTION|>["
