@@ -165,6 +165,7 @@ class Conversation:
             for step in steps:
                 if isinstance(step, Answer):
                     self.last_reply = self.write(self, step)
+                    self.text_so_far = ""  # later answers continue none
                 elif toolbox.may_run(step):
                     toolbox.run(step)
                 else:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import re
+from types import SimpleNamespace
+from typing import Literal
 
 import click
 import pytest
 
 import localspec
+from call_families import SAID, write_calling_model
 from command_line import run
 from localspec.chat.session import session_file
 from localspec.chat.template import BUILT_IN
@@ -18,8 +21,9 @@ from localspec.cli.conversation import Conversation
 from localspec.cli.terminal import dialogue
 from localspec.cli.terminal.markdown import RenderedView
 from localspec.speculative.metrics import Provenance
+from localspec.streaming.answer import Answer
 from localspec.streaming.answer_options import AnswerOptions
-from localspec.streaming.reply import Piece
+from localspec.streaming.reply import Piece, Reply
 from spawned import session_open_elsewhere
 from vision_maker import random_picture, write_vision_pair
 
@@ -171,6 +175,33 @@ def test_a_cut_answer_is_continued_as_one_answer(chat, engine):
     whole = engine.chat().send(STORY, temperature=0, draft_tokens=3).reply().text
     assert len(whole) > 100
     assert saved("s") == [("u", STORY), ("a", whole)]
+
+
+def test_a_continued_answer_that_ends_in_a_call_is_shown_once(tmp_path):
+    pytest.importorskip("pydantic", reason="pydantic is not installed")
+    pytest.importorskip("llguidance", reason="llguidance is not installed")
+
+    def get_weather(city: Literal["Rome", "Oslo"], days: Literal[1, 2]) -> str:
+        return "clear"
+
+    def write(conversation: Conversation, answer: Answer) -> Reply:
+        shown.append(conversation.text_so_far + answer.reply().text)
+        return answer.reply()
+
+    shown: list[str] = []
+    options = AnswerOptions(max_tokens=1, tools=[get_weather])
+    toolbox = SimpleNamespace(may_run=lambda step: True, run=lambda step: step.run())
+    with localspec.load(
+        target=write_calling_model(tmp_path / "m.gguf", "Qwen", SAID)
+    ) as engine:
+        conversation = Conversation(
+            engine, engine.chat(), options, write, show_draft=False, toolbox=toolbox
+        )
+        conversation.ask("hi")
+        conversation.options = AnswerOptions.of(options, max_tokens=None)
+        conversation.continue_answer()
+    assert shown == ["Let me see. ", "Let me see. ", "Done."]
+    assert conversation.text_so_far == ""
 
 
 @pytest.mark.parametrize(
