@@ -361,9 +361,9 @@ def add_memory(sheet: FactSheet, memory: Memory, gpus: Sequence[Device]) -> None
         if gpu.total_bytes > 0 and gpu.free_bytes <= MARGIN_BYTES:
             sheet.add_problem(
                 Severity.LIMITED,
-                f"{gpu.free_bytes / 1e9:.1f} GB of memory is free on {gpu.name}, and "
-                f"{MARGIN_BYTES / 1e9:.1f} GB is always left free: no layers go there by "
-                "default",
+                f"only {gpu.free_bytes / 1e9:.1f} GB of memory is free on {gpu.name}; "
+                f"localspec normally leaves {MARGIN_BYTES / 1e9:.1f} GB of each GPU free, so "
+                "no layers go there by default",
                 "Close the programs that use it, or set the number of layers: "
                 "num_gpu_layers=N.",
             )
@@ -449,10 +449,10 @@ def add_profiles(sheet: FactSheet) -> None:
 def add_conversations(sheet: FactSheet) -> None:
     """Add the number and size of the caches of conversations that are on disk."""
     # Imported here, because it loads NumPy, which libllama has to come before.
-    from localspec.engine.cache_store import kept_folder, kept_sizes
+    from localspec.engine.cache_store import kept_files, kept_folder, kept_sizes
 
     sizes = kept_sizes()
-    count = counted(len(sizes), "conversation")
+    count = counted(len(kept_files()), "conversation")
     size = readable_bytes(sum(sizes.values()))
     words = f"{kept_folder()}: caches of {count}, {size}"
     sheet.add("Conversations", words, kept_conversations=sizes)

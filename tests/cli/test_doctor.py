@@ -178,7 +178,8 @@ def test_a_full_gpu_and_a_full_or_closed_disk_are_problems():
     full = replace(CARD, free_bytes=300_000_000, total_bytes=8 << 30)
     gpus = [full, replace(full, name="CUDA1", free_bytes=4 << 30)]
     [on_gpu] = problems(add_memory, MEMORY, gpus)
-    assert "0.3 GB of memory is free on CUDA0" in on_gpu.what
+    assert "only 0.3 GB of memory is free on CUDA0" in on_gpu.what
+    assert "normally leaves 1.1 GB" in on_gpu.what
     assert "num_gpu_layers=N" in on_gpu.remedy
     cache = replace(CACHE, free_bytes=10**9, is_writable=False)
     closed, disk = problems(add_cache, cache, is_offline=False)

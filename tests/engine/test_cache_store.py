@@ -30,6 +30,7 @@ from localspec.engine.cache_store import (
 from localspec.engine.open_models import CacheDisk
 from localspec.errors import OptionError
 from localspec.llama.cache_state import CacheState
+from localspec.system.atomic_write import UNFINISHED
 
 TEXT = [5 + 37 * index % 900 for index in range(300)]
 LARGE = 1_000_000_000
@@ -324,7 +325,9 @@ def test_they_are_listed_counted_and_wiped(load, demo_target):
     assert localspec.disk_usage(alone).caches == {path: path.stat().st_size}
     doctor = json.loads(run("doctor", "--json").stdout)
     assert doctor["kept_conversations"] == {str(path): path.stat().st_size}
-    assert "caches of 1 conversation, " in run("doctor").stdout
+    unfinished = path.with_name(f".{path.name}.0123{UNFINISHED}")  # as a kill leaves it
+    unfinished.write_bytes(bytes(2_000_000))
+    assert f"{path.parent}: caches of 1 conversation, " in run("doctor").stdout
     refused = run("sessions", "wipe")
     assert refused.exit_code == 2
     assert path.exists()
