@@ -10,7 +10,7 @@ import copy
 import logging
 import secrets
 import time
-from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -546,7 +546,7 @@ def _with_mcp_tools(fields: Fields, use: McpUse) -> Fields:
     tools += use.declarations
     choice = fields.value("tool_choice")
     if isinstance(choice, Mapping) and choice.get("type") == MCP_TYPE:
-        choice = _choice_of_functions(choice, use)
+        choice = _choice_of_functions(fields, choice, use)
     fields.flag("parallel_tool_calls")  # so that it counts as read: only the copy is read
     return Fields(
         {
@@ -557,31 +557,29 @@ def _with_mcp_tools(fields: Fields, use: McpUse) -> Fields:
     )
 
 
-def _choice_of_functions(choice: Mapping[str, Any], use: McpUse) -> dict[str, Any]:
+def _choice_of_functions(
+    fields: Fields, choice: Mapping[str, Any], use: McpUse
+) -> dict[str, Any]:
     """A choice of an MCP server, or of one of its tools, as a choice among functions.
 
-    The model has to call one of them.
+    The model has to call one of them. Raises RequestError if the request has no such tool.
     """
     label = choice.get("server_label")
     tool_name = choice.get("name")
-    if tool_name is None:
-        model_names = list(_model_names_of_server(use, label))
-    else:
-        model_names = [use.model_name(label, tool_name)]
-    functions = [{"type": "function", "name": name} for name in model_names]
+    functions = []
+    for model_name, tool in use.by_name.items():
+        function = tool.function
+        if not isinstance(function, ForeignFunction) or function.server != label:
+            continue
+        if tool_name in (None, function.tool):
+            functions.append({"type": "function", "name": model_name})
+    if not functions:
+        fields.refuse("tool_choice", "The request's tools of MCP servers have no such tool.")
     return {
         "type": "allowed_tools",
         "mode": "required",
         "tools": functions,
     }
-
-
-def _model_names_of_server(use: McpUse, label: str | None) -> Iterator[str]:
-    """The names for the model of a server's tools that the request may call."""
-    for name, tool in use.by_name.items():
-        function = tool.function
-        if isinstance(function, ForeignFunction) and function.server == label:
-            yield name
 
 
 def response_input_tokens(fields: Fields) -> Handler:

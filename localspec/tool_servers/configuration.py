@@ -109,10 +109,16 @@ def servers_in(where: str, content: Mapping[str, Any]) -> dict[str, ServerEntry]
     Raises:
         OptionError: an entry is wrong.
     """
-    servers = content.get(_KEY, {})
-    if not isinstance(servers, Mapping):
-        raise OptionError(f"{_KEY} in {where} is {servers!r:.80}", f"Write it as in {_EXAMPLE}")
-    return {name: _entry(where, name, values) for name, values in servers.items()}
+    entries = _entries_in(where, content)
+    return {name: _entry(where, name, values) for name, values in entries.items()}
+
+
+def _entries_in(where: str, content: Mapping[str, Any]) -> dict[str, Any]:
+    """The unread entries of the servers by their names. Raises OptionError."""
+    entries = content.get(_KEY, {})
+    if not isinstance(entries, dict):
+        raise OptionError(f"{_KEY} in {where} is {entries!r:.80}", f"Write it as in {_EXAMPLE}")
+    return entries
 
 
 def add_server(path: Path, name: str, values: Mapping[str, object]) -> None:
@@ -127,24 +133,27 @@ def add_server(path: Path, name: str, values: Mapping[str, object]) -> None:
         OptionError: the file has a server of that name, or the entry or the file is wrong.
     """
     content = _read_or_empty(path)
-    servers = content.setdefault(_KEY, {})
-    if name in servers:
+    entries = _entries_in(str(path), content)
+    if name in entries:
         raise OptionError(
             f"{path} has a server {name!r} already",
             f"Remove it: localspec mcp remove {name}",
         )
     _entry(str(path), name, dict(values))  # raises for a wrong entry
-    servers[name] = dict(values)
-    _write(path, content)
+    _write(path, {**content, _KEY: {**entries, name: dict(values)}})
 
 
 def remove_server(path: Path, name: str) -> None:
-    """Remove a server from a file. Raises OptionError if the file has none of that name."""
+    """Remove a server from a file.
+
+    Raises:
+        OptionError: the file has no server of that name, or is wrong.
+    """
     content = _read_or_empty(path)
-    servers = content.get(_KEY, {})
-    if name not in servers:
-        raise OptionError(f"{path} has no server {name!r:.80}", did_you_mean(name, servers))
-    del servers[name]
+    entries = _entries_in(str(path), content)
+    if name not in entries:
+        raise OptionError(f"{path} has no server {name!r:.80}", did_you_mean(name, entries))
+    del entries[name]
     _write(path, content)
 
 

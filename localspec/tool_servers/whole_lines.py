@@ -42,18 +42,20 @@ class WholeLines:
         line_parts: list[bytes] = []  # the line so far; of a long line only its first bytes
         line_bytes = 0
         async for data in self._stream:
-            lines_end = data.rfind(b"\n") + 1  # 0 if no line ends in the data
-            line_bytes += len(data)
+            first_end = data.find(b"\n") + 1  # 0 if no line ends in the data
+            line_bytes += first_end or len(data)
             is_too_long = line_bytes > MOST_LINE_BYTES
-            if lines_end == 0 and is_too_long:
+            if first_end == 0 and is_too_long:
                 line_head = b"".join(line_parts)[:_HEAD_BYTES]
                 line_parts = [line_head]
-            elif lines_end == 0:
+            elif first_end == 0:
                 line_parts.append(data)
             else:
-                lines = b"".join([*line_parts, data[:lines_end]])
+                first_line = b"".join([*line_parts, data[:first_end]])
                 if is_too_long:
-                    lines = _error_line(lines[:_HEAD_BYTES])
+                    first_line = _error_line(first_line[:_HEAD_BYTES])
+                lines_end = data.rfind(b"\n") + 1
+                lines = first_line + data[first_end:lines_end]
                 yield lines.decode(self._encoding, self._errors)
                 line_parts = [data[lines_end:]]
                 line_bytes = len(data) - lines_end

@@ -12,6 +12,7 @@ import pytest
 import localspec
 from call_families import write_tool_caller
 from command_line import run
+from localspec.cli import exit_codes
 from localspec.cli.tool_calls import Toolbox
 from localspec.tool_servers.configuration import own_file, read_servers
 from localspec.tool_servers.servers import allowed_file
@@ -66,6 +67,18 @@ def test_a_server_that_fails_is_named_with_the_end_of_its_stderr(tmp_path):
     assert tried.exit_code == 1
     assert "cannot find my settings" in tried.output
     assert "tests.log" in tried.output
+
+
+@pytest.mark.parametrize("servers", ["[]", "null"])
+@pytest.mark.parametrize("command", [("add", "a", "--", "x"), ("remove", "a"), ("list",)])
+def test_servers_that_are_no_object_are_refused_and_kept(servers, command):
+    text = f'{{"mcpServers": {servers}}}'
+    own_file().parent.mkdir(parents=True)
+    own_file().write_text(text)
+    refused = run("mcp", *command)
+    assert refused.exit_code == exit_codes.USAGE
+    assert "mcpServers in" in refused.stderr
+    assert own_file().read_text() == text
 
 
 def test_the_rest_of_a_file_stays(tmp_path):

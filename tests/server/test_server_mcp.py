@@ -177,6 +177,25 @@ def test_a_wrong_request_is_refused_in_words(server, more, words):
     assert words in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize(
+    ("choice", "is_there"),
+    [
+        ({"server_label": "tests", "name": "now"}, True),
+        ({"server_label": "tests"}, True),
+        ({"server_label": "another", "name": "now"}, False),
+        ({"server_label": "another"}, False),
+        ({"server_label": "tests", "name": "erase"}, False),
+    ],
+)
+def test_a_choice_of_a_tool_that_is_not_there_is_refused(server, choice, is_there):
+    fields = {"model": "now", "input": "Hi", "tools": [never("now")], "max_output_tokens": 1}
+    choice = {"type": "mcp", **choice}
+    response = server.ask("/v1/responses", **fields, tool_choice=choice)
+    assert (response.status_code == 200) == is_there
+    if not is_there:
+        assert "no such tool" in response.json()["error"]["message"]
+
+
 def test_a_second_client_is_answered_while_a_call_runs(server):
     found = {}
 
