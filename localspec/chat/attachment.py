@@ -137,7 +137,10 @@ def text_of(data: bytes, *, otherwise: str = ONE_BYTE) -> str:
 
 
 def _decoded_file(data: bytes, otherwise: str) -> str:
-    """As `text_of`, but its newlines stay, and zero characters are not looked for."""
+    """The text of a file, with its newlines and zero characters as they are.
+
+    Arguments and errors as for `text_of`.
+    """
     for mark, encoding in _ENCODINGS.items():
         if data.startswith(mark):
             return _decoded(data[len(mark) :], encoding)

@@ -26,10 +26,10 @@ class FillInSource:
     the text after it. No text can name a control token.
     """
 
-    before: str
+    text_before: str
     """The text before the gap."""
 
-    after: str
+    text_after: str
     """The text after the gap."""
 
     fim: FimTokens
@@ -49,11 +49,12 @@ class FillInSource:
         fim = self.fim
         vocabulary = workshop.vocabulary
         room = self._room(workshop.context_length)
-        suffix = vocabulary.tokenize(self.after, parse_special=False, after=fim.suffix)
+        suffix = vocabulary.tokenize(self.text_after, parse_special=False, after=fim.suffix)
         suffix = suffix[: room // _NUM_PARTS]
-        prefix = vocabulary.tokenize(self.before, parse_special=False, after=fim.prefix)
+        prefix = vocabulary.tokenize(self.text_before, parse_special=False, after=fim.prefix)
         prefix = _last_tokens(prefix, room - len(suffix))
         # The room of both texts is rounded up, so that the same files fit while these grow.
+        # Empty texts count as one token, so that the first one typed leaves out no file.
         num_text_tokens = max(len(prefix) + len(suffix), 1)
         room_for_files = room - _rounded_up(num_text_tokens, room)
         files = self._files(workshop, room_for_files)

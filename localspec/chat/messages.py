@@ -54,11 +54,11 @@ def checked_messages(messages: object) -> list[Message]:
         messages: A sequence of mappings, each with a role and a content. A content is a str,
             None for no text, or a list of parts such as {"type": "text", "text": …}. Parts with
             text become lines of one text. Pictures (see `shown.picture_in`) go to "pictures",
-            with their positions in the text. An assistant's message may have tool_calls, and
-            thoughts under one of THOUGHT_KEYS. The message of a tool (or function) may have
-            tool_call_id and name. Other keys are ignored. Parts that no model here can read
-            become notes: images without data, audio, video and files. They are refused in the
-            last message, unless it is a tool's.
+            with their positions in the text; a message that was checked before has them there.
+            An assistant's message may have tool_calls, and thoughts under one of THOUGHT_KEYS.
+            The message of a tool (or function) may have tool_call_id and name. Other keys are
+            ignored. Parts that no model here can read become notes: images without data, audio,
+            video and files. They are refused in the last message, unless it is a tool's.
 
     Raises:
         OptionError: For anything else. The error names the message by its number, from 0.

@@ -16,8 +16,8 @@ from localspec.evaluation.time_limit import EndedBy
 from localspec.speculative.metrics import WHY_OFF
 
 _LONGEST_LIMIT_S = 3600.0  # no longer limit is advised
-# If it is not known how long a verdict takes, the advised limit is this multiple of the time so
-# far, and at least so many seconds.
+# The limit that is advised if it is not known how long a verdict takes: a multiple of the time
+# so far, with a lower bound.
 _MUCH_LONGER = 4
 _LEAST_LIMIT_S = 60.0
 

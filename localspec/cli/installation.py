@@ -428,13 +428,16 @@ def cache_state(cache: HubCache) -> HubCacheState:
 
 
 def add_profiles(sheet: FactSheet) -> None:
-    """Add how many pairs were measured. --json also has how many were tested for exactness."""
+    """Add how many pairs were measured.
+
+    --json also has how many models were tested for exact decodes.
+    """
     folder = profiles_folder()
-    num_exact = 0
+    num_tested = 0
     num_profiles = 0
     for _, identity, _ in kept_profiles():
         if is_of_exactness(identity):
-            num_exact += 1
+            num_tested += 1
         else:
             num_profiles += 1
     sheet.add(
@@ -442,7 +445,7 @@ def add_profiles(sheet: FactSheet) -> None:
         f"{folder}: measured speeds of {counted(num_profiles, 'pair')}",
         profiles_folder=folder,
         num_profiles=num_profiles,
-        num_exact=num_exact,
+        num_exact=num_tested,
     )
 
 

@@ -37,10 +37,10 @@ def new_log(port: int) -> tuple[Path, BinaryIO]:
 
 
 def log_of_running(port: int) -> Path | None:
-    """The log of this user's server that runs at a port; None if no agent's command started it.
+    """The log of this user's server that runs at a port.
 
-    A server writes its key file before its log. So a log that is older than the key file is
-    that of an earlier server.
+    None if the server was not started for an agent. A server still writes to its log after its
+    key file, so a log whose last change is older than the key file is an earlier server's.
     """
     path = _log_file(port)
     try:

@@ -205,7 +205,7 @@ def _status_parts(stats: Stats, context_length: int) -> Iterator[str]:
     if threads is not None:
         yield threads
     if stats.exact and stats.exact_steps:
-        yield f"exact ({stats.exact_steps})"
+        yield f"exact ({stats.exact_steps})"  # what bounds the steps, in words
     elif stats.exact:
         yield "exact"
 

@@ -339,8 +339,8 @@ class Engine(BaseEngine):
         record = prepared.record
         num_tokens = prepared.facts.num_tokens
 
-        def report_reading(num_decoded: int) -> None:
-            record.outbox.put(Reading(num_decoded, num_tokens))
+        def report_reading(num_in_cache: int) -> None:
+            record.outbox.put(Reading(num_in_cache, num_tokens))
 
         try:
             lane.make_ready()

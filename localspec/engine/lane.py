@@ -301,9 +301,9 @@ class Lane:
     def beginning(self, tokens: Sequence[int]) -> PooledCache | None:
         """A copy of the common beginning of this text and `tokens`; None if copying fails.
 
-        It has the state of the target and the head's data, and no state of the draft.
-        The copied states of target and head may cover more tokens: `restore` cuts these off.
-        So an answer may run here meanwhile, even if the cache holds drafted tokens.
+        It has the states of the target and the head, and none of the draft. An answer may be
+        running in this lane: the copied states may cover more tokens, even drafted ones, and
+        `restore` cuts them off.
         """
         try:
             states: list[CacheState | None] = [self.models.target.cache.save_state()]

@@ -1,4 +1,4 @@
-"""Behind `verify` and `bench`: whether drafting is lossless on this machine, and what it gains.
+"""Checks for `verify` and `bench` whether drafting is lossless here, and what it gains.
 
 Each report says what its evidence can show.
 """

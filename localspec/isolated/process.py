@@ -271,7 +271,8 @@ class _Child:
                 self._pipe.send_bytes(message)
             self._pipe.send(None)
         if not self._is_read.wait(self._patience_s):
-            self.kill()  # it gets no more messages, and perhaps no thread waits for its end
+            # Here, because after a mere `end` no thread is in `close`, which would kill it.
+            self.kill()
 
     def _receive_all(self) -> None:
         """Read the messages until the pipe ends, then free what belongs to the child."""

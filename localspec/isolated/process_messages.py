@@ -136,7 +136,7 @@ class LoadCaches:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """Answer a question, while other work goes on."""
+    """Answer a question while other work continues."""
 
     number: int
     question: EngineQuestion | EmbedderQuestion

@@ -1,4 +1,4 @@
 """Compiles libllama for this processor, and finds out whether it is right and faster.
 
-Behind `localspec kernels`. `llama.own_build` finds what was made here.
+`localspec kernels` calls it. `llama.own_build` finds what was made here.
 """

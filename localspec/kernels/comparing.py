@@ -41,10 +41,10 @@ def compare(
     new_folder: Path,
     on_progress: OnStep,
 ) -> dict[str, float]:
-    """The speed of a new library ÷ that of the installed one, by product.
+    """The speed of a new library ÷ that of the installed one, by kind of matrix product.
 
     Both are timed in turn, each time in a new process. Raises LocalspecError if the new one
-    multiplies wrong.
+    multiplies wrong, or if a process fails.
 
     Args:
         installed_folder: The folder of the installed library.

@@ -282,7 +282,7 @@ def run_trials(
         "num_tokens": miniature.num_tokens,
         "trials": trials,
         "slow_s": slow_s,
-        "seconds": 2 * TRIAL_S,  # then it ends by itself, if this process is gone
+        "seconds": 2 * TRIAL_S,  # after them it ends, even if this process is gone
     }
     command = trial_command(json.dumps(request))
     paths = os.pathsep.join(filter(None, sys.path))  # without "", the present folder

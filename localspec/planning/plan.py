@@ -152,7 +152,7 @@ def _placed_on_gpus(
     context_length: int,
     free: MemoryRoom,
 ) -> tuple[Planned, ...]:
-    """The models with as many layers on GPUs as fit there. The target gets what is left.
+    """The models with as many layers on GPUs as fit there. The draft comes first.
 
     Numbers of layers that the options set do not change.
     """

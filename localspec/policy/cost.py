@@ -34,7 +34,7 @@ _STEADY = 2  # expected number of steps in a row of one size, which share the co
 # A step of a new size may take this factor longer than expected before it is left out
 _FIRST_OF_SIZE = 2.0
 _FIRST_CLASS_TOKENS = 2048  # texts below this length are in the length class 0
-_DEAR_CHANGE = 0.1  # a change that costs less counts as free
+_NEGLIGIBLE_COST = 0.1  # steps; costs below it count as equal, and a cheaper change as free
 # Until a prompt was timed: the cost of a token of a prefill. One more token in a small decode
 # counts half of that
 _PREFILL_TOKEN_GUESS = 0.2
@@ -80,16 +80,16 @@ class Estimate:
         self._is_fixed = self.num_lacking == 0
 
     def _update(self, factor: float) -> bool:
-        """Replace the value by that of the samples if the two differ enough.
+        """Replace the value by that of the samples, which are then dropped, if they differ.
 
-        Returns whether it was replaced. Values below _DEAR_CHANGE do not differ.
+        Returns whether it was replaced. Two costs below _NEGLIGIBLE_COST count as equal.
 
         Args:
             factor: The larger value has to be at least this many times the smaller one.
         """
         typical = _typical(self._samples)
         low, high = sorted((self.value or 0.0, typical))
-        if high < max(factor * low, _DEAR_CHANGE):
+        if high < max(factor * low, _NEGLIGIBLE_COST):
             return False
         self.value = typical
         self._samples.clear()
@@ -141,7 +141,7 @@ class Costs:
     @property
     def is_change_dear(self) -> bool:
         """Whether a change of size costs enough to be avoided."""
-        return self.change_cost > _DEAR_CHANGE
+        return self.change_cost > _NEGLIGIBLE_COST
 
     @property
     def change_cost(self) -> float:

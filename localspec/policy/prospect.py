@@ -75,7 +75,8 @@ class Prospect:
     def reset(self) -> None:
         """Reset what belongs to one answer."""
         self.learn_judged()
-        # The first guess is replaced once enough tokens were judged.
+        # Answers begin with a guess until enough tokens were judged. It is replaced once, and
+        # after that only by `renew`.
         if self._at_start.num_seen < REGIME_TOKENS <= self.learned.num_seen:
             self._at_start = copy.deepcopy(self.learned)
         # A lookup itself counts how often its matches are right. Only the regime of this text
@@ -87,7 +88,9 @@ class Prospect:
         self.pause_left = 0
         """Tokens for which the proposer is paused; 0 or less if it is not."""
         self._next_pause = FIRST_PAUSE  # tokens of the next pause
-        self._num_saved = 0.0  # target-only steps since the last decisive loss
+        # The target-only steps that drafts and replays have saved, minus those that they cost,
+        # since the answer began or the last pause for a loss
+        self._saved_steps = 0.0
         self.replay_cost = 0.0
         """The cost of replays since the last pause, in target-only steps."""
         self.was_replayed = False
@@ -242,12 +245,12 @@ class Prospect:
         Args:
             gain: Target-only steps that were saved; below 0 if they were lost.
         """
-        self._num_saved = min(self._num_saved + gain, REGIME_TOKENS)
-        if self._num_saved > _DECISIVE:
+        self._saved_steps = min(self._saved_steps + gain, REGIME_TOKENS)
+        if self._saved_steps > _DECISIVE:
             self._next_pause = FIRST_PAUSE
             self.replay_cost = 0.0
-        elif self._num_saved < -_DECISIVE:
-            self._num_saved = 0.0
+        elif self._saved_steps < -_DECISIVE:
+            self._saved_steps = 0.0
             self.replay_cost = 0.0
             self.pause()
 

@@ -109,7 +109,7 @@ def drop_preset(name: str) -> None:
     """
     path = user_presets_file()
     with locked(path):
-        extending = extended_by(name)
+        extending = presets_extending(name)
         if extending:
             raise PresetError(f"{', '.join(extending)} extends {name!r}", "Remove that first.")
         text = users_text()
@@ -128,7 +128,7 @@ def drop_preset(name: str) -> None:
         write_whole(path, shortened.encode(), durable=True)
 
 
-def extended_by(name: str) -> list[str]:
+def presets_extending(name: str) -> list[str]:
     """The names of presets in the user's file that extend the preset of that name.
 
     Raises PresetError if the file is malformed.

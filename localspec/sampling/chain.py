@@ -120,10 +120,11 @@ class SamplerChain:
         tokens: Sequence[int],
         draft_tokens: Sequence[int] = (),
     ) -> Distribution:
-        """As `distribution`, but without DecodeError: an answer goes on if its draft fails.
+        """As `distribution`, but for a draft's row, and without DecodeError.
 
-        If bans leave none of the draft's tokens, they do not count: the target may know other
-        tokens that are not banned. If the row has no finite maximum, token 0 is certain.
+        An answer continues without a draft that fails. If bans leave none of the draft's
+        tokens, they do not count: the target may know other tokens that are not banned. If the
+        row has no finite maximum, token 0 is certain.
         """
         with contextlib.suppress(DecodeError):
             return self.distribution(logits, tokens, draft_tokens)

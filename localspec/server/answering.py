@@ -52,7 +52,7 @@ class ReadingPrompt(NamedTuple):
     A token counts as read when the model has decoded it, or has it in its cache.
     """
 
-    num_decoded: int = 0
+    num_read: int = 0
     """Tokens of the prompt that are read: those that were cached, and those decoded since."""
 
     num_tokens: int = 0
@@ -76,7 +76,7 @@ class ReadingPrompt(NamedTuple):
         progress = {
             "total": self.num_tokens,
             "cache": self.num_cached,
-            "processed": self.num_decoded,
+            "processed": self.num_read,
             "time_ms": round(1000 * self.took_s),
             "left_s": left_s,
         }
@@ -84,7 +84,7 @@ class ReadingPrompt(NamedTuple):
 
     def __str__(self) -> str:
         """The progress in words, for the log."""
-        text = f"read {self.num_decoded:,} of {self.num_tokens:,} tokens of the prompt"
+        text = f"read {self.num_read:,} of {self.num_tokens:,} tokens of the prompt"
         if self.left_s is None:
             return text
         if self.left_s < 90:
@@ -570,7 +570,7 @@ class Answering:
 
     def on_reading(
         self,
-        num_decoded: int,
+        num_read: int,
         num_tokens: int,
         num_cached: int,
         took_s: float,
@@ -580,24 +580,24 @@ class Answering:
         A client that did not ask for progress gets none before tokens have been decoded.
 
         Args:
-            num_decoded: tokens of the prompt that are read, including the cached ones.
+            num_read: tokens of the prompt that are read, including the cached ones.
             num_tokens: all tokens of the prompt.
             num_cached: tokens of the prompt that were cached.
             took_s: seconds since reading began.
         """
-        num_left = num_tokens - num_decoded
+        num_left = num_tokens - num_read
         if self.model.token_s is None:
             left_s = None
             is_long = num_left >= _LONG_TOKENS
         else:
             left_s = self.model.token_s * num_left
             is_long = left_s >= _LONG_S
-        reading = ReadingPrompt(num_decoded, num_tokens, num_cached, left_s, took_s)
+        reading = ReadingPrompt(num_read, num_tokens, num_cached, left_s, took_s)
         if is_long and time.monotonic() >= self._next_log_s:
             if left_s is not None:  # a line without an estimate is soon followed by another
                 self._next_log_s = time.monotonic() + _LOG_INTERVAL_S
             logger.info("%s", reading)
-        if num_decoded > num_cached or self.question.wants_progress:
+        if num_read > num_cached or self.question.wants_progress:
             self._events.put(reading)
 
     def _end(self, _work: asyncio.Task[None]) -> None:
@@ -662,20 +662,20 @@ class ServerRecord(AnswerRecord):
             self._answering.not_kept = self.facts.not_kept
             self._answering.has_tool_words = self.facts.has_tool_words
         if reading.is_first:
-            self.num_cached = reading.num_decoded
+            self.num_cached = reading.num_in_cache  # by earlier answers
             self._started_s = time.monotonic()
         else:
-            num_read = reading.num_decoded - self.num_cached
+            num_read = reading.num_in_cache - self.num_cached
             took_s = time.monotonic() - self._started_s
             self._model.token_s = took_s / max(num_read, 1)
-        self._report(reading.num_decoded)
+        self._report(reading.num_in_cache)
 
     def report_all_read(self) -> None:
         """Report that the whole prompt is read, unless that was reported already."""
         if self._num_reported < self.num_tokens:
             self._report(self.num_tokens)
 
-    def _report(self, num_decoded: int) -> None:
-        self._num_reported = num_decoded
+    def _report(self, num_read: int) -> None:
+        self._num_reported = num_read
         took_s = time.monotonic() - self._started_s
-        self._answering.on_reading(num_decoded, self.num_tokens, self.num_cached, took_s)
+        self._answering.on_reading(num_read, self.num_tokens, self.num_cached, took_s)

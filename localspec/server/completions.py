@@ -292,11 +292,13 @@ class Completion(OpenAIForm):
         offset = self._offsets.setdefault(number, self._prompt_length(number))
         for token in logprobs:
             lists["tokens"].append(token.text)
-            lists["token_logprobs"].append(max(token.before, _LOWEST_LOGPROB))
+            logprob = token.before  # before temperature and filters
+            lists["token_logprobs"].append(max(logprob, _LOWEST_LOGPROB))
             lists["top_logprobs"].append(_top_by_text(token))
             lists["text_offset"].append(offset)
-            data = token.raw.get(token.token_id, token.text.encode())
-            offset += _num_characters(data)
+            # `raw` has the bytes of a token whose text is not whole characters.
+            token_bytes = token.raw.get(token.token_id, token.text.encode())
+            offset += _num_characters(token_bytes)
         self._offsets[number] = offset
         return lists
 

@@ -202,8 +202,9 @@ class Fields:
 def _json_excerpt(value: Any) -> str:
     """The first characters of a value as JSON, for an error message."""
     parts = json.JSONEncoder(ensure_ascii=False).iterencode(value)
-    # A part has at least one character. All parts could be as long as the body.
-    text = "".join(islice(parts, _MOST_SHOWN))
+    # Each part has at least one character, so this many suffice. Joined whole, they could be as
+    # long as the body.
+    text = "".join(islice(parts, _MOST_SHOWN + 1))
     if len(text) <= _MOST_SHOWN:
         return text
     return f"{text[:_MOST_SHOWN]} …"

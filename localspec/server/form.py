@@ -499,6 +499,7 @@ def extra_fields(reply: Reply) -> dict[str, Any]:
         "prompt_per_token_ms": _ratio(1000 * prompt_s, num_decoded),
         "prompt_per_second": _ratio(num_decoded, prompt_s),
         "predicted_n": stats.completion_tokens,
+        # The first token's time is the prompt's, so the rates count one token less.
         "predicted_ms": 1000 * decode_s,
         "predicted_per_token_ms": _ratio(1000 * decode_s, stats.decoded_tokens),
         "predicted_per_second": _ratio(stats.decoded_tokens, decode_s),

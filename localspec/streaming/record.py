@@ -107,7 +107,7 @@ class PromptSource(Protocol):
 class Reading(NamedTuple):
     """Progress of decoding a prompt, for the reader of its answer."""
 
-    num_decoded: int
+    num_in_cache: int
     """Tokens of the prompt that are in the cache: decoded now, or by an earlier answer."""
 
     num_tokens: int
@@ -326,7 +326,7 @@ class AnswerRecord:
         """
         on_prompt = self.options.on_prompt
         if on_prompt is not None and not reading.is_first:
-            on_prompt(reading.num_decoded, reading.num_tokens)
+            on_prompt(reading.num_in_cache, reading.num_tokens)
 
     def on_end(self, reply: Reply, message: WholeMessage | None) -> None:
         """Called when an answer that had begun has ended, in any way.

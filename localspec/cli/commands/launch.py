@@ -57,8 +57,8 @@ _MAX_UNKNOWN = 50  # checks that may find a program which does not prove that it
 _CONNECT_S = 5.0  # a program that takes longer to accept a connection does not listen
 _END_S = 60.0  # for the server to end
 _MAX_ANSWER_BYTES = 16_000_000  # of a JSON answer of the server
-# So many random bytes, as hex digits, make a prompt of about 110 tokens. The cache of a prompt
-# of 128 tokens or more would be kept on disk by the server.
+# This number of random bytes, as hex digits, makes a prompt of about 110 tokens. The server
+# would keep the cache of a prompt of 128 tokens or more on disk.
 _MEASURED_BYTES = 60
 _MEASURE_S = 60.0  # the time limit for such a prompt
 _SLOW_PROMPT_S = 2.0  # in a prompt that takes longer, the time of loading kernels hardly counts

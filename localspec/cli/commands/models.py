@@ -58,7 +58,7 @@ from localspec.presets.presets import (
     user_presets,
     user_presets_file,
 )
-from localspec.presets.user_presets import add_preset, drop_preset, extended_by
+from localspec.presets.user_presets import add_preset, drop_preset, presets_extending
 
 if TYPE_CHECKING:
     from localspec.engine.disk_usage import DiskUsage
@@ -292,7 +292,7 @@ def _free_disk_of(preset: Preset, usage: DiskUsage, *, yes: bool) -> None:
 
 def _remove_from_own_file(name: str, *, yes: bool) -> None:
     """Remove a preset from the user's file, unless another extends it or the user says no."""
-    extending = extended_by(name)
+    extending = presets_extending(name)
     if extending:
         say(f"The preset {name} stays: {', '.join(extending)} extends it")
         return

@@ -59,9 +59,10 @@ def _request_huge_pages(regions_before: list[range]) -> None:
 
 
 def _anonymous_regions() -> list[range]:
-    """The address ranges of this process's memory that belongs to no file, in order.
+    """The address ranges of this process's private, writable memory without a name, in order.
 
-    Empty if the system does not list them.
+    Memory of a file has its name, and the heap and stacks have names, too. Empty if the system
+    does not list them.
     """
     regions: list[range] = []
     if not sys.platform.startswith("linux"):
@@ -69,8 +70,8 @@ def _anonymous_regions() -> list[range]:
     with contextlib.suppress(OSError), open(_MAPS, encoding="utf-8", errors="replace") as maps:
         for line in maps:
             addresses, permissions, _offset, _device, inode, *name = line.split(maxsplit=5)
-            has_file = inode != "0" or bool(name)
-            if permissions == "rw-p" and not has_file:
+            is_named = inode != "0" or bool(name)
+            if permissions == "rw-p" and not is_named:
                 first, _, end = addresses.partition("-")
                 regions.append(range(int(first, 16), int(end, 16)))
     return regions
