@@ -64,7 +64,7 @@ class Conversation:
     """The session's lock, held while the session is in use."""
 
     text_so_far: str = ""
-    """The part of the answer that is being continued."""
+    """The text of the answer that is being continued; "" if none is."""
 
     is_saved: bool = False
     """Whether the session's file is up to date."""

@@ -75,6 +75,7 @@ def _left_out_lines(bench: Bench) -> Iterator[str]:
     """How many prompts were left out, and why; nothing if there are none."""
     if bench.too_long:
         yield f"Left out: {_prompt_counts(bench.too_long)}, longer than the context (--ctx)."
+    # `left_out` also counts the prompts that are too long.
     without_tools = Counter(bench.left_out) - Counter(bench.too_long)
     if without_tools:
         yield f"Left out: {_prompt_counts(without_tools)}: this model cannot call tools."
@@ -95,9 +96,10 @@ def _time_advice(bench: Bench, *, needs_text: bool) -> list[str]:
         needs_text: Whether a kind has too little text for an interval, and can have more.
     """
     needed = bench.seconds_needed
+    # If no kind needs text, None says that more time would gain nothing.
     if bench.ended_by is None or (needed is None and not needs_text):
         return []
-    if needed is None:
+    if needed is None:  # no text was timed yet, from which it could be estimated
         limit = _limit_above(max(_LEAST_LIMIT_S, _MUCH_LONGER * bench.time_s))
         why = "How long that takes is not known yet: no stretch of text was timed."
         return [f"{why} Try --seconds {limit}."]
@@ -170,7 +172,7 @@ def _cost_lines(bench: Bench) -> list[str]:
         pays = f"never pays with up to {counted(most_drafted, 'draft token')} a step"
         if rate is not None:
             pays = pays_from(rate)
-        share = costs.shares.get(kind, 0.0)
+        share = costs.shares.get(kind, 0.0)  # of a draft token, relative to a plain step
         lines.append(f"So {PROPOSER_NAMES[kind]} (at {share:.2f} per token) {pays}.")
     return lines
 
@@ -180,13 +182,13 @@ def _last_line(bench: Bench) -> str:
     num_tokens = 0
     for speed in bench.kinds:
         num_tokens += sum(stats.completion_tokens for stats in speed.answers)
-    after = f"{duration(bench.time_s)}, {counted(num_tokens, 'token')}"
+    spent = f"{duration(bench.time_s)}, {counted(num_tokens, 'token')}"
     if bench.ended_by is EndedBy.INTERRUPT:
-        return f"Stopped after {after}. For more: --json."
+        return f"Stopped after {spent}. For more: --json."
     reason = "all intervals are narrow"
     if bench.ended_by is EndedBy.TIME:
         reason = "the time limit"
-    return f"Measured in {after}: {reason}. For more: --json."
+    return f"Measured in {spent}: {reason}. For more: --json."
 
 
 def report_text(report: Report) -> str:
@@ -225,7 +227,7 @@ def _report_headline(report: Report) -> str:
 def _identical_words(report: Report) -> str:
     """How many of the accepted draft tokens are the target's own; "" if none was compared.
 
-    It holds for a report without bugs, whose other tokens are near ties.
+    Only for a report without bugs: its other accepted tokens are near ties.
     """
     num_accepted = report.greedy.num_accepted + report.seeded.num_accepted
     num_identical = report.greedy.num_identical + report.seeded.num_identical

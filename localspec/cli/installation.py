@@ -160,7 +160,7 @@ def add_build(
         missing.remove("AMX_INT8")  # the build has AMX kernels, with a problem of their own
     if missing:
         remedy = "Compile libllama for this processor: localspec kernels"
-        if has_gpus:
+        if has_gpus:  # what `localspec kernels` compiles does not compute on GPUs
             remedy = f"Build it here, with a C++ compiler: {_reinstallation()}"
         sheet.add_problem(
             Severity.SLOW_BUILD,

@@ -174,7 +174,7 @@ def status_line(stats: Stats, context_length: int, columns: int) -> str:
     line = counted(stats.completion_tokens, "token")
     if stats.num_draft_tokens:
         line += f" ({stats.num_accepted} drafted)"
-    width = min(_STATUS_COLUMNS, columns - 1)
+    width = min(_STATUS_COLUMNS, columns - 1)  # the window's last column stays free
     for part in _status_parts(stats, context_length):
         fact, _, _ = part.partition(":")
         longer = f"{line} · {part}"

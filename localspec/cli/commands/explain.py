@@ -80,6 +80,7 @@ def explain(
     from localspec.advice.explanation import explain as explain_pair  # slow to import
 
     model_options["adapters"] = model_options["adapters"] or None  # None means the preset's
+    # With a draft or head of its own, MODEL names the target alone, not a pair.
     is_target = model_options["draft"] is not None or model_options["head"] is not None
     chosen_model = choose_model(
         model,
@@ -153,6 +154,7 @@ def _add_commands(
 ) -> None:
     """Add the commands to type next, if it is a pair: to chat with it, and to measure a draft.
 
+    A draft that was found on this machine, and not named, is among their options.
     If the pair does not fit, the commands have the largest context that fits. If no context
     fits, the only command is for a smaller preset, if there is one.
 
@@ -342,7 +344,7 @@ def _adapter_lines(explanation: Explanation) -> list[str]:
     """A line for each adapter, and one that says which model they change."""
     lines = []
     for adapter in explanation.adapters:
-        tensors = counted(adapter.num_weights, "tensor")
+        tensors = counted(adapter.num_weights, "tensor")  # it counts matrices
         size = readable_bytes(adapter.size_bytes)
         lines.append(f"{adapter.name} times {adapter.scale:g}: it changes {tensors}, {size}")
     lines.append("on the target alone: a draft or a head keeps its own weights")

@@ -216,7 +216,7 @@ def _reply_json(reply: Reply, engine: BaseEngine) -> dict[str, Any]:
 
 
 def _with_json_names(token: dict[str, Any]) -> dict[str, Any]:
-    """The log-probabilities of a token, by their names in --json, which leaves out `raw`."""
+    """A token's log-probabilities by their names in --json; the bytes in `raw` are left out."""
     renamed = {}
     for name, value in token.items():
         if name != "raw":

@@ -507,7 +507,7 @@ def _tokens_per_s(model: str, connection: http.client.HTTPConnection) -> float |
     is_slow = timings["prompt_ms"] >= 1000 * _SLOW_PROMPT_S
     if not is_slow:  # perhaps most of the time was for loading kernels: measured again
         timings = _time_prompt(model, connection)
-    return float(timings["prompt_per_second"]) or None  # 0 without a time
+    return float(timings["prompt_per_second"]) or None  # 0 if no time was measured
 
 
 def _time_prompt(model: str, connection: http.client.HTTPConnection) -> dict[str, Any]:
@@ -522,7 +522,7 @@ def _time_prompt(model: str, connection: http.client.HTTPConnection) -> dict[str
 
 
 def _say_if_server_failed(agent: Agent, server: _Server) -> None:
-    """Say whether the server failed while the agent ran: the agent may not have shown it."""
+    """Say so if the server failed while the agent ran: the agent may not have shown it."""
     log_hint = ""
     if server.log is not None:
         log_hint = f" Its log: {server.log}"

@@ -227,7 +227,7 @@ def _start_named_server(servers: McpServers, name: str) -> ServerState:
 
 
 def _state_line(state: ServerState, counter: _TokenCounter) -> str:
-    """A server in one line: whether it works, and the number and size of its tools."""
+    """A server in one line: whether it works, its tools in numbers, its command or address."""
     if state.is_disabled:
         return f"{state.name}: disabled ({state.target})"
     if state.error is not None:

@@ -309,7 +309,7 @@ def verify_files(*, presets: tuple[str, ...]) -> None:
     chosen = [find_preset(name) for name in presets]
     if not presets:
         chosen = list(_ready_presets())
-    all_damaged: dict[Path, str] = {}  # a hint by the file
+    all_damaged: dict[Path, str] = {}  # a hint for each file
     for preset in chosen:
         damaged = damaged_files(preset)
         result = "ok"

@@ -330,6 +330,7 @@ def _configure_models(
         cache_disk = 0
         if access.has_one_user:
             cache_disk = CACHE_DISK
+    # Caches have one owner, known by the key: with several keys none are kept.
     disk = CacheDisk(cache_disk, "".join(access.keys[:1]))
     for model in served.all:
         model.cache_disk = disk

@@ -151,7 +151,7 @@ class _CommandCompleter(Completer):
         if not command.startswith("/"):
             return
         typed = argument
-        values = self._commands.get(command, tuple)
+        values = self._commands.get(command, tuple)  # none for an unknown command
         if not space:
             typed = command
             values = self._commands.keys

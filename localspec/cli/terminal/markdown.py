@@ -483,7 +483,7 @@ def _sizes(columns: Sequence[Sequence[str]], room: int) -> list[int]:
     sizes = []
     for column in columns:
         words = _WORD.findall(" ".join(column))
-        longest_word = max(map(cell_len, words), default=1)
+        longest_word = max(map(cell_len, words), default=1)  # 1 if all cells are empty
         longest_cell = max(map(cell_len, column))
         min_sizes.append(longest_word)
         sizes.append(max(longest_word, min(longest_cell, room)))

@@ -87,7 +87,7 @@ def run_command(conversation: Conversation, text: str) -> bool:
     Raises OptionError for an unknown command, Leave for /quit, and the command's own errors.
     """
     text = text.rstrip()
-    words = _COMMAND.fullmatch(_ALIASES.get(text, text))
+    words = _COMMAND.fullmatch(_ALIASES.get(text, text))  # "exit" alone is a command, too
     if words is None:
         return False
     name = _ALIASES.get(words[1], words[1])

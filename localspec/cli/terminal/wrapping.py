@@ -124,7 +124,8 @@ class WrappedWriter:
         if not self._word:
             return
         size = cell_len("".join(character for character, _ in self._word))
-        # The last column stays free: terminals differ in what they do once it is filled.
+        # The last column stays free: terminals differ in what they do once it is filled. A
+        # window less an indent may have no column.
         columns = max(self.width() - 1, 1)
         is_too_long = self._column + len(self._gap) + size > columns
         if is_too_long and self._column > len(self._indent):
