@@ -144,8 +144,8 @@ class Answer(ForeignNames):
         """Ask for the answer, and wait until it begins or is refused. Reads no piece.
 
         When it returns, the answer's turn has come, and its prompt is made and fits the
-        context. The engine produces a few pieces ahead: read the answer or close it. So an
-        application can refuse a request before it sends the first byte of a response.
+        context. So an application can refuse a request before it sends the first byte of a
+        response. The engine produces a few pieces ahead: read the answer or close it.
         On an event loop: `started`.
 
         Raises the error that refuses the answer, each time; EngineError while another thread or
@@ -290,7 +290,7 @@ class Answer(ForeignNames):
                     piece = self._receive(self._record.outbox.take())
                     if piece is not None:
                         return piece
-            except BaseException:  # Ctrl-C
+            except BaseException:  # Ctrl-C, or an error of `_ask`
                 self.close()
                 raise
             finally:
@@ -313,7 +313,7 @@ class Answer(ForeignNames):
             except GeneratorExit:  # the event loop is closed, and nothing can be awaited
                 self._abandon()
                 raise
-            except BaseException:  # the task is cancelled
+            except BaseException:  # the task is cancelled, or an error of `_ask`
                 await self._close_async()
                 raise
             finally:

@@ -236,7 +236,7 @@ class AnswerOptions:
                 own_fields[name] = value
         if options is None:
             return cls(**own_fields, changes=sampling_changes)
-        if "sampling" not in own_fields:
+        if "sampling" not in own_fields:  # new settings drop the earlier changes
             sampling_changes = {**options.changes, **sampling_changes}
         return replace(options, **own_fields, changes=sampling_changes)
 
@@ -270,7 +270,7 @@ class AnswerOptions:
                 raise OptionError(f"{name} is {value!r}", f"Choose {lowest} or more.")
 
     def _freeze_values(self) -> None:
-        """Replace values by immutable ones that can be read repeatedly, and check them."""
+        """Replace values by checked ones that can be read repeatedly."""
         if isinstance(self.prediction, Iterator):
             tokens = at_most(
                 _MAX_PREDICTION_TOKENS,

@@ -42,7 +42,7 @@ class BareCalls(CallReader):
     Such calls are objects with the name of a tool and arguments that fit, or lists of such
     objects, perhaps each in a fence. An object may begin with two braces, as in Qwen2.5-Coder's
     template. After a closed fence any text may follow, for example an explanation; after an
-    object without a fence only further objects. So all text waits inside until the end:
+    object without a fence only further objects. All text waits inside until OVER:
 
         FENCE  -> NAME    when an object or a list begins, and the fences before it are whole
         NAME   -> OBJECT  when the object has named a tool, or its arguments begin
@@ -142,11 +142,11 @@ class BareCalls(CallReader):
             self._second_brace = ""
             if begin.startswith("{{"):
                 self._second_brace = "}"
-            self._object = self._object[len(self._second_brace) :]  # without the first brace
+            self._object = self._object[len(self._second_brace) :]  # without the first of two
             self._object_end = ObjectEnd()
             self._object_end.push(self._object)
         elif is_bare or not any(whole.startswith(begin) for whole in self._object_begins):
-            self._state = _BareState.OVER  # a call of the form, or no call
+            self._state = _BareState.OVER  # a call for `MarkedCalls`, or none
 
     def _read_object(self, character: str) -> None:
         """Advance from OBJECT. At the object's end, add its calls to `_read_calls`."""

@@ -79,6 +79,7 @@ class CallStream:
         parts = self._release_thought()
         if part.text:
             return [*parts, *self._push_speech(part.text)]
+        # A mark ends speech and messages, but not calls after an opening mark.
         if is_message or not self.is_calling:
             parts += self._end_speech(is_cut=False)
         match = match_tool(part.head, self._calls)
@@ -183,7 +184,7 @@ class CallStream:
             if is_opening:
                 front += mark
             self._held = self._held[len(front) :]
-            # Otherwise the model forgot the opening, so the text is the beginning of the call,
+            # Where the model forgot the opening, the mark is the beginning of the call itself,
             # and the grammar did not see that a call has begun.
             is_enforced = is_opening or mark == ""
             self._reader = MarkedCalls(self._calls, front, is_enforced=is_enforced)

@@ -155,7 +155,7 @@ class Line:
     def _change(self, change: Callable[[list[Place]], Result]) -> Result:
         """Change the line while no other thread does, and notify the admitted places.
 
-        Places that a signal handler gives up in the meantime are removed at the end.
+        Places that a signal handler gives up during the change are removed after it.
 
         Args:
             change: Changes the line, and appends the places that it admits to its argument.

@@ -71,7 +71,7 @@ class MarkedCalls(CallReader):
             return []  # the pieces of the calls have come; an incomplete name is left out
         form = self._calls.form
         if is_cut and form.may_begin(self._front.lstrip(), self._text):
-            return []  # an incomplete call
+            return []  # an incomplete call is left out
         calls = calls_in(self._text, self._calls.tools, form.read)
         if is_cut or calls is None:
             return self._calls.add_last_text(self._front + self._text, is_cut=False)

@@ -176,7 +176,8 @@ class Reply:
         usually a dict. None without a schema, for an answer that was cut or ended at a stop
         string, and for one that calls tools or lacks its trigger.
 
-        Raises ParseError if the value fails a check of the class that its schema lacks.
+        Raises ParseError if the text is not JSON, or if the value fails a check of the class
+        that its schema lacks.
         """
         if self._json is None:
             return None

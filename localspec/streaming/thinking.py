@@ -185,7 +185,7 @@ class ThoughtStream:
         while self.held:
             if self._kind is None and not self._begin_text(is_whole=is_whole):
                 break
-            if self._kind is None:
+            if self._kind is None:  # after a mark before speech: another may follow at once
                 continue
             if self._object is not None:
                 parts += self._read_object(self._object)
