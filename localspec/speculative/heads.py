@@ -83,7 +83,7 @@ class Head(DraftModel):
         size = model.vocab_size
         super().__init__(model, SharedVocabulary(size, size, size, ()), is_end)
         self._head = model
-        # With several layers libllama makes a new graph for each layer anyway.
+        # It saves new graphs. With several layers libllama makes one for each layer anyway.
         self._reads_ahead = model.num_layers == 1
 
     def reset(self, chain: SamplerChain) -> None:

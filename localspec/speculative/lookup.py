@@ -86,7 +86,7 @@ class TextMemory:
         for is_text, run in itertools.groupby(tokens, lambda token: token > GAP):
             if is_text:
                 text = array("i", run)
-                if len(text) > SIZES[0]:
+                if len(text) > SIZES[0]:  # else no token follows a run
                     self._add_run(text)
 
     def _add_run(self, text: array[int]) -> None:
@@ -275,7 +275,7 @@ class Lookup(Proposer):
                 raise ValueError(f"{num_right} of {num_found} tokens were right")
             kind_counts = self._counts_of(kind)
             kind_counts[0] = float(num_right)
-            kind_counts[1] = max(float(num_found), 1.0)
+            kind_counts[1] = max(float(num_found), 1.0)  # a divisor
 
     def refer_to(self, tokens: Sequence[int]) -> None:
         """Also search these tokens from now on. An empty sequence drops the reference."""

@@ -271,8 +271,8 @@ class DraftModel(Proposer):
     def _num_unjudged(self, tokens: Sequence[int]) -> int:
         """How many of the text's last tokens a replay would judge: those after missing ones.
 
-        Missing tokens that it has proposed before do not count: a recurrent draft is rolled
-        back to the token at which it began to draft.
+        Missing tokens that it has proposed before do not count. A recurrent draft lacks them
+        again, since it is rolled back to the token at which it began to draft.
         """
         begin = max(self.begins_at + self.model.num_cached + 1, self._num_judged)
         return max(len(tokens) - begin, 0)
@@ -292,8 +292,8 @@ class DraftModel(Proposer):
         """Read tokens before the last one, so that each decode with rows has one token.
 
         After a draft that was accepted as a whole there is one token to read. That decode asks
-        for a row, which nothing uses, to be like all others: libllama keeps one graph for
-        decodes without rows and one for decodes with rows.
+        for a row, which nothing uses, to be like all others of one token: libllama keeps one
+        graph for decodes without rows and one for decodes with rows.
 
         Args:
             missing: The tokens to read.
