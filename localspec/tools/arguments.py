@@ -44,8 +44,8 @@ class ArgumentReader(abc.ABC):
         """Read the arguments in `rest`.
 
         Yields parts of the JSON, and None where more text is needed, which `push` then appends
-        to `rest`. Sets `is_over` before the last part. Each of the methods below reads a part
-        of the notation in the same way.
+        to `rest`. Sets `is_over` before the last part. The methods below that return an
+        iterator read parts of the notation in the same way.
         """
 
     def push(self, text: str) -> str:
@@ -311,7 +311,7 @@ class TagArguments(ArgumentReader):
         properties = properties_of(self._schema)
         separator = "{"
         opening = self._opening_pattern(properties)
-        space = tags.naming[len(tags.naming.rstrip()) :]  # before a value
+        space = tags.naming[len(tags.naming.rstrip()) :]  # blank space before a value
         between = tags.between.strip()
         while True:
             self._skip_space()
@@ -383,7 +383,8 @@ class TagArguments(ArgumentReader):
         marks = (closing, tag)
         space = re.escape(closing[: -len(tag)])  # before the tag; it may be missing
         pattern = f"(?:{space})?{re.escape(tag)}"
-        if not self._is_enforced:  # the tag may occur in a text, so more has to follow it
+        if not self._is_enforced:
+            # The tag may occur in a text: it counts before another argument and at the end.
             next_opening = re.escape(self._tags.opening.strip())
             pattern += rf"(?=\s*(?:{next_opening}|\Z))"
         end = re.compile(pattern)

@@ -181,7 +181,7 @@ class CallForm:
         first = re.compile(_start_regex(r"\s*", start, flexible))
         end = flexible(self.end.strip())
         between = flexible(self.between.strip())
-        if self.sign:
+        if self.sign:  # it tells that a call begins, also where `between` is missing
             between = f"(?:{between})?"
         before = rf"\s*(?:{end})?\s*{between}\s*"
         further = re.compile(_start_regex(before, self.start, flexible))

@@ -22,7 +22,7 @@ def described(function: Callable[..., Any]) -> tuple[dict[str, Any], Callable[..
 
     Returns:
         A declaration with name, description and parameters, from the function's signature,
-        annotations and docstring; and the wrapped function. That takes arguments by name,
+        annotations and docstring; and the wrapped function, which takes arguments by name,
         raises ValueError if they do not fit, and returns the result as JSON can hold it.
 
     Raises:

@@ -119,7 +119,7 @@ def call_grammar(
         if form.notation is GemmaArguments:
             rules += gemma_rules(name, schema, spell)
         elif form.tags is not None:
-            if not properties_of(schema):
+            if not properties_of(schema):  # any object, if the tool's schema is not enforced
                 schema = _text_kinds(tool.parameters) or schema
             rules += tag_rules(name, schema, form.tags, spell)
         else:

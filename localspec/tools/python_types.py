@@ -79,8 +79,8 @@ class FunctionArguments:
         function: A function or method, which may be async.
 
     Raises:
-        OptionError: If an argument cannot be given by name or has no JSON schema, and if
-            Pydantic is not installed.
+        OptionError: If an argument cannot be given by name, or its annotation is unknown or
+            has no JSON schema; and if Pydantic is not installed.
     """
 
     def __init__(self, function: Callable[..., Any]) -> None:

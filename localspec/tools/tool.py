@@ -206,7 +206,7 @@ def json_value(text: str) -> Any:
         value = json.loads(text, parse_constant=_no_number, parse_float=_finite)
     except RecursionError as error:
         raise ValueError("too deep") from error
-    if "\\u" not in text:
+    if "\\u" not in text:  # else a text may have half of a surrogate pair
         return value
     return json.loads(json_text(value))
 
