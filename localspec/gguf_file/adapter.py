@@ -162,7 +162,7 @@ def checked_adapter(header: Header) -> Header:
 
 
 def _faults(header: Header) -> list[str]:
-    """What is wrong with an adapter's file for every model: a sentence for each fault."""
+    """What is wrong with an adapter's file, whatever its model: a sentence for each fault."""
     faults = []
     if header.kinds.get(_ALPHA_KEY, FLOAT32) != FLOAT32:
         faults.append(f"its {_ALPHA_KEY} is not a 32-bit float")
@@ -181,8 +181,8 @@ def _faults(header: Header) -> list[str]:
 def _tensor_faults(header: Header) -> list[str]:
     """What is wrong with an adapter's tensors: a sentence for each fault.
 
-    Two tensors may have one name, and a tensor may have a name or type that no adapter has, or
-    reach beyond the end of the file.
+    A fault is a name that two tensors have, a name or type that no adapter's tensor has, or a
+    tensor that reaches beyond the end of the file.
     """
     faults = []
     names = set()

@@ -154,7 +154,7 @@ def _require_no_abort(header: Header, shape: ModelShape) -> None:
             is_valid = 0 <= value < math.inf  # False for NaN, too
             if not is_valid:
                 faults.append(f"its {key} is {value}, not 0 or more")
-    texts = [token for token in header.tokens if token]  # libllama names empty tokens itself
+    texts = [token for token in header.tokens if token]  # libllama replaces empty texts
     if len(set(texts)) < len(texts):
         faults.append("two of its tokens have the same text")
     if faults:

@@ -42,8 +42,8 @@ class FileContent:
     def digest(self) -> str | None:
         """A hash of the files' content, as hexadecimal digits.
 
-        None if a file cannot be read or has changed since this object was made, since nobody
-        knows then which content was loaded. Logs the reason.
+        None if a file cannot be read, or has changed after this object was made: nobody knows
+        then which content was loaded. Logs the reason.
         """
         digest = hashlib.blake2b(digest_size=16)
         try:

@@ -72,7 +72,7 @@ class BlockFacts(NamedTuple):
     """Tokens that it was trained to decode at once, the last token of the text included."""
 
     first_row: int
-    """The first row of a decode that drafts a token."""
+    """The number of the first row of a block from which a token is drafted: 0 or 1."""
 
     num_candidates: int
     """Tokens of each row that the selector of DFlash2 scores; 0 without a selector."""
@@ -119,14 +119,14 @@ class HeadFacts:
     chain."""
 
     has_output_rows_only: bool = False
-    """Whether a decode gives only rows of outputs, as in `Architecture`."""
+    """Whether a decode gives rows only for outputs: see `Architecture`."""
 
     block: BlockFacts | None = None
     """How DFlash drafts a block; None for other heads."""
 
     @property
     def description(self) -> str:
-        """The head in the field's words, such as "2 MTP layers" or "4 Medusa heads"."""
+        """The head in the literature's words, such as "2 MTP layers" or "4 Medusa heads"."""
         if self.graph in (HeadGraph.EAGLE3, HeadGraph.DFLASH):
             layers = ", ".join(map(str, self.layers_read))
             reads = f"head that reads layers {layers}"
@@ -273,7 +273,7 @@ def _mtp_refusals(header: Header) -> Iterator[str]:
         if architecture.is_head:
             unit = "heads"
         yield f"{unit} of {header.architecture!r} cannot be used"
-    if architecture.head_graph is HeadGraph.ASSISTANT:  # it needs none of these tensors
+    if architecture.head_graph is HeadGraph.ASSISTANT:  # it needs no _REQUIRED_TENSORS
         return
     for block in range(shape.num_layers, shape.num_blocks):
         for name_in_block in _REQUIRED_TENSORS:
@@ -339,7 +339,7 @@ def _feature_head_facts(header: Header, shape: ModelShape) -> HeadFacts:
     has_output_rows_only = False
     if shape.architecture.head_graph is HeadGraph.DFLASH:
         block = _block_facts(header)
-        has_output_rows_only = block.num_candidates == 0
+        has_output_rows_only = block.num_candidates == 0  # a selector gives all rows
     else:
         # EAGLE-3 combines the target's rows once for each token of the text, not of a draft.
         not_read_whole.add("fc.weight")
@@ -389,7 +389,7 @@ def _feature_head_misfits(target: Header, head: Header) -> Iterator[str]:
     if needed_width != width:
         yield f"it was made for a model of width {needed_width}, the target's is {width}"
     layers = head_shape.layers_read
-    num_layers = target_shape.num_layers  # as the number of a layer: the last layer's output
+    num_layers = target_shape.num_layers  # in `layers`: the last layer's output
     if min(layers, default=0) < 0 or max(layers, default=0) > num_layers:
         yield f"it reads layers {layers}, the target has {num_layers}"
     if num_layers in layers and not architecture.exposes_last_output:
@@ -398,7 +398,10 @@ def _feature_head_misfits(target: Header, head: Header) -> Iterator[str]:
 
 
 def _shared_tensor_misfits(target: Header, head: Header) -> Iterator[str]:
-    """Why a head cannot share its target's embeddings or output layer, or lacks tokens."""
+    """Why a head cannot share its target's embeddings or output layer, or use its own.
+
+    Its own embeddings cannot be used if they lack tokens of the target.
+    """
     width = ModelShape(head).width
     tensors = head.by_name()
     if width != ModelShape(target).width:
@@ -447,7 +450,7 @@ def _medusa_facts(header: Header, shape: ModelShape) -> HeadFacts:
         graph=HeadGraph.MEDUSA,
         num_layers=shape.num_blocks,
         num_bytes=num_bytes,
-        num_read_bytes=num_bytes // max(shape.num_blocks, 1),
+        num_read_bytes=num_bytes // max(shape.num_blocks, 1),  # a damaged file may have none
     )
 
 

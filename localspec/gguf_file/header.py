@@ -358,7 +358,7 @@ class _HeaderReader:
         tokens: list[bytes] = []
         try:
             for _ in range(count):
-                begin = position + 8
+                begin = position + 8  # bytes of the string's length
                 position = begin + unpack_length(data, position)[0]
                 if are_tokens:
                     tokens.append(data[begin:position])

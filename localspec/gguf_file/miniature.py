@@ -1,7 +1,7 @@
 """Writes a miniature of a model: a small model with which devices are timed in its place.
 
 The miniature has the first layers of the model, with their weights, and the same share of the
-rows of the embeddings and of the output layer. So a decode takes the same share of the whole
+rows of the embeddings and of the output layer. So a decode takes that share of the whole
 model's time. Its file has no tokenizer.
 """
 
@@ -70,7 +70,8 @@ def write_miniature(header: Header, path: Path, num_bytes: int) -> Miniature:
     Args:
         header: The model's header, from `check_model_file`.
         path: The file to write.
-        num_bytes: The least size of the miniature's layers, if the model is that large.
+        num_bytes: The least size of the miniature's layers together, if the model's are that
+            large.
 
     Raises:
         OSError: The disk is full, or the model's file is gone.

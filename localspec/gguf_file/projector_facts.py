@@ -122,7 +122,8 @@ def named_projectors(model: str, files: Iterable[str], *, is_alone: bool) -> lis
     Args:
         model: The model's file name.
         files: The names of files in the model's folder.
-        is_alone: Whether a projector counts, too, if nothing remains of its name.
+        is_alone: Whether there is no other model: then a projector counts, too, if nothing
+            remains of its name.
     """
     model_letters = _letters(Path(model).stem)
     projectors = []
@@ -192,7 +193,7 @@ def cells_at_once(header: Header) -> int:
         return 0
     # A picture is a square; each cell holds a square of patches, which are squares of pixels.
     num_merged = header.number("clip.vision.projector.scale_factor") or _GEMMA_3_MERGED
-    patch_size = max(header.number("clip.vision.patch_size"), 1)
+    patch_size = max(header.number("clip.vision.patch_size"), 1)  # it is 0 if not stated
     patches_per_side = header.number("clip.vision.image_size") // patch_size
     cells_per_side = patches_per_side // num_merged
     return cells_per_side * cells_per_side

@@ -175,8 +175,8 @@ def pinned_file(file: HubFile, size_bytes: int) -> RemoteFile | None:
 def list_files(repo: str, on_wait: OnWait = lambda: None) -> list[HubFile]:
     """The GGUF files of a repository's main branch, with their sizes and hashes.
 
-    Leaves out what `HubFile` refuses: other files, invalid facts, and names that lead out of a
-    folder. Raises HubBusyError or DownloadError.
+    Leaves out what `HubFile` refuses: files that are not GGUF, or whose name, size or hash is
+    invalid. Raises HubBusyError or DownloadError.
 
     Args:
         repo: The repository.
@@ -504,7 +504,7 @@ def _wait(seconds: float, on_wait: OnWait) -> None:
 def _call_in_thread(try_once: Callable[[], Result], on_wait: OnWait) -> Result:
     """The result of `try_once`, called in a thread: reading from a silent server blocks.
 
-    Calls `on_wait` a few times a second meanwhile.
+    Calls `on_wait` a few times a second until the thread ends.
     """
     # A daemon, so that an abandoned try does not hold up the exit.
     thread = CallThread(try_once, daemon=True)

@@ -99,7 +99,7 @@ class HubCache:
         self.root = cache_folder()
 
     def find(self, file: HubFile) -> Path | None:
-        """The file's path under its commit, or under another if the pinned sha256 is the same.
+        """The file's path under its commit, or under another with the pinned sha256.
 
         None if there is no such file.
         """
@@ -211,7 +211,7 @@ class HubCache:
     def remove(self, file: HubFile) -> int:
         """Delete the file that `owned` gives, and return the number of freed bytes.
 
-        If the content has another name, too, only the name is deleted, which frees none.
+        If the content has another name, too, only this name is deleted, which frees 0 bytes.
         """
         name = self.owned(file)
         if name is None:

@@ -181,7 +181,7 @@ class DownloadJob(threading.Thread):
         """Take another program's file as the content; False if it differs or cannot be read.
 
         The file is linked or copied first and then checked, so that exactly the checked bytes
-        get the name.
+        become the content.
         """
         paths.adopted.unlink(missing_ok=True)
         try:
@@ -259,7 +259,7 @@ class DownloadJob(threading.Thread):
                     ) from error
                 self._report("waiting", received)
                 self._cancelled.wait(delay_s(error, num_vain_tries))
-                self._report("waiting", received)
+                self._report("waiting", received)  # raises if cancelled during the wait
         os.fsync(file.fileno())
 
     def _receive(self, file: BinaryIO) -> None:
@@ -284,7 +284,7 @@ class DownloadJob(threading.Thread):
 
 
 class RemoteSource:
-    """A `header.ByteSource` of a file on the hub. Each read is a request, with more tries."""
+    """A `header.ByteSource` of a file on the hub. Each read is one request, and its retries."""
 
     def __init__(self, remote: RemoteFile) -> None:
         self.name = f"{remote.file.repo}/{remote.file.file}"

@@ -108,7 +108,7 @@ def plan_download(
     *,
     mmproj: bool,
 ) -> DownloadPlan:
-    """Ask the hub about every file that is not verified in the store, and plan the download.
+    """Ask the hub about files that are not verified in the store, and plan the download.
 
     Raises what `download` raises, and DownloadError if two files would get the same name.
 
@@ -227,7 +227,8 @@ def _hub_files_of(
 ) -> list[HubFile]:
     """The hub's files of a preset, or of one model named hf:… or owner/repo:QUANT.
 
-    For owner/repo:QUANT the hub is asked; on_progress is called in this thread meanwhile.
+    For owner/repo:QUANT the hub is asked; until it answers, on_progress is called in this
+    thread.
 
     Raises:
         PresetError: The name is unknown, or a package of the preset is not installed.

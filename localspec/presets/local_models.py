@@ -139,7 +139,7 @@ def _presets_by_content() -> dict[_Content, str]:
 
 
 def _with_shared_tokens(header: Header, others: Iterable[Header]) -> Header:
-    """The header without its parts, and with the token list of another header if it is equal.
+    """The header without its parts, and with an equal token list of another header, if any.
 
     Models with the same tokenizer then share one list of tokens, which is large.
     """
@@ -155,7 +155,8 @@ class DraftChoice(NamedTuple):
     """The model that could draft for a target, and whether it should."""
 
     path: Path | None
-    """The smallest model with the target's tokenizer; None if no smaller model has it."""
+    """The smallest model with the target's tokenizer; None if no model smaller than the target
+    has it, or if the target has a head."""
 
     why_not: str
     """Why no model drafts for the target, in words; empty if the model at `path` does."""
@@ -386,10 +387,10 @@ def size_warning(target: Header, draft: Header) -> str:
     share = draft.weights_bytes / target.weights_bytes
     if share <= LARGEST_SHARE:
         return ""
-    names = f"{draft.path.name} drafts for {target.path.name}"
+    beginning = f"{draft.path.name} drafts for {target.path.name}"
     if share > 1:
-        return f"{names} and is larger: target and draft may have been swapped"
-    return f"{names} and has {share:.0%} of its size: above a third drafting hardly pays"
+        return f"{beginning} and is larger: target and draft may have been swapped"
+    return f"{beginning} and has {share:.0%} of its size: above a third drafting hardly pays"
 
 
 def draft_here(target: Header) -> DraftChoice:
@@ -431,7 +432,7 @@ def _smaller_models(target: Header) -> Iterator[tuple[Path, Header]]:
 def _preset_model_paths() -> list[Path]:
     """The paths of the targets and drafts of presets that are on this machine.
 
-    Without the demo's files, since the demo's models know only their own topics.
+    Without files of Python packages; the demo's models, for one, know only their own topics.
     """
     paths = []
     for preset in load_presets().values():

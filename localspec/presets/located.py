@@ -228,7 +228,7 @@ def _has_content(path: Path, _mtime_ns: int, sha256: str) -> bool:
 
 
 def _on_this_machine(model: PresetModel | Quantized) -> PresetModel | None:
-    """The model, or the files that a `Quantized` means; None if one of the hub is missing."""
+    """The model, or the one that a `Quantized` means; None if a hub file of it is missing."""
     if isinstance(model, Quantized):
         cached_names = HubCache().file_names(model.repo)
         try:

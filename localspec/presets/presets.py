@@ -248,7 +248,7 @@ class Preset:
         """The models that stand for the adapters' files."""
         files = []
         for adapter in self.adapters:
-            if not isinstance(adapter.file, str | os.PathLike):
+            if not isinstance(adapter.file, str | os.PathLike):  # always, in a preset
                 files.append(adapter.file)
         return tuple(files)
 

@@ -55,7 +55,7 @@ def add_preset(
 ) -> Preset:
     """Append a preset to the user's file, with models of the hub pinned.
 
-    Asks the hub about its files, and reads all headers.
+    Asks the hub about the models' files there, and reads all headers.
 
     Args:
         name: The new preset's name.
@@ -66,7 +66,7 @@ def add_preset(
         context_length: In tokens. None: what the models were trained for, up to 8192.
 
     Raises:
-        OptionError: The name or the context is invalid, or a file cannot hold a text.
+        OptionError: The name or the context is invalid, or a text is not valid Unicode.
         PresetError: The name is taken, or the user's file is malformed.
         ModelFileError: There is no model at a path.
         PairError: A model does not fit the target.

@@ -153,7 +153,7 @@ def remove_server(path: Path, name: str) -> None:
     entries = _entries_in(str(path), content)
     if name not in entries:
         raise OptionError(f"{path} has no server {name!r:.80}", did_you_mean(name, entries))
-    del entries[name]
+    del entries[name]  # and so from the content
     _write(path, content)
 
 

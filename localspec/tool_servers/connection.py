@@ -133,7 +133,7 @@ class Connection:
             return self._client
 
     def _has_ended(self) -> bool:
-        """Whether the connection, once opened, or the server has ended."""
+        """Whether the opened connection, or the server, has ended."""
         task = self._connection_task
         if task is None or task.done() or self._was_closed_by_server:
             return True
@@ -142,8 +142,8 @@ class Connection:
     async def _start(self) -> None:
         """Start the server if it has a command, and open a connection.
 
-        Raises ToolServerError if the server does not answer within START_S, or was started
-        _MOST_STARTS times already; OptionError.
+        Raises ToolServerError if that fails or takes longer than START_S, or if the server was
+        started _MOST_STARTS times already; OptionError as `_transport`.
         """
         if self._num_starts == _MOST_STARTS:
             raise ToolServerError(

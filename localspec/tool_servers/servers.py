@@ -138,7 +138,8 @@ class McpServers:
     def working_tools(self) -> list[Tool]:
         """As `tools`, without the tools of servers that cannot be started.
 
-        Raises OptionError if `allowed_tools` has an unknown name, and all servers run.
+        Raises OptionError if `allowed_tools` has an unknown name and all servers run: one that
+        does not might have a tool of that name.
         """
         states = self.states()
         tools: list[Tool] = []
