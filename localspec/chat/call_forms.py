@@ -226,7 +226,7 @@ class _FormReader:
             TemplateError: The template refuses the made-up conversation.
         """
         answer: Message = {"role": "assistant", "content": _ANSWER_TEXT}
-        next_question: Message = {"role": "user", "content": _RESULT}
+        next_question: Message = {"role": "user", "content": _RESULT}  # ends the turn's text
         turn = self._turn([answer, next_question])
         head, _, tail = turn.partition(_ANSWER_TEXT)  # around the text of an answer
         self._turn_end = self._first_mark(tail)
@@ -381,6 +381,8 @@ class _FormReader:
     def _form_of_single_calls(self, prefix: str, call: _CallParts) -> CallForm:
         """The form of a template that takes only one call in a message.
 
+        Raises _UnreadError if it cannot be derived.
+
         Args:
             prefix: The text of the call before its name.
             call: The text after the name.
@@ -404,8 +406,8 @@ class _FormReader:
     def _form_of_several_calls(self, prefix: str, first: _CallParts) -> CallForm | None:
         """The form of a template that takes several calls in a message.
 
-        Returns None if the template refuses two calls, or writes each as a message. Raises
-        _UnreadError if the texts after the two names differ.
+        Returns None if the template refuses two calls, leaves one out, or writes each as a
+        message of its own. Raises _UnreadError if the form cannot be derived otherwise.
 
         Args:
             prefix: The text of the first call before its name.
@@ -445,7 +447,10 @@ class _FormReader:
         return _with_argument_fields(form, first)
 
     def _with_id_rule(self, form: CallForm) -> CallForm:
-        """The form, with `has_ids` set if the template refuses the id "call-1"."""
+        """The form, with `has_ids` set if the template refuses the id "call-1".
+
+        Such templates take only ids of nine letters and digits.
+        """
         try:
             self._turn_with_calls(_PLAIN_ARGUMENTS, ids=("call-1",))
         except TemplateError:
@@ -569,7 +574,7 @@ def _split_at_name(text: str, name: str) -> tuple[str, _CallParts]:
     prefix, found_name, middle = before_key.rpartition(name)
     if not found_name or not after_key:
         raise _UnreadError("a call is not shown")
-    # Arguments in one object: between its brace and the first name is only a quote.
+    # Arguments in one object: between its brace and the first key is only a quote.
     brace = middle.rfind("{")
     begins_object = brace >= 0 and middle[brace + 1 :].strip() == '"'
     if not begins_object:
@@ -582,7 +587,7 @@ def _split_at_name(text: str, name: str) -> tuple[str, _CallParts]:
 def _split_separate_arguments(middle: str, after_key: str) -> _CallParts:
     """The parts of a call whose arguments are written one by one.
 
-    Raises _UnreadError.
+    Raises _UnreadError if they are written in an unknown way, or have no end.
 
     Args:
         middle: The text between the call's name and the first argument's name.

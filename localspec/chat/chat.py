@@ -496,6 +496,7 @@ class ChatRecord(AnswerRecord):
             answer = answer_message(message.text, message.tool_calls, message.thoughts)
         else:
             answer = self._continued_answer(reply)
+        # An answer that continues another (`num_said`) has content already.
         has_content = prompt.num_said or answer["content"] or reply.tool_calls
         if not has_content and reply.finish_reason == "cancelled":
             return

@@ -67,7 +67,8 @@ class FillInSource:
 
     def _room(self, context_length: int) -> int:
         """The tokens left for all texts beside the answer and the fill-in tokens."""
-        # At least _ANSWER_TOKENS: an editor that only prefills asks for an answer of one token.
+        # Editors prefill with max_tokens=1. At least _ANSWER_TOKENS are left free then, too, so
+        # that the prompt is the one of the answer that they want later.
         answer = max(self.max_tokens or 0, _ANSWER_TOKENS)
         answer = min(answer, context_length // _NUM_PARTS)
         return max(context_length - answer - _MARK_TOKENS, 0)
@@ -120,5 +121,5 @@ def _last_tokens(tokens: list[int], room: int) -> list[int]:
 
 def _rounded_up(count: int, room: int) -> int:
     """A number of tokens, rounded up to a multiple of 1/4 of the room."""
-    step = max(room // _NUM_PARTS, 1)
+    step = max(room // _NUM_PARTS, 1)  # not 0 in a tiny context: it is a divisor
     return math.ceil(count / step) * step

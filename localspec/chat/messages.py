@@ -276,8 +276,8 @@ def _content(number: int, content: object, *, is_question: bool) -> dict[str, An
 def _read_part(number: int, part: object, *, is_question: bool) -> str | PictureData:
     """The text or the picture of one part of a content.
 
-    A note replaces an image that cannot be read, audio, video and files, unless `is_question`.
-    Raises OptionError for any other part. Arguments as for `_content`.
+    A note replaces an image that cannot be read, audio, video and files; if `is_question`, they
+    raise OptionError. So does any other part. Arguments as for `_content`.
     """
     kind = None
     if isinstance(part, Mapping):

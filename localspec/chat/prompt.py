@@ -265,7 +265,8 @@ class PromptMaker:
     ) -> tuple[str, Hidden]:
         """The template's text with each picture in it once, and what its placeholders hide.
 
-        Raises TemplateError if the template leaves out a message or a picture.
+        Raises TemplateError as `prompt` does, also for a picture that is left out or shown
+        twice.
         """
         self._check_roles(exposed, is_cancelled)
         text, hidden = self._render_guarded(exposed, is_cancelled)
@@ -358,7 +359,7 @@ class PromptMaker:
             return answer
         thoughts = dict.fromkeys(self._thought_keys, answer["reasoning_content"])
         if "tool_calls" in answer:
-            return {**thoughts, **answer}
+            return {**thoughts, **answer}  # its own keys count: `fit_to_form` may have set one
         adapted = dict(answer)
         del adapted["reasoning_content"]
         return {**adapted, **thoughts}

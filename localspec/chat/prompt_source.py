@@ -20,7 +20,8 @@ from localspec.streaming.record import MadePrompt
 from localspec.tools.tool import ToolUse
 from localspec.vocabulary import with_bos
 
-# Two questions without a common beginning. Either may form one token with the text before it.
+# Two questions without a common beginning: a token that one of them forms with the text before
+# it is not in the other's prompt.
 _PROBES = ("a", "\n1")
 
 
@@ -176,10 +177,7 @@ class BeginningSource:
     """The conversation. Its question does not matter."""
 
     def make(self, workshop: PromptWorkshop, is_cancelled: CancelCheck) -> MadePrompt:
-        """The tokens that the prompts of two different questions have in common.
-
-        See `PromptSource`.
-        """
+        """The common beginning of two different questions' prompts. See `PromptSource`."""
         first_question, second_question = _PROBES
         first = self._with_question(first_question).make(workshop, is_cancelled)
         kept_turns = self.chat.turns[first.num_dropped_turns :]

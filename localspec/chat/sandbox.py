@@ -498,7 +498,8 @@ def _to_json(
     if separators is not None:
         separator_pair = (separators[0], separators[1])
         separators_size = sum(map(len, separators))
-    written_size(value, indent_width + separators_size)  # raises if it is too large
+    # Raises if it is too large. Separators count as if they made each indent wider.
+    written_size(value, indent_width + separators_size)
     return json.dumps(
         value,
         indent=indent,

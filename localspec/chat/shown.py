@@ -92,7 +92,8 @@ def picture_in(part: Mapping[str, Any]) -> PictureData:
 
     Args:
         part: OpenAI's image_url or input_image, Anthropic's image with a source, or a dict with
-            an image: a `Picture`, a path of pathlib, the bytes of a file or a Pillow image.
+            an image: a `Picture`, a path of pathlib, the bytes of a file, a Pillow image or a
+            data URL.
     """
     source = part.get("source")
     if isinstance(source, Mapping):  # Anthropic's
@@ -114,7 +115,7 @@ def of_base64(text: object) -> bytes:
     """Decode a file in base64. Raises OptionError if it is too long, empty or not base64."""
     if not isinstance(text, str) or not text:
         raise OptionError("it has no data", _FORMS)
-    if len(text) > MAX_PICTURE_BYTES * 3 // 2:
+    if len(text) > MAX_PICTURE_BYTES * 3 // 2:  # 4/3 is base64; the rest is for line breaks
         raise OptionError(
             f"it has {len(text)} characters; the limit is {MAX_PICTURE_BYTES} bytes",
             "Send a smaller one.",
@@ -241,7 +242,7 @@ def for_the_seeing(
                 f"with it there are more than {MOST_PROMPT_PICTURES} images",
                 "Send fewer.",
             )
-        if num_pixels <= MOST_PROMPT_PIXELS:
+        if num_pixels <= MOST_PROMPT_PIXELS:  # beyond it no other picture is decoded
             picture = Picture.read(data)
             num_pixels += picture.width * picture.height
         if num_pixels > MOST_PROMPT_PIXELS:

@@ -161,8 +161,8 @@ def tool_steps(
     without a result, and can continue.
 
     The arguments are those of `run_tools` without `ask`. Raises OptionError if a tool has no
-    function, ContextError if the tools of MCP servers take more than a quarter of the
-    context.
+    function or an argument is wrong, ContextError if the tools of MCP servers take more than a
+    quarter of the context.
     """
     chosen = AnswerOptions.of(options, **keywords)
     functions = functions_of(chat, chosen)
@@ -191,7 +191,7 @@ def steps_from(
     later_choice = choice_once_called(chosen.tool_choice)
     later_options = AnswerOptions.of(chosen, tool_choice=later_choice)
     requested: dict[str, RequestedCall] = {}  # all calls so far, by their ids
-    num_decided = 0
+    num_decided = 0  # calls that were run or refused
     try:
         while True:
             yield answer
@@ -217,7 +217,7 @@ def steps_from(
         # If the steps were left early, the turn gets a result for each of its calls.
         answer.close()
         final_results: dict[str, str] = {}
-        with contextlib.suppress(Exception):  # it failed, and its reader got the error
+        with contextlib.suppress(Exception):  # the answer's own: its reader has got it
             for call in answer.reply().tool_calls:
                 final_results[call.id] = _INTERRUPTED
         for call_id, step in requested.items():
@@ -255,7 +255,7 @@ def run_tools(
         keywords: As for `Chat.send`, for example tools=[…].
 
     Raises:
-        OptionError: A tool has no function, or its function is async.
+        OptionError: A tool has no function, its function is async, or an argument is wrong.
         ContextError: The tools of MCP servers take more than a quarter of the context.
     """
     chosen = AnswerOptions.of(options, **keywords)
@@ -323,7 +323,7 @@ async def _is_allowed(
     ask: Callable[[ToolCall], bool | Awaitable[bool]] | None,
     step: RequestedCall,
 ) -> bool:
-    """Whether a call may be run: what `ask` answers; without it, if it is not destructive."""
+    """What `ask` answers for a call; without `ask`, True unless its tool is destructive."""
     if ask is None:
         return not _is_destructive(step)
     decision = ask(step.call)

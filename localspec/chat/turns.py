@@ -49,7 +49,8 @@ def question_message(
         text: The text.
         images: The pictures.
         old: The question that this one replaces, whose pictures are added after `images`; None
-            for a new question. Its pictures keep their positions if the text is the same.
+            for a new question. Its pictures keep their positions if the text is the same, and
+            otherwise stand before the text.
 
     Raises:
         OptionError: The text is not a str, or a picture is not one.
@@ -86,7 +87,8 @@ def result_messages(turns: Sequence[Turn], results: Mapping[str, object]) -> Tur
             `ForeignResult`s.
 
     Raises:
-        OptionError: The answer calls no tool, a result is missing, or belongs to no call.
+        OptionError: The answer calls no tool, or a result is missing, belongs to no call, or
+            cannot be written as JSON.
     """
     calls = pending_calls(turns)
     if not calls:
@@ -378,7 +380,8 @@ def num_to_forget(
     sums = [0, *accumulate(reversed(sizes))]
     sizes_without = sums[::-1]  # characters without the 0, 1, 2 … oldest turns
     most_characters = capacity * _CHARACTERS_PER_TOKEN
-    # Begin with a number of turns whose text probably fits, and then try more text.
+    # Try the newest turns that may fit by their length, then twice as much text, and so on,
+    # until the prompt does not fit or has all turns.
     while True:
         num_dropped_turns = _first_up_to(most_characters, sizes_without)
         if num_tokens_without(num_dropped_turns) > capacity:
