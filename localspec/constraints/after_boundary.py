@@ -69,7 +69,7 @@ def _partial_trigger(triggers: Sequence[str], text: str) -> str:
 
     A proper prefix is shorter than the trigger.
     """
-    longest = max(map(len, triggers)) - 1
+    longest = max(map(len, triggers)) - 1  # of the proper prefixes
     first = max(len(text) - longest, 0)
     for begin in range(first, len(text)):
         suffix = text[begin:]
@@ -236,7 +236,7 @@ class AfterBoundary:
         return not text_after or self._may_follow(text_after)
 
     def _may_follow(self, text: str) -> bool:
-        """Whether `inner` allows a text directly after the boundary. In the free part only."""
+        """Whether `inner` allows a text directly after the boundary. For the free part only."""
         is_allowed = self._verdicts.get(text)
         if is_allowed is None:
             is_allowed = self._is_valid(text)
@@ -245,8 +245,8 @@ class AfterBoundary:
 
     def _is_valid(self, text: str) -> bool:
         """As `_may_follow`, without the cached verdict of this text."""
-        # Most texts are refused for their first character, of which there are few, so that its
-        # verdict is mostly cached. A character beyond ASCII is several bytes: it is left whole.
+        # Most texts are refused for their first character. There are few of these, so the
+        # verdict is mostly cached. A character beyond ASCII has several bytes: it is not cut.
         first = text[0]
         if len(text) > 1 and first.isascii() and not self._may_follow(first):
             return False

@@ -133,6 +133,7 @@ def read_lark(text: str) -> LarkText:
         if lexeme.kind == "name":
             if is_first:
                 defined_name = lexeme.text
+            # Its own name, too, so that `mentions` has every definition.
             grammar.mentions.setdefault(defined_name, set()).add(lexeme.text)
         elif is_first and lexeme.kind != "bar":  # a line with a bar continues the definition
             defined_name = _START  # for example for %ignore

@@ -108,6 +108,7 @@ def _grammar_of_schema(schema: Node) -> str:
 
 def _message_on(schema: Node) -> str:
     """Why llguidance refuses a schema or a part of one; "" if it accepts it."""
+    # A part has no options. It is judged as leniently as the schema that it is from.
     options = schema.get("x-guidance", {"lenient": True})
     grammar = _grammar_of_schema({**schema, "x-guidance": options})
     is_refused, messages = _validated(grammar)
@@ -159,7 +160,8 @@ def kept_schema(spec: ConstraintSpec) -> Node:
     Without llguidance, it is the part that llguidance could read.
 
     Raises:
-        ConstraintError: The schema cannot be enforced.
+        ConstraintError: As `read_schema`. What llguidance itself refuses is no error here: see
+            `problem_with`.
     """
     if is_installed():
         return _judgement(spec).schema

@@ -129,7 +129,7 @@ class _SchemaReader:
         self.left_out.add(f"multipleOf {divisor}")
 
     def _bound_lengths(self, node: Node) -> None:
-        """Leave out lengths next to a pattern if counting both takes too much work.
+        """Leave out lengths if counting them and a pattern's repetitions is too much work.
 
         If strict, raise ConstraintError instead.
         """
@@ -195,7 +195,7 @@ def _num_remainders(divisor: object) -> int:
 
 
 def _largest_repetition(pattern: str) -> int:
-    """The largest number by which _COUNTED_GROUP matches a repetition; 0 without a match."""
+    """The largest number of repetitions in a match of _COUNTED_GROUP; 0 without a match."""
     largest = 0
     for group in _COUNTED_GROUP.finditer(pattern):
         for number in (group[1], group[2]):
