@@ -240,17 +240,17 @@ def add_heads(sheet: FactSheet) -> None:
     """Add the trained heads that libllama supports."""
     from localspec.llama.quirks.nextn import missing_functions  # loads libllama
 
-    missing_for_all = missing_functions(reads_layers=False)
-    missing_for_layers = missing_functions(reads_layers=True)
-    if missing_for_all:
-        names = ", ".join(missing_for_all)
+    missing_for_every_head = missing_functions(reads_layers=False)
+    missing_for_layer_readers = missing_functions(reads_layers=True)
+    if missing_for_every_head:
+        names = ", ".join(missing_for_every_head)
         words = f"off: this libllama lacks {names}; another version may have them"
-    elif missing_for_layers:
-        names = ", ".join(missing_for_layers)
+    elif missing_for_layer_readers:
+        names = ", ".join(missing_for_layer_readers)
         words = f"MTP; for EAGLE-3 and DFlash this libllama lacks {names}"
     else:
         words = "trained heads can draft here (MTP, EAGLE-3, DFlash)"
-    sheet.add("Heads", words, missing_head_functions=missing_for_layers)
+    sheet.add("Heads", words, missing_head_functions=missing_for_layer_readers)
 
 
 def add_devices(sheet: FactSheet, devices: Sequence[Device], driver_fault: str) -> None:

@@ -306,7 +306,7 @@ def _sampling_keywords() -> Iterator[tuple[str, str]]:
     A name is a flag without its dashes, such as repeat_penalty for --repeat-penalty.
     """
     for keyword, row in _OPTIONS["Sampling"].items():
-        if isinstance(row, str):
+        if isinstance(row, str):  # the others take lists, or are refused
             for flag in flags_of(keyword):
                 yield flag.removeprefix("--").replace("-", "_"), keyword
 

@@ -176,7 +176,7 @@ def _progress_shown() -> Iterator[OnStep]:
 
 
 def _progress_lines() -> OnStep:
-    """A function that prints each step, with the tens of its percentage if it is known."""
+    """A function that prints each step, and each tenth of it if the share is known."""
     last_line = ""
 
     def show(step: str, share: float | None) -> None:

@@ -308,7 +308,7 @@ class MarkdownWriter:
         """
         max_indent = self._width() // 3  # deep lists leave room for their text
         start = _START.match(self._line)
-        if start is None or start["fence"]:
+        if start is None or start["fence"]:  # such a fence begins code within the line
             self._num_written = len(self._line) - len(self._line.lstrip(" "))
             self._out.start_line(" " * min(self._num_written, max_indent))
             return
@@ -391,7 +391,7 @@ class MarkdownWriter:
             self._out.write_words(f" ({construct['address']})", style)
 
     def _flush_table(self) -> None:
-        """Write the table that is held back, if there is one; rows of no table unchanged."""
+        """Write the table that is held back, if there is one. Other rows stay as they are."""
         rows = self._table
         self._table = []
         if not rows:
