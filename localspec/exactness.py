@@ -68,8 +68,8 @@ class Exactness:
         """The position at which the first piece ends, of tokens that are decoded in pieces.
 
         A token's row has to be computed with the same number of cells in whichever piece it is.
-        So a piece ends before the first token that needs the next `_CELLS` cells when it is
-        padded to the smallest size.
+        So a piece ends before the first token that would reach into the next `_CELLS` cells if
+        a padded piece began with it.
 
         Args:
             begin: The position of the first token.

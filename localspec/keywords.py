@@ -322,6 +322,7 @@ def _replacement_for(name: str, known: Sequence[str]) -> str:
         name: The unknown keyword.
         known: The keywords that the call takes.
     """
+    # A name that is not foreign may be localspec's keyword of another call.
     row = _ROWS.get(name, _Row((), name))
     keyword = row.keyword
     if keyword in known:
@@ -336,7 +337,7 @@ def _known_options(names: Sequence[str]) -> str:
 
     Of many, the sentence has the most usual ones and the number of the others.
     """
-    if len(names) <= _MOST_LISTED + 1:
+    if len(names) <= _MOST_LISTED + 1:  # one more name takes no more room than "1 others"
         return f"Known options: {', '.join(names)}."
     usual = [name for name in _USUAL if name in names][:_MOST_LISTED]
     num_others = len(names) - len(usual)

@@ -16,8 +16,8 @@ _ADDRESS = re.compile(r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_.])?:([0-9]{1,5})
 def checked_addresses(addresses: object) -> tuple[str, ...]:
     """The addresses of RPC servers, each "host:port".
 
-    Raises OptionError if they are no sequence, if one is invalid or repeated, or if there are
-    too many.
+    Raises OptionError if they are a str or no sequence, if one is invalid or repeated, or if
+    there are too many.
     """
     if isinstance(addresses, str) or not isinstance(addresses, Sequence):
         raise OptionError(f"rpc is {addresses!r}", 'Give a list: ["workshop-pc:50052"].')

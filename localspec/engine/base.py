@@ -253,7 +253,7 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
     def _join_line(self, record: AnswerRecord) -> None:
         """Take a place in line for an answer; `_produce_admitted` is called at its turn.
 
-        An answer that was cancelled and has ended meanwhile keeps no place.
+        An answer that is ending already, since it was cancelled, keeps no place.
 
         Raises BusyError if the answer would have to wait and its options do not allow that, and
         EngineError if it would wait for ever.
@@ -267,6 +267,7 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
                 if record.owner is not None and is_same:
                     fault = "the last question of this conversation is still being answered"
                 raise BusyError(fault, _WAIT_HINT)
+            # While the main thread waits here, it reads none of the earlier answers.
             if place.is_read_by_main and all(other.is_read_by_main for other in earlier):
                 raise EngineError(
                     "this thread would wait for an answer that only it can read to the end",

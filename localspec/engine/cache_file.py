@@ -171,7 +171,8 @@ def identities_in(path: Path) -> list[str]:
 def read_cache_header(path: Path) -> CacheHeader | None:
     """Read and check the first line of a file; None for another format or version.
 
-    Raises one of `DAMAGES` if the file is missing, or contradicts its header.
+    Raises one of `DAMAGES` if the file is missing, its first line is damaged, or its length is
+    not the one that the first line states.
     """
     with open_regular(path) as file:
         values = json.loads(file.readline(_MAX_HEADER_BYTES))

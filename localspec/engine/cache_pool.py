@@ -25,8 +25,8 @@ from localspec.streaming.cancellation import CancelCheck, never
 
 logger = logging.getLogger(__name__)
 
-# A text in another lane is copied only if more than 1/128 of it is a common beginning with the
-# next text. Without this bound a common beginning of any length would copy it.
+# A text in another lane is copied only if that spares a decode for every 128 of its tokens.
+# Without this bound a common beginning of any length would copy it.
 _LANE_COPIED_PER_DECODED = 128
 # A lane next to busy lanes is preferred to a lane with up to that many more cached tokens.
 _TOKENS_PER_RANK = 32
@@ -212,7 +212,7 @@ class CachePool:
         if isinstance(best, Lane):
             return _copy_from_lane(best, tokens)
         # The copy goes to the end of the order: it was just used, so it leaves the memory last.
-        # Both texts have the same states, which are only read.
+        # The returned text shares its states, which are only read.
         used = self._copies.pop(best)
         self._copies[best] = used
         return used._replace(tokens=used.tokens[:])

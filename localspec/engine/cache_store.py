@@ -37,8 +37,8 @@ from localspec.system.machine import memory_here
 
 logger = logging.getLogger(__name__)
 
-# How many tokens' cache entries are surely copied in the time that one token is decoded. It is
-# some hundreds on processors, and fewer where the copy has to cross to a GPU.
+# How many tokens' cache entries are surely copied in the time that one token is decoded. The
+# real number is some hundreds on processors, and smaller where the copy has to cross to a GPU.
 COPIED_PER_DECODED = 32
 _SUFFIX = ".caches"
 _NAME = re.compile(rf"\.?[0-9a-f]{{32}}{_SUFFIX}(\.[0-9a-f]+{UNFINISHED})?")
@@ -88,7 +88,7 @@ class CacheStore:
     ) -> PooledCache | None:
         """The text on disk that spares most decodes of `tokens`.
 
-        None if no text spares more than reading it costs, or the memory does not suffice. A
+        None if no text spares enough to be worth reading, or the memory does not suffice. A
         damaged file is passed over for the next best one.
 
         Args:
@@ -99,7 +99,7 @@ class CacheStore:
         identities = self._identities_under(scales)
         while len(tokens) - num_cached > _LEAST_TOKENS:
             best: tuple[Path, CacheHeader] | None = None
-            most_spared = _LEAST_TOKENS
+            most_spared = _LEAST_TOKENS  # a text has to spare more
             for path, header in self._usable_files(identities):
                 num_spared = self._num_reusable(header, tokens) - num_cached
                 reading_cost = header.num_cached // COPIED_PER_DECODED  # in decodes
@@ -135,7 +135,7 @@ class CacheStore:
         if num_cached <= _LEAST_TOKENS:
             return False
         cached = tokens[:num_cached]
-        few = num_cached // COPIED_PER_DECODED
+        few = num_cached // COPIED_PER_DECODED  # a file may lack so many
         is_missing = True
         for path, header in self._usable_files(self._identities_under(scales)):
             num_common = common_length(header.outline.tokens, cached)
@@ -162,7 +162,7 @@ class CacheStore:
         try:
             folder = kept_folder()
             make_private_folder(folder)
-            folder.chmod(0o700)  # an earlier version may have made it
+            folder.chmod(0o700)  # an earlier version may have let others read it
             num_bytes = text.num_bytes + _TOKEN_BYTES * len(text.tokens)
             half_of_free = shutil.disk_usage(folder).free // 2
             if num_bytes > min(self._most_bytes, half_of_free):

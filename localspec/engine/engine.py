@@ -142,7 +142,7 @@ class Engine(BaseEngine):
         for lane in self._lanes:
             lane.memory = self._memory
         self._cache_pool = CachePool(self._lanes, room)
-        chain = self._resolver.chain(sampling, 1)
+        chain = self._resolver.chain(sampling, 1)  # for a text of one token, which is measured
         computed_apart(functools.partial(measure_fast, self._decoder, chain))
         self._save_profile()
         self._prompt_work = PromptWork()
@@ -163,6 +163,7 @@ class Engine(BaseEngine):
         self._schedule = Schedule(len(self._lanes))
         self._worker = Worker(self._schedule, self._line)
         self._is_closed = False
+        # Not at the interpreter's exit: there `close` ends them.
         weakref.finalize(self, _end_threads, self._prompt_thread, self._worker).atexit = False
         self._close_at_exit()
 
@@ -275,8 +276,9 @@ class Engine(BaseEngine):
     ) -> _PreparedAnswer:
         """Make an answer's prompt, pictures and constraint.
 
-        Raises the error of whatever cannot be made, ClosedError if the engine was closed
-        meanwhile, and Interrupted if the answer was cancelled.
+        Raises the error of whatever cannot be made, ModelFileError if a model's file was
+        written to, ClosedError once the engine is closing, and Interrupted if the answer was
+        cancelled.
         """
         is_cancelled = functools.partial(self._is_cancelled, record.cancellation)
         made = source.make(self._workshop, is_cancelled)
@@ -623,7 +625,8 @@ class Engine(BaseEngine):
 
     def _close(self) -> None:
         def save_and_free() -> None:
-            with contextlib.suppress(EngineError, MemoryError):  # an application closed a model
+            # An application may have closed a model, and copies may not fit into the memory.
+            with contextlib.suppress(EngineError, MemoryError):
                 self._make_lanes_ready()
                 self._cache_pool.save_all()
             self._free()
@@ -666,7 +669,7 @@ class Engine(BaseEngine):
     def _require_open(self) -> None:
         """Raise ClosedError if the engine or a model is closed, and ForkedError in a fork."""
         self._require_not_ending()
-        # A fork has none of the threads.
+        # In a fork, which has none of the threads, these raise ForkedError.
         for model in self._models.all:
             model.require_open()
 

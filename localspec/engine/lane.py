@@ -210,6 +210,7 @@ class Lane:
         self.models.target.on_batch = on_batch
         if policy is not None:
             self._policy_before = self.decoder.draft_policy
+            # What the lane's policy has measured holds for this one, too.
             policy.keeps_sizes = self._policy_before.keeps_sizes
             self.decoder.draft_policy = policy
         for lookup in self._lookups:

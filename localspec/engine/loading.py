@@ -201,7 +201,7 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
         if plan is not None and ranked is not None:
             measured = ranked.measured
             device_words = device_in_words(plan, measured)
-            kept_bytes -= plan.reserved_bytes
+            kept_bytes -= plan.reserved_bytes  # of texts side by side, which count as kept
         room = CacheRoom(kept_bytes, CacheDisk.of(cache_disk))
         if measured is not None:
             logger.info("%s", device_words)
@@ -478,6 +478,7 @@ def _open_model(source: Source, stack: contextlib.ExitStack) -> LlamaModel:
     gpus = usable_gpus(list_devices(llama_cpp))
     has_fixed_threads = source.options.num_threads is not None
     model.may_change_threads = not has_fixed_threads and not is_on_gpus(header, options, gpus)
+    # Shares count only without a `tensor_split`, which a plan for several GPUs has.
     equal_shares = (1,) * len(gpus)
     placement = place_layers(header, options, gpus, equal_shares)
     layer_counts = placement.gpu_layers()
@@ -502,8 +503,8 @@ def _mapped(content: FileContent, options: LlamaOptions) -> FileStates:
 def prepare_kernels(options: LlamaOptions, header: Header) -> None:
     """Switch ggml's tiled kernels off for a model that has to be exact and would use them.
 
-    Called before each model is opened. For another model nothing is switched: kernels that are
-    on can then no longer be switched off in this process.
+    Called before each model is opened. Any other model leaves the kernels as they are: if they
+    are on, they can no longer be switched off in this process.
 
     Raises OptionError if the model has to be exact, and tiled kernels cannot be switched off.
     """
@@ -647,7 +648,7 @@ def _content_of_adopted(model: LlamaModel, path: str) -> str | None:
     loaded the model. libllama reports none of that, so some tokens from all over the vocabulary
     are decoded, and the logits after them are hashed, too. The cache is emptied.
 
-    None if the file cannot be read, or changes meanwhile; the log then says why.
+    None if the file cannot be read, or changes while it is read; the log then says why.
 
     Args:
         model: The model.

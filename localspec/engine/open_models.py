@@ -49,8 +49,8 @@ class Models(NamedTuple):
     def show(self, prompt: Prompt) -> list[PicturePart]:
         """Load the pictures of a prompt. They stay loaded as long as the returned parts live.
 
-        Raises OptionError if the target has no projector, the prompt has cells of a picture
-        that is not among its pictures, or it ends with a picture.
+        Raises OptionError if there are pictures and the target has no projector, if the prompt
+        has cells of a picture that is not loaded, or if it ends with a picture.
         """
         vision = self.target.vision
         tokens = prompt.tokens

@@ -66,7 +66,7 @@ def _find_costs(decoder: SpeculativeDecoder, chain: SamplerChain) -> None:
 def measure_fast(decoder: SpeculativeDecoder, chain: SamplerChain) -> None:
     """Measure the costs of fast models when they are loaded, while the text is empty.
 
-    The first answer, at which the costs are known, then takes the same steps each time. Slow
+    So the first answer after each load finds the costs known, and takes the same steps. Slow
     models would take long: nothing is measured if a decode takes longer than `_FAST_S`.
     """
     policy = decoder.draft_policy
@@ -122,7 +122,7 @@ def _judge_drafts(decoder: SpeculativeDecoder, policy: AdaptiveDraftPolicy) -> N
         is_known = prospect.learned.num_seen >= _ENOUGH_JUDGED
         if num_tokens == 0 or is_known or state.num_missing > _MOST_READ:
             continue
-        # The replay decodes the tokens after these.
+        # The replay decodes the others: those it judges, and the token before the first.
         end = len(tokens) - num_tokens - 1
         _prefill(proposer.model, tokens[proposer.begins_at : end])
         for replay_scores in decoder.replay_scores(proposer, num_tokens):
@@ -196,14 +196,14 @@ def _measure_steps(decoder: SpeculativeDecoder, costs: Costs, chain: SamplerChai
     most = min(target.context_length - len(tokens), target.max_outputs)
     target.checkpoint()
     sizes = [size for size in costs.sizes_to_time() if size <= most][:_MOST_SIZES]
-    words = without_cells(tokens)
+    text_tokens = without_cells(tokens)
     for size in sizes:
         seconds = []
         for num_tokens in (1, 1, size, size, size, size, 1):
             # Tokens of the text, repeated if it is too short: in a mixture of experts the time
             # depends on the tokens.
-            last_words = words[-num_tokens:]
-            batch = (last_words * num_tokens)[:num_tokens]
+            last_tokens = text_tokens[-num_tokens:]
+            batch = (last_tokens * num_tokens)[:num_tokens]
             started = decoder.clock()
             logits = target.decode(batch, num_tokens)
             chain.distributions(logits, tokens, batch[:-1])

@@ -22,7 +22,7 @@ def prompt_logprobs(
 ) -> list[TokenLogprobs]:
     """The log-probability of each token but the first, which has no token before it.
 
-    A decode returns at most as many rows as a step has tokens, so the prompt is decoded in
+    A decode returns at most as many rows as the longest step needs, so the prompt is decoded in
     pieces of that size. All of it is decoded, even where a cache has a part of it.
 
     Args:

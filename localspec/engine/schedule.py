@@ -151,7 +151,7 @@ class Schedule:
         for (lane, _), part in zip(steps, parts, strict=True):
             if part not in chosen:
                 continue
-            lane.reading_s = 0.0
+            lane.reading_s = 0.0  # its prompt has been read
             lane.clock.charge(took_s / len(chosen))
             error = part.error
             part.error = None  # breaks a cycle: the error's traceback refers to the part

@@ -74,8 +74,8 @@ def projectors_to_try(
 ) -> list[ProjectorChoice | None]:
     """The projectors to try, in this order; None stands for a target without a projector.
 
-    None is the last one unless the user asked for a certain projector: a fault of another one
-    does not stop the models from loading.
+    None is the last one unless the user asked for a certain projector: a fault of one that was
+    only found does not stop the models from loading.
 
     Args:
         named: The argument of `load`: the projector that the user asked for, "none", or None.
@@ -86,7 +86,7 @@ def projectors_to_try(
     Raises:
         ModelFileError: The projector that the user asked for is another kind of file.
         PairError: It belongs to another model.
-        OptionError: The target is a `Llama`.
+        OptionError: Its target is a `Llama`.
     """
     if named == NO_PROJECTOR:
         return [None]
@@ -181,7 +181,8 @@ def open_projector(
         use_gpu=use_gpu,
     )
     stack.callback(projector.close)
-    # Read now, while the system has the file in memory.
+    # Read now, while the system has the file in memory. Without a digest, random digits: no
+    # other file has them.
     projector.content = content.digest() or os.urandom(16).hex()
     target.vision = projector
     if draft is not None:

@@ -180,7 +180,7 @@ class PipeOutbox(Outbox[ReaderItem]):
         super().__init__()
         self._record = record
         self._pieces: list[Piece] = []
-        self._step_s = 0.0  # when the last step ended
+        self._step_ended_s = 0.0  # when the last step ended
         self._sent_s = 0.0  # when text was last sent
 
     def put(self, item: ReaderItem) -> None:
@@ -206,10 +206,10 @@ class PipeOutbox(Outbox[ReaderItem]):
         # Accepted tokens of a draft come before the token that ends the step.
         if piece.provenance is not Provenance.ACCEPTED:
             now_s = time.monotonic()
-            step_s = now_s - self._step_s
-            self._step_s = now_s
-            next_step_s = now_s + step_s  # when the next step will probably end
-            is_due = next_step_s - self._sent_s >= SENT_TOGETHER_S
+            step_s = now_s - self._step_ended_s  # how long the step took
+            self._step_ended_s = now_s
+            next_end_s = now_s + step_s  # when the next step will probably end
+            is_due = next_end_s - self._sent_s >= SENT_TOGETHER_S
             if is_due or len(self._pieces) >= PIECES_PER_REPORT:
                 self._send()
 
@@ -218,7 +218,7 @@ class PipeOutbox(Outbox[ReaderItem]):
         pieces = self._pieces
         self._pieces = []
         if any(piece.text for piece in pieces):  # if none has text, the next text need not wait
-            self._sent_s = self._step_s
+            self._sent_s = self._step_ended_s
         if pieces:
             self._record.send(Pieces(self._record.number, pieces))
 

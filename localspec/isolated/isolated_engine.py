@@ -292,8 +292,8 @@ class IsolatedEngine(BaseEngine):
             if record.state is not State.ADMITTED:
                 return
             attempt = _Attempt(self, record, process, num_tries, pictures_of(source))
-            # The answer's options, without functions of this process. `queue` is set, since the
-            # child may still have to end the answer before this one.
+            # The answer's options as its plan has them, without functions of this process.
+            # `queue` is set, since the child may still have to end the answer before this one.
             options = replace(
                 record.options,
                 sampling=record.plan.sampling,
@@ -435,7 +435,7 @@ class _Attempt:
 
     @property
     def is_awaited(self) -> bool:
-        """Whether the reader has taken all pieces so far, and waits for more."""
+        """Whether the reader has taken all pieces so far and waits for more, or for the end."""
         record = self._record
         return record.num_put_pieces == record.num_read_pieces or record.state >= State.ENDING
 

@@ -314,7 +314,7 @@ class _Child:
             self._listeners.pop(message.number, None)
         if listener is not None:
             listener.receive(message)
-        elif message.number and is_last:  # of a request that was given up
+        elif message.number and is_last:  # of a request that was given up, and not the load
             self._num_given_up = max(self._num_given_up - 1, 0)
 
     def _wait_for_message(self) -> None:

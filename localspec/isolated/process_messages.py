@@ -437,7 +437,7 @@ class Failed:
     error: Exception
 
 
-# In the engine's own process.
+# Sent by nobody: made where the `IsolatedEngine` is.
 
 
 @dataclass(frozen=True, slots=True)

@@ -70,7 +70,7 @@ def _timed_products(folder: Path, *, is_new: bool) -> dict[str, float]:
     Raises LocalspecError if a new library multiplies wrong, or if the process fails.
     """
     library = next(file for file in sorted(folder.glob("*llama.*")) if file.exists())
-    back_ends = (str(folder), str(folder.parent / "bin"))
+    back_ends = (str(folder), str(folder.parent / "bin"))  # where they may be
     command = [sys.executable, "-I", "-S", trial.__file__, str(library)]
     done = subprocess.run(
         [*command, *back_ends],

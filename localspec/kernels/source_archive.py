@@ -67,7 +67,9 @@ def download_command(pip: list[str], scratch: Path) -> list[str]:
 def unpack(scratch: Path) -> Path:
     """Unpack the downloaded archive, delete it, and return llama.cpp's folder.
 
-    Its tests, models and examples are left out. Raises LocalspecError if there is no archive.
+    Its tests, models, examples and docs are left out.
+
+    Raises LocalspecError if there is no archive.
     """
     archive = next(scratch.glob("llama_cpp_python-*.tar.gz"), None)
     if archive is None:

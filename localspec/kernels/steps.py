@@ -39,8 +39,8 @@ def run_step(
     Raises:
         LocalspecError: The program failed; the message has the line that says why.
     """
-    # A group of its own: Ctrl-C reaches only this process, which kills the group.
     lines: list[str] = []
+    # A group of its own: Ctrl-C reaches only this process, which kills the group.
     with subprocess.Popen(
         command,
         env=environment,

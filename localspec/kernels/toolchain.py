@@ -156,7 +156,7 @@ def make_zig_wrappers(packages: Path, folder: Path) -> dict[str, Path]:
 
 
 def environment_with(packages: Path, scratch: Path) -> dict[str, str]:
-    """The variables for a program that runs those of packages and writes only in `scratch`.
+    """The environment in which the packages' programs run. They write only in `scratch`.
 
     Args:
         packages: The folder where the packages are installed.

@@ -31,7 +31,7 @@ TYPES = {
 NUM_ROWS = (1, 5, 40)  # of a batch: a token, a draft, a prompt for tiles of 8, 16 or 32 rows
 _WIDTH = 512
 _NUM_OUTPUTS = 64
-_MOST_ERROR = 0.02  # of a product's length; rows are rounded to 8 bits
+_MOST_ERROR = 0.02  # of a product's Euclidean length; rows are rounded to 8 bits
 
 TIMED_TYPES = ("Q4_K", "Q8_0")
 TIMED_ROWS = (1, 5, 128)
