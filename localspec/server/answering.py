@@ -39,8 +39,8 @@ from localspec.streaming.reply import Piece, Reply
 from localspec.system.call_thread import Result
 from localspec.tool_servers.servers import McpServers
 
-# The log shows the progress of reading if the rest of a prompt takes at least this long; if the
-# time for a token is not known yet, if it has at least this many tokens.
+# The log shows the progress of reading if the rest of a prompt will take at least this long or,
+# while the time for a token is not known yet, has at least this many tokens.
 _LONG_S = 10.0
 _LONG_TOKENS = 1024
 _LOG_INTERVAL_S = 10.0  # between two lines in the log about the reading of a prompt
@@ -293,8 +293,8 @@ class Answering:
         question: the question.
 
     Raises:
-        RequestError: there is no such model, or it cannot fill in text; too many requests
-            wait, or the server is stopping.
+        RequestError: there is no such model, or it cannot fill in the question's gap; too many
+            requests wait, or the server is stopping.
     """
 
     def __init__(self, service: Service, question: Question) -> None:
@@ -395,14 +395,14 @@ class Answering:
         only_unloads = not self.question.inputs and keep_s == 0
         if not only_unloads:
             async with models.opened(model) as engine:
-                self._service.line.admit()  # a model that is loaded may give several answers
+                self._service.line.admit()  # once loaded, the model may give several answers
                 if keep_s is not None:
                     model.keep_s = keep_s
                 await self._answer_all(engine)
         if keep_s == 0 and model.engine is not None:
             model.keep_s = 0.0
-        # If other requests are being answered, the last of them closes the model.
         is_alone = self._service.line.num_admitted == 1
+        # Else a later request for the model closes it, or the server's check for unused models.
         if is_alone and model.keep_s == 0:
             await models.close_unused(math.inf)
         self.is_complete = True
@@ -594,7 +594,7 @@ class Answering:
             is_long = left_s >= _LONG_S
         reading = ReadingPrompt(num_read, num_tokens, num_cached, left_s, took_s)
         if is_long and time.monotonic() >= self._next_log_s:
-            if left_s is not None:  # a line without an estimate is soon followed by another
+            if left_s is not None:  # a line without an estimate does not delay the next one
                 self._next_log_s = time.monotonic() + _LOG_INTERVAL_S
             logger.info("%s", reading)
         if num_read > num_cached or self.question.wants_progress:
@@ -603,8 +603,8 @@ class Answering:
     def _end(self, _work: asyncio.Task[None]) -> None:
         """Give up the turn, count the answers, and end the events.
 
-        It is called back when the task is done, since a task that is cancelled before its first
-        step runs none of its own code.
+        The task calls this back when it is done. Its own code could not do it: a task that is
+        cancelled before its first step runs none.
         """
         service = self._service
         service.leave(self._turn)
@@ -629,7 +629,7 @@ class ServerRecord(AnswerRecord):
         options: the answer's options.
     """
 
-    finds_its_text = True  # clients send each conversation as a whole
+    finds_its_text = True  # in the cache: clients send each conversation as a whole
 
     def __init__(
         self,
@@ -662,12 +662,12 @@ class ServerRecord(AnswerRecord):
             self._answering.not_kept = self.facts.not_kept
             self._answering.has_tool_words = self.facts.has_tool_words
         if reading.is_first:
-            self.num_cached = reading.num_in_cache  # by earlier answers
+            self.num_cached = reading.num_in_cache  # left there by earlier answers
             self._started_s = time.monotonic()
         else:
-            num_read = reading.num_in_cache - self.num_cached
+            num_decoded = reading.num_in_cache - self.num_cached
             took_s = time.monotonic() - self._started_s
-            self._model.token_s = took_s / max(num_read, 1)
+            self._model.token_s = took_s / max(num_decoded, 1)  # never a division by 0
         self._report(reading.num_in_cache)
 
     def report_all_read(self) -> None:

@@ -58,7 +58,7 @@ _STOP_REASONS = {"tool_calls": "tool_use", "length": "max_tokens"}
 class MessageForm(Form):
     """A request to /v1/messages, and its answer.
 
-    Without max_tokens the answer may fill the context, where Anthropic's API refuses.
+    Without max_tokens, which Anthropic's API demands, the answer may fill the context.
     """
 
     def __init__(self, fields: Fields) -> None:
@@ -165,7 +165,7 @@ class MessageForm(Form):
 
         Args:
             text: the new text.
-            more: further fields of the event.
+            more: further fields of the event, none by default.
         """
         delta_type = f"{self._block}_delta"
         text_field = str(self._block)
@@ -296,7 +296,7 @@ def _split_message(content: object, role: str) -> list[Message]:
     if not isinstance(content, list):
         return [{"role": role, "content": content}]
 
-    blocks = defaultdict[str, list[Any]](list)  # by their types; all others count as text
+    blocks = defaultdict[str, list[Any]](list)  # by their types; unknown ones count as text
     for block in content:
         block_type = _block_type(block)
         if block_type in _TYPES_OF_SERVER_CALLS or block_type.endswith("_tool_result"):

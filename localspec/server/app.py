@@ -52,7 +52,7 @@ _CLIENT_LEFT = 499  # nginx's status if the client left before the response bega
 # Answers may take this long to end when the server stops. uvicorn waits longer.
 LAST_ANSWER_S = 3.0
 
-# The reader of POST requests to each path.
+# The reader of POST requests to each path; `Server.routes` adds that of /v1/responses.
 _POSTS: dict[str, RequestReader] = {
     "/v1/chat/completions": completions.ChatCompletion,
     "/v1/chat/completions/input_tokens": completions.chat_input_tokens,
@@ -169,7 +169,7 @@ class Server:
             exception_handlers={
                 HTTPException: _no_route,
                 RequestError: _refused,
-                Exception: _refused,  # Starlette also raises these after the response
+                Exception: _refused,  # after the response, Starlette raises the error again
             },
         )
         paths = [getattr(route, "path", "") for route in app.routes]
@@ -267,7 +267,7 @@ class Server:
             await asyncio.sleep(min(_UNUSED_CHECK_S, limits.unload_s, limits.save_s))
             await self._service.models.keep_unused(limits.save_s)
             if self._service.line.num_admitted == 0:
-                turn = self._service.join(None)
+                turn = self._service.join(None)  # it comes at once: nobody has a turn
                 try:
                     await self._service.models.close_unused(limits.unload_s)
                 except LocalspecError:

@@ -555,11 +555,11 @@ def _explanation(reply: Reply) -> dict[str, Any]:
         "proposers": proposers,
         "steps_not_drafted": not_drafted,
         # What the automatic policy expects of the next draft token: acceptance and break_even
-        # from 0 to 1, and step_ratios v(n).
+        # from 0 to 1; and in step_ratios, by n, what a decode of n tokens costs.
         "outlook": outlook,
         "threads": threads,
         "exact": stats.exact,
-        "exact_steps": stats.exact_steps,
+        "exact_steps": stats.exact_steps,  # how they are bounded, in words
         "rule": reply.rule,
         "seed": reply.seed,
     }

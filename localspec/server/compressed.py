@@ -115,8 +115,8 @@ def _gzip_decoder(_body: bytes) -> _Decoder:
 def _deflate_decoder(body: bytes) -> _Decoder:
     """A decoder of zlib's format, or of raw deflate if the client left out zlib's header.
 
-    The header is two bytes. The low half of the first one is 8, and as one number, the first
-    byte being the higher one, they are a multiple of 31 (RFC 1950).
+    The header is two bytes (RFC 1950). The low half of the first one is 8, and the big-endian
+    number that both form is a multiple of 31.
     """
     header = int.from_bytes(body[:2], "big")
     has_header = len(body) > 1 and body[0] % 16 == 8 and header % 31 == 0

@@ -39,6 +39,7 @@ class Counters:
             "n_decode_total": stats.num_steps,
             "spec_decode_num_draft_tokens_total": stats.num_draft_tokens,
             "spec_decode_num_accepted_tokens_total": stats.num_accepted,
+            # The first item counts the steps without a draft.
             "spec_decode_num_drafts_total": sum(stats.steps_per_length[1:]),
         }
         for name, number in numbers.items():
@@ -76,6 +77,7 @@ class Counters:
             "llamacpp:requests_processing": num_answered,
             "llamacpp:requests_deferred": num_waiting,
             "llamacpp:prompt_tokens_seconds": _rate(num_prompt_tokens, prompt_s),
+            # As in llama-server, an answer's first token counts, but its time is the prompt's.
             "llamacpp:predicted_tokens_seconds": _rate(num_predicted, predicted_s),
             **dict(_model_series(models)),
         }
@@ -93,8 +95,8 @@ def _rate(number: float, seconds: float) -> float:
 def _model_series(models: ServedModels) -> Iterator[tuple[str, float]]:
     """The series of each model, with their numbers.
 
-    They say whether it is loaded (1 or 0) and, for a loaded model that answers, its planned
-    memory in bytes.
+    They say whether it is loaded (1 or 0) and, if it is loaded and not the embedder, its
+    planned memory in bytes.
     """
     for model in models.listed:
         yield _series("localspec_model_loaded", model=model.name), model.engine is not None

@@ -24,12 +24,12 @@ _MOST_LOGGED = 1000  # lines about unread fields: clients may make up any number
 # The names of fields that are logged. A longer or stranger name may be a user's text.
 _LOGGED_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.-]{0,63}")
 MOST_VALUES = 4_000_000  # in a body: each takes up to 200 bytes of memory
-# One of these stands before every JSON value, except before the value of a named field.
+# One of these stands before every value in a list, and before the name of every other value.
 _VALUE_SIGNS = (b",", b"[", b"{")
 _NAME_SIGNS = (b":",)  # it stands after every field's name
-# A name takes as long to parse as eight numbers, and nothing else runs meanwhile.
+# A name takes as long to parse as eight numbers; no other thread runs while json parses.
 MOST_NAMES = 500_000  # in all objects of a body
-# A JSON string of a text without escaped quotes; the last one may lack its closing quote.
+# A string in JSON that has no escaped quotes; the last one may lack its closing quote.
 _STRING = re.compile(rb'"[^"]*"?')
 
 

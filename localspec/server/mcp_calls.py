@@ -196,17 +196,17 @@ class _Rules:
             self._allowed = _tool_names(server.object("allowed_tools"))
         else:
             self._allowed = server.texts("allowed_tools", _MOST_NAMES)
-        # The tools that always or never need approval, or one word for all tools.
+        # The tools that always or never need approval; or the word, always or never, for all.
         self._always: Sequence[str] = ()
         self._never: Sequence[str] = ()
-        self._all_tools: str | None = None
+        self._approval_of_all: str | None = None
         if isinstance(server.value("require_approval"), Mapping):
             approvals = server.object("require_approval")
             self._always = _tool_names(approvals.object("always")) or ()
             self._never = _tool_names(approvals.object("never")) or ()
         else:
-            self._all_tools = server.text("require_approval")
-            if self._all_tools not in (None, "always", "never"):
+            self._approval_of_all = server.text("require_approval")
+            if self._approval_of_all not in (None, "always", "never"):
                 server.refuse("require_approval", "Choose always or never, or name the tools.")
 
     def allows(self, tool_name: str) -> bool:
@@ -221,9 +221,9 @@ class _Rules:
         """
         if function.is_destructive:
             return True
-        if self._all_tools == "always" or function.tool in self._always:
+        if self._approval_of_all == "always" or function.tool in self._always:
             return True
-        if self._all_tools == "never" or function.tool in self._never:
+        if self._approval_of_all == "never" or function.tool in self._never:
             return False
         return not function.is_allowed
 

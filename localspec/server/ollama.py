@@ -305,7 +305,7 @@ class OllamaForm(Form):
         Args:
             text: the answer's text.
             thoughts: the thoughts before it.
-            calls: whole calls, each after its index among the answer's calls.
+            calls: whole calls, each with its index among the answer's calls.
             logprobs: the log-probabilities of the tokens; None if they are not wanted.
         """
         more: dict[str, Any] = {}

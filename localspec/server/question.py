@@ -110,7 +110,7 @@ class Question:
         self._text_biases: TextBiases = keywords.pop(_TEXT_BIASES, ())
         self.options = AnswerOptions.of(**keywords)
         self.use = self.options.tool_use(())
-        """The tools that may be called."""
+        """The tools that may be called: those of the options alone."""
 
         self.variables = variables
         self.num_answers = num_answers
@@ -200,7 +200,7 @@ def _sampling_options(fields: Fields) -> dict[str, Any]:
             options[name] = _WHOLE_CONTEXT
     top_k = options["top_k"]
     if top_k is not None:
-        options["top_k"] = max(top_k, 0)  # 0 is off here, as any number below 0 is elsewhere
+        options["top_k"] = max(top_k, 0)  # in other servers numbers below 0 are off, too
     return options
 
 
@@ -462,7 +462,7 @@ def tool_options(
         choice: the choice among them, as the request has it.
         ignored: names or types of the request's tools that are ignored.
         chosen: the name or the type of the tool that is chosen, None or "" if none is. A choice
-            of an ignored tool is ignored, too.
+            of an ignored tool is ignored, too; so is "required" if all tools are ignored.
         is_parallel: whether the model may make several calls at once; None if the request
             does not say.
     """

@@ -9,7 +9,7 @@ from localspec.sampling.params import SamplingParams
 from localspec.server.fields import Fields
 from localspec.server.question import FUNCTION_TYPES, Question, schema_holder
 
-# The fields that have the same value in every response: no request can change them here.
+# The fields that have the same value in every response, whatever the request says.
 _FIXED: dict[str, Any] = {
     "background": False,
     "conversation": None,

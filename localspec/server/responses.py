@@ -100,7 +100,8 @@ _ITEM_TYPES = {
 }
 # The fields of an item, or of its part, that are repeated in the event that ends its text.
 _FIELDS_OF_DONE = ("name", "arguments", "text", "logprobs")
-_FIELDS_OF_THOUGHT = {"role", "content", "reasoning_content"}  # of a message without calls
+# The fields of a message that has a thought and no calls.
+_FIELDS_OF_THOUGHT = {"role", "content", "reasoning_content"}
 
 
 class ResponseForm(Form):
@@ -693,7 +694,7 @@ class _Item:
 
     Args:
         name: the item's type; for a call, its index among the calls of the answer.
-        call_fields: the fields of a call with its id, name and namespace.
+        call_fields: the fields of a call with its id, name and namespace; {} for other items.
     """
 
     def __init__(

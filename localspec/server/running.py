@@ -51,7 +51,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _allow_open_files(number: int) -> None:
-    """Raise the process's limit of open files to a number, as far as it may: macOS has 256."""
+    """Raise the limit of open files to a number, as far as it may: macOS begins with 256."""
     if sys.platform == "win32":
         return
     import resource
@@ -218,7 +218,7 @@ class Runner(uvicorn.Server):
             timeout_graceful_shutdown=_GRACE_S,
         )
         super().__init__(config)
-        _allow_open_files(2 * MOST_ANSWERED)
+        _allow_open_files(2 * MOST_ANSWERED)  # more than all connections that may be open
         self._app = app
         self._on_ready = on_ready
         self._on_stop = on_stop
@@ -237,7 +237,7 @@ class Runner(uvicorn.Server):
             await self.lifespan.shutdown()
 
     async def on_tick(self, counter: int) -> bool:
-        """End unused connections at times. uvicorn calls this ten times a second.
+        """End unused connections once a second. uvicorn calls this ten times a second.
 
         Returns:
             Whether the server has to end.

@@ -508,8 +508,8 @@ class ServedModels:
     async def _load(self, model: ServedFile[_Opened]) -> None:
         """Load a model, and close unused models until it fits. Raises what loading raises."""
         while model.engine is None:
-            # Loads of the embedder, or of clients that have left. Two loads at a time might not
-            # fit into memory.
+            # They are of the embedder, or of clients that have left. Two loads at a time might
+            # not fit into memory.
             other_loads = list(self._other_loads(model))
             if other_loads:
                 await asyncio.wait(other_loads)

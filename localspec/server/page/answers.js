@@ -180,7 +180,7 @@ async function end(run) {
   if (run.needsKey && (await askKey()) && conversation === state.open && !hasCome(message)) await retry(message);
 }
 
-// Counts a change of a message: of its copies in several tabs, the one of the latest edition counts.
+// Notes that a message has changed: of its copies in several tabs, the latest edition is kept.
 function noteEdition(message) {
   message.edition = (message.edition ?? 0) + 1;
 }

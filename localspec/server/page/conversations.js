@@ -92,7 +92,8 @@ export async function refresh() {
   await noteOthers();
 }
 
-// Merges what other tabs have stored of a conversation into this tab's copy, and shows it.
+// Merges what other tabs have stored of a conversation into this tab's copy, and shows it. If one
+// has deleted it, its answer here is stopped, and a new chat takes its place if it was open.
 export async function takeOver(conversation) {
   const before = outlineOf(conversation);
   const changed = await store.takeOver(conversation).catch(() => []);
@@ -154,7 +155,7 @@ export function useDraft() {
   state.attaching = state.attaching.then(async () => {
     const stored = await store.getAttached(name).catch(() => []);
     if (state.open !== open || draftName() !== name) return;
-    // The draft may have been opened twice meanwhile.
+    // The draft may have been opened twice while its files were read.
     const isNew = (file) => !state.attached.some((other) => store.isSame(file, other));
     state.attached = [...stored.filter(isNew), ...state.attached];
     drawState();

@@ -225,7 +225,7 @@ async function start() {
   use((await store.get(id).catch(() => null)) ?? { ...state.open, ...store.unsent.get(id) });
   await readModels();
   $("question").focus();
-  await store.sweep().catch(drawList); // it shows the error
+  await store.sweep().catch(drawList); // drawList shows the error
 }
 
 start();

@@ -185,7 +185,7 @@ export class Markdown {
       this.piece = null;
     }
     const end = this.text.lastIndexOf("\n\n") + 2;
-    this.isPlain = end <= this.start + 2;
+    this.isPlain = end <= this.start + 2; // an empty line at the very start ends no block
     const until = this.isPlain ? this.text.length : end;
     while (this.start < until) {
       if (!this.piece || this.piece.length >= LONG) {
