@@ -337,7 +337,7 @@ class _FormReader:
         else:
             shared = _common_prefix(prefix, head)
             prefix = prefix.removeprefix(shared)
-        # After these marks the text is no thought.
+        # At these marks thoughts and heads of messages end.
         for mark in self._thoughts.marks(TextKind.SPEECH, TextKind.BODY, TextKind.NOTHING):
             _, _, prefix = prefix.rpartition(mark)
         return prefix.lstrip()
@@ -419,7 +419,8 @@ class _FormReader:
             link, second = _split_at_name(call.after, _SECOND_TOOL)
         except (TemplateError, _UnreadError):
             return None
-        # `link` is the text between the first call's arguments and the second call's name.
+        # `link` is the text between the first call's arguments and the second call's name. A
+        # head in it begins another message.
         if any(mark in link for mark in self._thoughts.marks(TextKind.HEAD)):
             return None
         prefix, link = _with_ids_for_numbers(prefix, link)

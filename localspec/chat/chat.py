@@ -251,7 +251,7 @@ class Chat(ForeignNames):
 
     @property
     def can_continue(self) -> bool:
-        """Whether the last answer was cut, by max_tokens or a stop, and can be continued."""
+        """Whether the last answer was cut by max_tokens or cancelled, and can be continued."""
         unfinished = self._unfinished
         return unfinished is not None and unfinished.revision == self._revision
 
