@@ -65,7 +65,7 @@ class Exactness:
         return self.holds and not self.all_sizes
 
     def end_of_piece(self, begin: int, end: int) -> int:
-        """The position at which the first piece ends, of tokens that are decoded in pieces.
+        """The position after the first piece, if tokens are decoded in pieces.
 
         A token's row has to be computed with the same number of cells in whichever piece it is.
         So a piece ends before the first token that would reach into the next `_CELLS` cells if

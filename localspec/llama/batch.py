@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from localspec.llama.library import llama_cpp
 
 _MOST_SEQUENCES = 16  # as many as `LlamaOptions.num_sequences` may be
-_TEXT_PARTS = 3  # of a position's four, those equal to a text token's position; the other is 0
+_TEXT_PARTS = 3  # parts of a position that equal a text token's position; the fourth is 0
 
 
 class TextPart(NamedTuple):

@@ -137,6 +137,7 @@ def chosen_library() -> Iterator[Library]:
                 library = Library(folder=folder, origin=str(folder))
         yield library
     except (AttributeError, ImportError, OSError, RuntimeError) as error:
+        # Its functions were replaced: a later import begins with the usual ones.
         sys.modules.pop("llama_cpp._ctypes_extensions", None)
         raise EngineError(f"libllama cannot be loaded: {error}", HINT) from error
 
@@ -144,12 +145,13 @@ def chosen_library() -> Iterator[Library]:
 def _prepare(library: Library) -> None:
     """Let llama_cpp, when it is imported, load the library, even if that lacks functions.
 
-    A function that the library lacks raises EngineError when it is called.
+    A function that the library lacks raises EngineError when it is called. Raises ImportError
+    if llama-cpp-python is not installed.
     """
     spec = importlib.util.find_spec("llama_cpp")
     if spec is None:
         raise ImportError("llama-cpp-python is not installed")
-    # Only the module with two functions that are replaced: the package itself must not run yet.
+    # Import only the module whose two functions are replaced: the package must not run yet.
     sys.modules["llama_cpp"] = importlib.util.module_from_spec(spec)
     try:
         extensions: Any = importlib.import_module("llama_cpp._ctypes_extensions")
@@ -161,7 +163,7 @@ def _prepare(library: Library) -> None:
     def load_chosen(name: str, folder: Path) -> ctypes.CDLL:
         """Load a library, such as "llama", from the chosen folder instead of the usual one.
 
-        A libmtmd of the user (MTMD_CPP_LIB) comes from the usual one.
+        For a libmtmd of the user the usual one is MTMD_CPP_LIB, and is kept.
         """
         is_users_mtmd = name == "mtmd" and "MTMD_CPP_LIB" in os.environ
         if not is_users_mtmd:

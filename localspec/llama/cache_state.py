@@ -3,8 +3,8 @@
 A token's *index* is its place in the list of tokens, in which each cell of a picture counts as
 a token. Its *position* is libllama's number for it. In a text without pictures both are equal.
 A picture may take fewer positions than it has cells, as where a position has parts for rows and
-columns (M-RoPE); then all later tokens have lower positions. A model that sees no pictures
-passes over them: for it they take no position at all.
+columns (M-RoPE); then the positions of all later tokens are below their indices. A model that
+sees no pictures passes over them: for it they take no position at all.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def checked_spans(rows: Iterable[Iterable[int]], num_cached: int) -> PictureSpan
 
     Args:
         rows: For each picture the four numbers of a `PictureSpan`.
-        num_cached: The number of tokens of the text.
+        num_cached: The number of the text's tokens that are cached.
 
     Raises:
         ValueError, TypeError: For impossible numbers.

@@ -98,7 +98,8 @@ class _ExactProbe:
         self._can_cut = not (is_recurrent or is_hybrid)  # whether tokens can be removed
         self._num_sequences = options.num_sequences
         self.context = new_context(model, handle.name, params)
-        # Adapters add products, whose kernels have to be tried, too. A scale of 0 omits them.
+        # Adapters add products, whose kernels have to be tried, too: not with a scale of 0,
+        # which leaves them out.
         set_scales(self.context, handle.adapters, (USUAL_SCALE,) * len(handle.adapters))
         self._memory = llama_cpp.llama_get_memory(self.context)
         self._batch = TokenBatch(llama_cpp.llama_n_batch(self.context))

@@ -230,6 +230,7 @@ class LlamaHead(LlamaContext):
         Returns the number of rows of logits that libllama has then: see `_decode_batch`.
         """
         while len(tokens) > self._batch.size:
+            # The last batch must have all tokens whose logits are asked for.
             size = min(self._batch.size, len(tokens) - num_logits)
             self._read_batch(tokens[:size], 0)
             tokens = tokens[size:]
@@ -603,9 +604,9 @@ class DflashHead(LlamaHead):
         if not count:
             row: Logits = self._logits[index]
             return row
-        # A row has the ids of `count` candidates, and then, for each candidate of the token
-        # before, the scores of these candidates.
-        previous = 0  # after the text's last token all of these scores are alike
+        # A row of the block has the ids of `count` candidates, and then, for each candidate of
+        # the token before, the scores of these candidates.
+        previous = 0  # any: after the text's last token these scores are the same for each
         if drafted:
             candidates = self._candidates(index - 1).tolist()
             previous = candidates.index(drafted[-1])

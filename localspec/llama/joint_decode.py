@@ -204,6 +204,7 @@ def _decode_together(parts: Sequence[JointPart]) -> None:
     texts = []
     for cache in caches:
         texts.append(_text_part(cache, parts_by_number.get(cache.number), num_tokens))
+    # The threads of a step, as each part is, however many tokens they have together.
     model._set_threads_and_scales(len(parts[0].tokens))
     if model._rows is not None:
         model._rows.set_output(is_on=parts[0].takes_rows)

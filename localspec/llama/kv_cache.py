@@ -84,6 +84,7 @@ class Cache:
     def add(self, num_tokens: int) -> None:
         """Record `num_tokens` more cached tokens, decoded by one call of libllama."""
         self.num_cached += num_tokens
+        # Not the first of these tokens: no snapshot has the state before the decode.
         self._num_in_snapshots = min(num_tokens - 1, self._num_snapshots)
 
     @property

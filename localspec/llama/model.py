@@ -199,10 +199,12 @@ class LlamaModel(LlamaContext):
             adapters: The model's adapters, which `gguf_file.adapter` has checked.
 
         Raises:
-            ModelFileError: If libllama refuses the file, with libllama's reason.
+            ModelFileError: If the model generates no text, or if libllama refuses a file, with
+                libllama's reason.
             MemoryLimitError: If memory runs out, with libllama's reason.
-            OptionError: For a GPU that does not exist.
-            EngineError: In a fork of a process that has loaded libllama.
+            OptionError: For a GPU that does not exist, or a context that is too long.
+            EngineError: In a fork of a process that has loaded libllama, or for an RPC server
+                without a device.
         """
         return open_watched(progress, functools.partial(cls._load, path, options, adapters))
 
@@ -271,7 +273,7 @@ class LlamaModel(LlamaContext):
         """Prepare for an answer: allow decodes again after `interrupt`.
 
         The cache is emptied if it differs from its record, or if the application has used an
-        adopted `Llama` in the meantime. Raises EngineError if it was closed.
+        adopted `Llama` since the last answer. Raises EngineError as `require_open` does.
         """
         self.require_open()
         self._stop.is_wanted = False

@@ -113,7 +113,7 @@ class LlamaVocabulary:
         if not isinstance(text, str):
             raise OptionError(f"the text to tokenise is {text!r}", "Give a str.")
         data = text.encode("utf-8", errors="replace")
-        # libllama takes the text after a token that it cuts out for a text of its own.
+        # After a token that it cuts out, libllama treats what follows as a text of its own.
         is_text_start = after is None or self._attributes(after) & _CUT_OUT
         if self.kind != llama_cpp.LLAMA_VOCAB_TYPE_SPM or is_text_start:
             return self._tokenize(data, parse_special=parse_special)
@@ -225,7 +225,8 @@ class LlamaVocabulary:
     def spellings(self) -> list[bytes]:
         """(size,) the bytes of every token as a text of its own.
 
-        So a space at the beginning of a token may be missing. Control tokens are spelled out.
+        libllama may drop a space at the beginning of such a text. Control tokens are spelled
+        out.
         """
         return self._for_all_ids(_spelling)
 

@@ -81,7 +81,7 @@ def open_watched(
 def model_params(options: LlamaOptions) -> Any:
     """The llama_model_params of the options. They keep alive the arrays that they point to.
 
-    Raises OptionError for a GPU that does not exist.
+    Raises OptionError for a GPU that does not exist, RpcError for a server without a device.
     """
     params = llama_cpp.llama_model_default_params()
     params.load_mtp = bool(options.with_head)
@@ -189,6 +189,7 @@ def loaded_weights(path: Path, options: LlamaOptions, watch: native.LoadWatch) -
         ModelFileError: If libllama refuses the file, with libllama's reason.
         MemoryLimitError: If memory runs out, with libllama's reason.
         OptionError: For a GPU that does not exist.
+        RpcError: For a server without a device.
     """
     complaints.clear()
     params = model_params(options)
@@ -239,8 +240,8 @@ def context_params(options: LlamaOptions, context_length: int) -> Any:
     # to the bit. With shared cells, attention would read those of other sequences, too.
     params.n_seq_max = options.num_sequences
     params.n_ctx = num_cells(context_length) * options.num_sequences
-    # libllama ends the process if a batch or its rows are fewer than the sequences, or than the
-    # cells of a picture that is read at once.
+    # libllama ends the process if a batch has fewer tokens or rows of logits than there are
+    # sequences, or fewer tokens than a picture that is read at once has cells.
     num_picture_cells = options.num_picture_cells
     text_size = min(BATCH_SIZE, context_length)
     params.n_batch = max(text_size, options.num_sequences, num_picture_cells)

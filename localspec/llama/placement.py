@@ -141,7 +141,8 @@ def has_experts(header: Header) -> bool:
 def usable_gpus(devices: Sequence[Device]) -> tuple[Device, ...]:
     """The GPUs that libllama can use, in its order; integrated ones after all others.
 
-    Later functions know a GPU by its number: its index in this result.
+    Later functions know a GPU by its number: its index in this result, or in a list that has
+    the devices of RPC servers before it.
     """
     dedicated = tuple(device for device in devices if device.kind == "GPU")
     integrated = tuple(device for device in devices if device.kind == "integrated GPU")
@@ -154,7 +155,7 @@ def default_gpus(gpus: Sequence[Device]) -> list[int]:
     Integrated ones are used only if there are no others.
 
     Args:
-        gpus: The GPUs of `usable_gpus`.
+        gpus: The GPUs of `usable_gpus`, perhaps after the devices of RPC servers.
     """
     local = [number for number, gpu in enumerate(gpus) if not gpu.server]
     dedicated = [number for number in local if gpus[number].kind == "GPU"]
@@ -252,7 +253,7 @@ def place_layers(
     Args:
         header: The model's header.
         options: The options with which it is opened.
-        gpus: The GPUs of `usable_gpus`.
+        gpus: The devices of RPC servers, then the GPUs of `usable_gpus`.
         free_bytes: The free memory of each GPU.
     """
     numbers = chosen_gpus(gpus, options)
@@ -307,7 +308,7 @@ def is_on_gpus(header: Header, options: LlamaOptions, gpus: Sequence[Device]) ->
     Args:
         header: The model's header.
         options: The options with which it is opened.
-        gpus: The GPUs of `usable_gpus`.
+        gpus: The devices of RPC servers, then the GPUs of `usable_gpus`.
     """
     same_free_bytes = (1,) * len(gpus)  # the result does not depend on them
     placement = place_layers(header, options, gpus, same_free_bytes)

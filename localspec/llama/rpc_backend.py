@@ -143,7 +143,7 @@ def _add_server(address: str) -> int | None:
         text,
     )
     backend = backend_by_name(b"RPC")
-    add_address = function_address(backend, b"ggml_backend_rpc_add_server")
-    add_server = ctypes.CFUNCTYPE(_Pointer, text)(add_address)
+    add_server_pointer = function_address(backend, b"ggml_backend_rpc_add_server")
+    add_server = ctypes.CFUNCTYPE(_Pointer, text)(add_server_pointer)
     registry: int | None = add_server(address.encode())
     return registry

@@ -6,8 +6,8 @@ tells which picture it belongs to: the same picture, read by the same projector,
 numbers in every process, and another picture has others. So lists of tokens with pictures are
 compared, cut and continued like any others.
 
--1 minus a cell's number has two parts in binary: in its higher bits a key, which is a hash of
-the part, and in its lower bits the index of the cell in the part.
+-1 minus a cell's number has in its higher bits a key, which is a hash of the part, and in its
+lower bits the index of the cell in the part.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 MAX_PICTURE_BYTES = 32_000_000  # of a file
 MAX_PICTURE_PIXELS = 50_000_000  # 150 MB of red, green and blue
 MAX_PICTURE_SIDE = 32_767  # pixels; some encoders have only 16 bits for a side
-# Bytes kept in memory for the next question, besides the pictures of the last one: pixels, of
-# one of the largest pictures or of many usual ones; and rows that a model has read.
+# Bytes kept in memory for the next question: pixels, of one of the largest pictures or of many
+# usual ones (those of the last question stay in any case); and rows that a model has read.
 KEPT_PICTURE_BYTES = 3 * MAX_PICTURE_PIXELS
 KEPT_ROW_BYTES = 1 << 26
 _MOST_KNOWN = 256  # pictures whose cells are remembered; each has a few hundred

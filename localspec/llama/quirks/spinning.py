@@ -46,8 +46,8 @@ def computed_apart(function: Callable[[], Result]) -> Result:
     """The result of a function that decodes, called in a thread of its own that then ends.
 
     libgomp keeps threads for each thread that has computed, until that thread ends. If libgomp
-    was loaded with its own settings, they would slow all later decodes: of a 135M model on two
-    cores, 17 ms instead of 6.5.
+    was loaded with its own settings, kept threads would slow all later decodes: of a 135M model
+    on two cores, 17 ms instead of 6.5.
     """
     thread = CallThread(function)
     thread.start()
