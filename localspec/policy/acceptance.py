@@ -101,7 +101,7 @@ class Acceptance:
         """(regimes,) probabilities of the rates in `RATES` now."""
         # Updated on demand, since most target-only steps do not need them.
         if self._num_passed > 0:
-            same_chance = (1.0 - _HAZARD) ** self._num_passed  # of the regime until now
+            same_chance = (1.0 - _HAZARD) ** self._num_passed  # that no new one was drawn
             self._weights = same_chance * self._weights + (1.0 - same_chance) * self._prior
             self._num_passed = 0
         return self._weights
@@ -150,7 +150,7 @@ class Acceptance:
         weights = self.weights * likelihoods
         self._weights = weights / weights.sum()
         self.num_seen += 1
-        # The mean of all weights so far at first, later that of the most recent ones.
+        # The prior is the mean of all weights so far at first, later of the most recent ones.
         share = 1.0 / (_PRIOR_TOKENS + self.num_seen)
         share = max(share, _LEAST_PRIOR_RATE)
         self._prior += share * (self._weights - self._prior)

@@ -211,8 +211,8 @@ class AdaptiveDraftPolicy(DraftPolicy):
         )
         if is_worth_reading:
             if can_replay and not state.is_block:
-                # The draft has to read those tokens anyway. A replay of them shows how many it
-                # gets right.
+                # The draft has to read the tokens that it lacks anyway. A replay shows how many
+                # of them it gets right.
                 prospect.was_replayed = True
                 return Replay(prospect.index, prospect.reads_from)
             if pays or state.is_block:
@@ -279,7 +279,8 @@ class AdaptiveDraftPolicy(DraftPolicy):
             self._num_other_steps = 0
             self._learn_target_cost(record, size, target_s)
         else:
-            # Another number that lasts longer than a trial of threads is the new usual one.
+            # Another number is the new usual one if it lasts longer than a trial of threads, or
+            # if no target-only step was timed with the present one yet.
             self._num_other_steps += 1
             if self._num_other_steps > TRIAL_STEPS or self.costs.needs_plain:
                 self._use_costs(record.num_threads, length)
@@ -334,11 +335,11 @@ class AdaptiveDraftPolicy(DraftPolicy):
         costs = self.costs
         num_decodes = 1
         if not prospect.state.is_block:
-            num_decodes = max(record.num_draft_tokens, 1)
+            num_decodes = max(record.num_draft_tokens, 1)  # 1 even if it proposed nothing
             if costs.is_change_dear and record.num_read == SHORT_READ:
                 num_decodes += 1  # of two tokens that it lacks, it reads the first one alone
         spent = num_decodes * costs.draft_token_cost(prospect.kind)
-        if record.num_read > 1:
+        if record.num_read > 1:  # a single token is an ordinary decode
             spent += record.num_read * costs.read_token_cost(prospect.kind)
         if record.num_target_tokens <= LARGEST_STEP:
             spent += costs.ratios()[record.num_target_tokens]

@@ -28,10 +28,12 @@ SHORT_READ = 2
 STEADY_SIZES = (1, 2, 4, 8, 16)
 _TILE = 4  # kernels for several tokens compute a multiple of this many
 _NUM_SAMPLES = 9  # samples for the median; a third of them is enough to fix a cost
-# Factor by which measurements move a fixed cost between answers; within an answer, its square
+# A fixed cost is replaced between answers if measurements differ from it by this factor, and
+# within an answer if they differ by its square
 _CHANGED = 1.25
 _STEADY = 2  # expected number of steps in a row of one size, which share the cost of a change
-# A step of a new size may take this factor longer than expected before it is left out
+# The first step of a size is not counted if it takes more than this factor times as long as
+# expected
 _FIRST_OF_SIZE = 2.0
 _FIRST_CLASS_TOKENS = 2048  # texts below this length are in the length class 0
 _NEGLIGIBLE_COST = 0.1  # steps; costs below it count as equal, and a cheaper change as free
@@ -287,8 +289,8 @@ class Costs:
         """(LARGEST_STEP + 1,) v(n) for n = 0, 1, 2 …
 
         It is interpolated linearly between timed sizes. For sizes up to twice the largest timed
-        one it is a guess, which is low enough for these sizes to be tried. For larger sizes it
-        is infinite.
+        one, and for those up to _TILE, it is a guess, which is low enough for these sizes to be
+        tried. For larger sizes it is infinite.
         """
         timed_ratios = {0: 0.0, 1: 1.0, **self.measured_sizes()}
         largest = max(timed_ratios)

@@ -73,6 +73,7 @@ class FastestDecodes:
         if size in self._fastest:
             return _least_s(self._fastest[size], length)
         least_s = math.inf
+        # Several decodes with as many tokens in all take no less time than one.
         for other_size, fastest in self._fastest.items():
             factor = max(_WORSE_KERNEL, math.ceil(size / other_size))
             least_s = min(least_s, factor * _least_s(fastest, length))

@@ -23,7 +23,7 @@ from localspec.system.atomic_write import make_private_folder, read_regular_text
 logger = logging.getLogger(__name__)
 
 VERSION = 12  # of the files
-_EXACTNESS = "exactness ·"  # how the second part of an identity begins, of exact decodes
+_EXACTNESS = "exactness ·"  # begins the last part of some identities: see `is_of_exactness`
 
 
 class Profile:

@@ -17,7 +17,7 @@ LONGEST_PAUSE = 2 * REGIME_TOKENS
 # Target-only steps: a proposer that lost them is paused; one that saved them has proved itself
 _DECISIVE = 4.0
 _LONG_READ = 32  # a draft reads at least this number of tokens of a long text
-_READ_SHARE = 1 / 8  # of the budget, for which a draft reads the whole text
+_READ_SHARE = 1 / 8  # of the budget; a draft reads the whole text if that costs less
 _NOTHING = ProposerState(max_tokens=0)
 
 
@@ -199,8 +199,9 @@ class Prospect:
     ) -> bool:
         """Set `reads_from` if the draft lacks much of the text, and say whether reading pays.
 
-        For a trial it reads a little of the end. To draft, it reads as much as half of the
-        budget allows. Once an eighth of the budget suffices for the whole text, it reads that.
+        For a trial it reads a little of the end, and so it does to draft until the cost of
+        reading is measured. After that it reads to draft as much as half of the budget allows.
+        Once an eighth of the budget suffices for the whole text, it reads that.
 
         Args:
             costs: The present costs.
@@ -286,7 +287,8 @@ class StoppingRule:
             return 0
         all_accepted = self._all_accepted * self._acceptance.chances(confidence)
         self._all_accepted = all_accepted
-        # What the next token and 0, 1, 2 … more gain and cost.
+        # What the next token and 0, 1, 2 … more gain and cost. The draft's decode for the next
+        # one, whose confidence is known, is over.
         accepted = self._acceptance.expected_accepted(all_accepted, self._confidence)[:limit]
         gained = all_accepted.sum() + accepted
         first = num_drafted + 2  # tokens of the target's decode with the next one

@@ -24,9 +24,9 @@ from localspec.speculative.policy_api import StepRecord, ThreadPolicy, ThreadUse
 TRIAL_STEPS = 16
 _SHARE = 1 / 20  # share of the lost time that trials may lose
 _NOISE = 1.05  # slowdown of steps on a machine that does nothing else
-# The budget of trials at first if other programs were seen. It reaches 1, which a trial takes,
-# after a trial's number of steps, even if no step was slow: if the programs have ended by then,
-# more threads are tried
+# The budget of trials at first if other programs were seen. Even if no step is slow, it reaches
+# 1, which a trial takes, after TRIAL_STEPS steps: if the programs have ended by then, more
+# threads are tried
 _BUDGET_IF_BUSY = 1.0 - TRIAL_STEPS * _SHARE * (_NOISE - 1.0)
 
 # Length class, tokens of the target, tokens of the draft, index of the proposer
@@ -139,8 +139,8 @@ class AdaptiveThreads(ThreadPolicy):
     def _continue_trial(self, slowdown: float) -> None:
         """Learn from a step with the number that is being tried, and end its trial if possible.
 
-        It fails once it is slower on average than the usual number. It is the new usual number
-        if it is faster over all steps of a trial.
+        The trial fails once the number is no faster on average than the usual one. A number
+        that is faster over all steps of a trial is the new usual one.
         """
         self._trial.append(slowdown)
         gained = self._mean - slowdown
