@@ -107,7 +107,7 @@ class Measured:
                 names.append(gpu.name)
         if not names and options.device is not None:
             names = [options.device]
-        # Each layer whose experts are in main memory takes a change of its own.
+        # One change, or one for each layer whose experts are in main memory.
         num_copies = max(1, placement.num_cpu_moe_layers)
         share = placement.read_share(target.header)
         return self.times(names, share, num_copies)

@@ -68,7 +68,7 @@ def ranked_plans(
         wanted: The models with the options that the user set, the target first.
         make_plan: Makes a plan of models.
         measure: Whether to measure devices whose times are not known, which may take seconds.
-        again: Whether to measure devices whose times are known again, too.
+        again: Whether to repeat the measurement of devices whose times are known.
 
     Returns:
         The plans that fit into memory, or all of them if none fits. Without a GPU to choose, or

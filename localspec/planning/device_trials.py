@@ -55,7 +55,7 @@ def measured_devices(
         header: The header of the model's file.
         gpus: The GPUs of this machine that may be chosen.
         measure: Whether to measure devices whose times are not kept, which may take seconds.
-        again: Whether to measure devices whose times are kept again, too.
+        again: Whether to repeat the measurement of devices whose times are kept.
     """
     profiles = {_CPU: _profile(header, None)}
     for gpu in gpus:
@@ -244,7 +244,8 @@ def _whole_model_times(
         return DeviceTimes(whole.scaled(scale))
     gpu_part = whole.scaled(half_share)
     main_part = offload.scaled(1 - half_share)
-    # What that trial took beyond the times of its parts is the time of copies.
+    # What the trial "half" took beyond the times of its parts is the time of copies. It is not
+    # scaled, since it does not grow with the number of layers.
     copies = times["half"].excess_over(gpu_part.plus(main_part))
     return DeviceTimes(whole.scaled(scale), offload.scaled(scale), copies)
 
@@ -266,7 +267,7 @@ class TrialResults(NamedTuple):
 def run_trials(
     miniature: Miniature, options: dict[str, LlamaOptions], slow_s: float
 ) -> TrialResults:
-    """Time the miniature in another process. A failure is the fault of the results.
+    """Time the miniature in another process. After a failure, the results have a `fault`.
 
     Args:
         miniature: The miniature.

@@ -302,8 +302,8 @@ def with_suited_attention(
 ) -> LlamaOptions:
     """The options, with flash attention off if they leave it open and it is slower.
 
-    It stays "auto", libllama's choice, on a GPU, where it saves much memory, for quantised
-    values, and for models with recurrent states or latent attention.
+    It stays "auto", libllama's choice, if a GPU computes, if values are quantised, for models
+    with recurrent states or latent attention, and if it saves more than _MOST_BYTES.
     """
     shape = ModelShape(header)
     is_open = options.flash_attention == "auto" and options.cache_type_v in _PLAIN_TYPES

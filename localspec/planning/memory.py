@@ -143,7 +143,7 @@ def estimate_memory(
         )
     model_context, head_context = _context_options(header, options)
     with_head = head_context is not None
-    # These lists, and those below, have the bytes on each GPU and, last, in main memory.
+    # All lists from here on have the bytes on each GPU and, last, in main memory.
     weights = placement.weights_bytes(header, with_head=with_head)
     for tensor in _repackable_weights(header):  # repacked weights may be larger
         growth = repacked.get(type_name(tensor.kind), 1.0) - 1

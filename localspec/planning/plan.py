@@ -47,7 +47,7 @@ class Plan:
     """Models with all layers placed, the target first."""
 
     wanted: tuple[Planned, ...]
-    """The models as asked for."""
+    """The models before their layers were placed."""
 
     models: tuple[Planned, ...]
     context_length: int
