@@ -94,8 +94,8 @@ class SamplerChain:
     ) -> Distribution:
         """A draft's distribution after `tokens` followed by `draft_tokens`.
 
-        For a draft, any distribution is correct. So the constraint is applied only if `tokens`
-        end where it was committed, and only if it allows a token of the row. The next call of
+        For a draft, any distribution is correct. So the constraint is applied only if exactly
+        `tokens` are committed to it, and only if it allows a token of the row. The next call of
         `distributions` overwrites the result.
 
         Args:
@@ -120,7 +120,7 @@ class SamplerChain:
         tokens: Sequence[int],
         draft_tokens: Sequence[int] = (),
     ) -> Distribution:
-        """As `distribution`, but for a draft's row, and without DecodeError.
+        """As `distribution`, but without DecodeError.
 
         An answer continues without a draft that fails. If bans leave none of the draft's
         tokens, they do not count: the target may know other tokens that are not banned. If the
@@ -140,8 +140,8 @@ class SamplerChain:
     ) -> list[Distribution]:
         """The target's distributions after `tokens` and the first 0, 1, 2 … draft tokens.
 
-        After a draft token that the constraint forbids, any distribution is correct: nothing is
-        kept there. The next call overwrites the results.
+        After a draft token that the constraint forbids, any distribution is correct: that token
+        is refused. The next call overwrites the results.
 
         Args:
             rows: (rows, vocab) logits, not changed.

@@ -82,7 +82,7 @@ class Distribution(NamedTuple):
             part_start = float(part_ends[part - 1])
         begin = part * _PART
         sums = masses[begin : begin + _PART].cumsum(dtype=np.float64)
-        # The sum of the part was rounded in another way.
+        # The part's sum was rounded in another way in part_ends: scale this one to it.
         sums *= (part_ends[part] - part_start) / sums[-1]
         sums += part_start
         return int(self.ids[begin + _index_at(sums, position)])

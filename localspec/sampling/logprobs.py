@@ -147,7 +147,7 @@ def top_of_distribution(distribution: Distribution, num_tokens: int) -> list[tup
 
 
 def _best_first(ids: TokenIds, logprobs: Probs, num_tokens: int) -> list[tuple[int, float]]:
-    """The tokens with the highest log-probabilities, and these; none of probability 0."""
+    """The most probable tokens with their log-probabilities; none of probability 0."""
     order = np.argsort(-logprobs, kind="stable")[:num_tokens]
     pairs = []
     for index in order.tolist():
