@@ -500,7 +500,7 @@ def measure_costs(
             if is_enough():
                 break
         for proposer in loop.proposers:
-            # The cost of a block is that of any number of tokens.
+            # A block costs the same for any number of tokens, so it has no share per token.
             if not proposer.state(tokens).is_block:
                 token_kinds.add(proposer.kind)
     finally:

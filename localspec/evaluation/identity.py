@@ -32,7 +32,7 @@ ENOUGH_ACCEPTED = 100
 COMPARED_TEXT_TOKENS = 64
 _FARTHEST = 100.0  # logits; a wider gap counts as infinite
 _PRECISION = 1e-5  # of a gap, in logits
-_NUM_MEASURED = 17  # the last rows of a text, and the rows before a divergence
+_NUM_MEASURED = 17  # rows, at the end of a text, and up to a divergence
 _NO_TOKEN = -1  # in place of the token of a text that has ended
 _NEAR_TOP = 10.0  # logits; a token further below the best one is never chosen
 _BATCH_SIZES = (2, 4, 9, 17)  # of steps with 1, 3, 8 and 16 draft tokens
@@ -155,7 +155,7 @@ class Identity:
 
     @property
     def is_enough(self) -> bool:
-        """Whether enough draft tokens were compared for a verdict."""
+        """Whether enough accepted draft tokens were compared for a verdict."""
         return self.num_accepted >= ENOUGH_ACCEPTED
 
     def bugs(self, bound: float) -> list[Divergence]:
@@ -188,6 +188,7 @@ class Reference:
         if chain.params.is_greedy and chain.constraint is None:
             return int(row.argmax())
         distribution = chain.distribution(row, self.prompt_tokens, self.plain[:position])
+        # For these rules only the position counts, not the number of the step.
         draw = self.request.rule.draw(StepStart(0, position))
         return draw(0, distribution)
 
@@ -328,7 +329,7 @@ class IdentityCheck:
         reference: Reference,
         k: int,
     ) -> int:
-        """Write and compare a text from a position on, until it ends or diverges, or is enough.
+        """Write and compare a text from a position on, as far as `_write` writes it.
 
         If it seems to have a bug, more rounding is measured.
 

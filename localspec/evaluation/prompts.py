@@ -63,7 +63,7 @@ class Task:
         template: str | None = None,
         **keywords: Any,
     ) -> Answer:
-        """The answer to the task. Without a chat template the model continues its text.
+        """The answer to the task. Without a chat template the model continues the task's text.
 
         The arguments are those of `BaseEngine.generate`; the task's keywords are added.
         """

@@ -106,6 +106,7 @@ def in_equal_parts(ratios: Sequence[RatioEstimate]) -> RatioEstimate:
         freedom = int(variance**2 / denominator)
     else:
         freedom = sum(ratio.freedom for ratio in ratios)
+    # `_student` needs a freedom of 1 or more.
     return RatioEstimate(value, math.sqrt(variance), max(freedom, 1))
 
 

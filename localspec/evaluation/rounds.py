@@ -89,6 +89,7 @@ class Rounds(DraftPolicy):
 
         Each has its part of the time of long reads.
         """
+        # No division by 0 before the first token.
         read_s_per_token = self._long_reads_s / max(self._num_tokens, 1)
         stretches = []
         for stretch in (*self._stretches, *self._current_stretch()):

@@ -23,10 +23,10 @@ class Pace:
     )
 
     num_written: int = 0
-    """Tokens of the complete texts of the target's own."""
+    """Tokens of the target's own texts that are complete."""
 
     num_texts: int = 0
-    """The complete texts of the target's own."""
+    """The number of these texts."""
 
     @contextlib.contextmanager
     def timed(self, part: CheckPart) -> Iterator[None]:
@@ -40,8 +40,8 @@ class Pace:
     def seconds_left(self, identities: Sequence[Identity]) -> float | None:
         """Seconds until there is enough evidence; None before the first text is complete.
 
-        Until the first drafted token was compared, a drafted token is assumed to cost as much
-        as a token of the target's texts.
+        Until a drafted token was accepted, all are assumed to be accepted, and each to cost as
+        much as a token of the target's texts.
 
         Args:
             identities: The results so far, one for each rule.
