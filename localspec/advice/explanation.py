@@ -472,7 +472,8 @@ def _find_headers(
         Headers by role, without the projector's; then None twice if there is no projector.
 
     Raises:
-        ModelFileError: The target is a head.
+        ModelFileError: If the target is a head, or a file cannot be read.
+        PresetError, OptionError, DownloadError: If a model cannot be found.
     """
     models: dict[Role, PresetModel] = {}
     if chosen_preset is not None:
@@ -502,8 +503,8 @@ def _read_projector(
 ) -> tuple[ProjectorReport, Header | None]:
     """The report on a projector, and its header; None for one that does not suit the target.
 
-    A damaged file that nobody named has a misfit. Raises ModelFileError for one that was named,
-    and DownloadError.
+    A damaged file that nobody named has a misfit. Raises ModelFileError for one that was named
+    or is missing, and DownloadError.
     """
     misfit = ""
     try:
