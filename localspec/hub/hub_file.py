@@ -47,7 +47,7 @@ class HubFile:
             raise OptionError(f"{self.repo!r} is not a repository", "Write owner/name.")
         path_parts = self.file.split("/")
         is_safe = all(map(_PATH_PART.fullmatch, path_parts))
-        is_device = any(map(names_device, path_parts))
+        is_device = any(map(names_device, path_parts))  # such as CON, on Windows
         if not is_safe or is_device or not self.file.endswith(".gguf"):
             raise OptionError(
                 f"{self.file!r} is not the name of a GGUF file",

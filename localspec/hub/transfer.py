@@ -168,7 +168,7 @@ class DownloadJob(threading.Thread):
         )
 
     def _get_content(self, paths: StorePaths) -> None:
-        """Get the content from another program or else from the hub, at its path."""
+        """Put the content at its path: from another program, or else from the hub."""
         if self._candidate is None or not self._adopt(self._candidate.path, paths):
             if self._candidate is not None:
                 # Not checked before, since the candidate might have needed no space.

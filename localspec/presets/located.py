@@ -302,7 +302,8 @@ def list_models() -> list[PresetState]:
 def preset_state(preset: str | Preset) -> PresetState:
     """A preset and the state of its files. Uses no network and reads no model.
 
-    Raises UnknownPresetError for an unknown name.
+    Raises UnknownPresetError for an unknown name, or PresetError if a file of the user's, which
+    may have the name, is malformed.
     """
     preset = as_preset(preset)
     paths: dict[Path, None] = {}  # a set that keeps the order

@@ -101,7 +101,8 @@ def resolve(name: str | os.PathLike[str], role: Role = "target") -> Resolved:
 
     Raises:
         OptionError: The name is not a string, or is an incomplete name on the hub.
-        PresetError: The preset has no model in that role.
+        PresetError: The preset has no model in that role, or a file of the user's, which may
+            have the name, is malformed.
         UnknownPresetError: Nothing has that name.
     """
     if isinstance(name, os.PathLike) and isinstance(os.fspath(name), str):
@@ -171,7 +172,7 @@ def _require_path_of_file(name: str) -> None:
     """Raise the error for a name that means nothing here, unless it may be a file's path.
 
     Raises:
-        UnknownPresetError: The name is no path at all.
+        PresetError: The name is no path at all: the error of `no_such_preset`.
         OptionError: The name is a repository's, without a file or quantization.
     """
     if name.lower().endswith(".gguf"):

@@ -68,7 +68,7 @@ def add_preset(
     Raises:
         OptionError: The name or the context is invalid, or a text is not valid Unicode.
         PresetError: The name is taken, or the user's file is malformed.
-        ModelFileError: There is no model at a path.
+        ModelFileError: A file is missing, or does not hold what its role needs.
         PairError: A model does not fit the target.
         DownloadError: The hub could not be asked.
     """
