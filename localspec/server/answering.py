@@ -226,7 +226,7 @@ class Service:
         self.line = Line(_num_at_once, self.num_waiting)
 
     def join(self, model: ServedModel | None, client: str = "") -> ServerTurn:
-        """Join the end of the line. The caller has to give the turn up with `leave`.
+        """Join the line. The caller has to give the turn up with `leave`.
 
         Args:
             model: the model that answers; None for work during which no model may answer.

@@ -582,7 +582,7 @@ def prompt_source(
     question_input: Input,
     fim: FimTokens | None,
 ) -> PromptSource:
-    """The source of which the process with the model makes the prompt of an input.
+    """The source from which the process with the model makes the prompt of an input.
 
     Args:
         question: the question that has the input.

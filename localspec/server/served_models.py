@@ -552,7 +552,7 @@ class ServedModels:
                 await self.close_one(model)
 
     async def keep_unused(self, seconds: float) -> None:
-        """Write the caches of models that have been unused for a while to disk, if they may be.
+        """Write to disk, where allowed, the caches of models that have been unused for a while.
 
         They are not written again before a request has used the model.
 

@@ -1,4 +1,4 @@
-// Tools of MCP servers: which there are, and which of them may be called without a question.
+// Tools of MCP servers: which there are, and which of them may be called without asking the user.
 
 import { mcpTools } from "./api.js";
 

@@ -1,4 +1,4 @@
-// Makes the request for the next answer of settings and messages.
+// Makes the request for the next answer from settings and messages.
 
 import { declared, hasTools } from "./mcp.js";
 import { contentOf } from "./pictures.js";
