@@ -45,7 +45,7 @@ def found_prompts():
         ROOT / "README.md",
         *(set(ROOT.glob("docs/*.md")) - {ROOT / "docs/tools.md", ROOT / "docs/pictures.md"}),
         *ROOT.glob("examples/*.py"),
-        *ROOT.glob("localspec/cli/*.py"),
+        *ROOT.glob("localspec/cli/**/*.py"),
         ROOT / "localspec/__init__.py",
     ]
     text = "\n".join(path.read_text("utf-8") for path in paths)

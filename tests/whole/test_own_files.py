@@ -16,7 +16,7 @@ from localspec import Picture
 from localspec.chat.session import lock_session, read_session, save_session, session_file
 from localspec.chat.shown import Shown
 from localspec.cli.launch_log import new_log
-from localspec.engine.cache_file import PooledCache, identities_in, read_head
+from localspec.engine.cache_file import PooledCache, identities_in, read_cache_header
 from localspec.engine.cache_store import CacheStore
 from localspec.engine.open_models import CacheDisk
 from localspec.errors import PresetError, SessionError
@@ -56,7 +56,7 @@ def test_a_pipe_is_no_kept_cache(home, tmp_path):
     path = pipe(tmp_path / "x.caches")
     assert identities_in(path) == []
     with pytest.raises(OSError, match="not a regular file"):
-        read_head(path)
+        read_cache_header(path)
 
 
 def test_a_pipe_is_no_file_of_names(home):
