@@ -186,7 +186,8 @@ class AnswerOptions:
             known: The tools to use if the option `tools` is None.
 
         Raises:
-            OptionError: If `tool_choice` names a tool that is not among them.
+            OptionError: If `tool_choice` does not fit them, and for a wrong
+                `parallel_tool_calls`.
         """
         tools: Sequence[AnyTool] = known
         if self.tools is not None:
@@ -213,7 +214,7 @@ class AnswerOptions:
             keywords: Single fields, also those of the sampling settings.
 
         Raises:
-            OptionError: As the class.
+            OptionError: As the class, and for an unknown keyword.
         """
         all_names = answer_keywords()
         for name in keywords:

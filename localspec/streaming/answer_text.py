@@ -234,8 +234,8 @@ class AnswerText:
         """Replace the text of calls by calls, and leave out marks and stop strings."""
         split = []
         for part in parts:
-            for readable in self._show_unknown_call(part):
-                split += self._push_to_calls(self._search_stops(readable))
+            for shown in self._show_unknown_call(part):
+                split += self._push_to_calls(self._search_stops(shown))
         return split
 
     def _show_unknown_call(self, part: Part) -> list[Part]:
