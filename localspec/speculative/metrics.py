@@ -188,9 +188,11 @@ class Meter:
     target_time_s: float = 0.0
     sampler_time_s: float = 0.0
     waited_s: float = 0.0
-    """Seconds of waiting up to the last step, the prefill's included."""
+    """Seconds of waiting in all steps so far, the prefill included."""
 
     waited_time_s: float = 0.0
+    """Seconds of waiting in the steps after the prefill."""
+
     draft_off: DraftOff | None = None
     draft_off_steps: Counter[DraftOff] = field(default_factory=Counter)
     steps_per_threads: Counter[int] = field(default_factory=Counter)
