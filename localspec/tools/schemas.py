@@ -150,8 +150,8 @@ def referred(reference: object, root: Schema) -> Any:
 def resolved(schema: object, root: Schema) -> object:
     """The schema itself, or if it is a reference the part of the root that it names.
 
-    An allOf of a single schema counts as that schema. Raises OptionError for a reference to a
-    part that the root lacks.
+    An allOf of a single schema, without a type beside it, counts as that schema. Raises
+    OptionError for a reference to the whole root, or to a part that it lacks.
     """
     for _ in range(_MAX_REFERENCES):
         if not isinstance(schema, Mapping):
@@ -174,7 +174,7 @@ def resolved(schema: object, root: Schema) -> object:
 
 
 def followed(schema: object, root: Schema) -> object:
-    """`resolved`; for a reference to a part that the root lacks, a schema of any value."""
+    """`resolved`; for a reference for which that raises OptionError, a schema of any value."""
     try:
         return resolved(schema, root)
     except OptionError:
@@ -182,10 +182,10 @@ def followed(schema: object, root: Schema) -> object:
 
 
 def fits(value: object, schema: object, root: Schema) -> bool:
-    """Whether a value fits the schema's types, choices, properties and items.
+    """Whether a value fits the schema's types, choices, anyOf, allOf, properties and items.
 
-    Lengths, ranges, patterns and all other keywords are ignored. Any value fits a schema that
-    is nested too deeply.
+    Lengths, ranges, patterns and the like are ignored; oneOf counts as anyOf. Any value fits a
+    schema that is nested too deeply.
     """
     try:
         return _does_fit(value, schema, root, {})
