@@ -267,7 +267,7 @@ class Lookup(Proposer):
         return counts
 
     def restore(self, counts: Mapping[str, Sequence[float]]) -> None:
-        """Continue with the counts of `as_dict`. Raises one of `DAMAGES` for impossible ones."""
+        """Continue with the counts of `as_dict`. Raises one of `DAMAGES` for wrong ones."""
         for name, (num_right, num_found) in counts.items():
             length, alike, different, source = (int(part) for part in name.split())
             kind = FindingKind(length, alike, different, MatchSource(source))
