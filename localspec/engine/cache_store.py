@@ -313,7 +313,7 @@ def kept_sizes() -> dict[Path, int]:
 
 
 def file_sizes(paths: Iterable[Path]) -> dict[Path, int]:
-    """The bytes of each file that exists; another process may remove some meanwhile."""
+    """The bytes of each file that still exists: another process may have removed some."""
     sizes = {}
     for path in paths:
         with contextlib.suppress(FileNotFoundError):

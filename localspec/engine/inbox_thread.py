@@ -63,7 +63,8 @@ class InboxThread:
         """
         if self.is_this_thread:
             return function()
-        # A queue, not the future itself, since Ctrl-C ends the wait: see `take_from`.
+        # Not the future itself is waited for, but a queue: then Ctrl-C ends the wait, by means
+        # of `take_from`.
         results: SimpleQueue[Future[Result]] = SimpleQueue()
 
         def work() -> None:

@@ -122,7 +122,7 @@ def load(  # noqa: PLR0913  the one door to the library: every argument has a de
             With a draft or a head it gives the target alone.
         target, draft: Paths of GGUF files (the first part), names of downloaded files as
             `hf:owner/repo/file.gguf` and `owner/repo:QUANT`, or `llama_cpp.Llama` objects,
-            which `Engine.close` gives back. With neither it is the demo pair.
+            which `Engine.close` gives back. Without preset and target: the demo pair.
         head: A trained head, named in the same way; by default the head in the target's file,
             if any.
         mmproj: The projector with which the target sees; by default mmproj*.gguf in the

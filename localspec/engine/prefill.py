@@ -122,7 +122,7 @@ def _judge_drafts(decoder: SpeculativeDecoder, policy: AdaptiveDraftPolicy) -> N
         is_known = prospect.learned.num_seen >= _ENOUGH_JUDGED
         if num_tokens == 0 or is_known or state.num_missing > _MOST_READ:
             continue
-        # The replay decodes the others: those it judges, and the token before the first.
+        # The replay needs the row of the token before the first that it judges.
         end = len(tokens) - num_tokens - 1
         _prefill(proposer.model, tokens[proposer.begins_at : end])
         for replay_scores in decoder.replay_scores(proposer, num_tokens):

@@ -26,7 +26,7 @@ def prompt_logprobs(
     pieces of that size. All of it is decoded, even where a cache has a part of it.
 
     Args:
-        engine: An engine that produces no answer meanwhile.
+        engine: An engine that produces no answer.
         tokens: The prompt.
         num_top: How many of the best tokens to list at each position.
         watch: Its cancellation ends this within one decode. Its progress is not used.

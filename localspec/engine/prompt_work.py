@@ -14,8 +14,8 @@ class PromptWork:
 
     def __init__(self) -> None:
         self.on_work: Callable[[AnswerRecord | None, bool], object] | None = None
-        """Gets the reports: the answer (None if a prompt is made without one), and whether its
-        prompt is made."""
+        """Gets the reports: the answer (None if a prompt is made without one), and whether the
+        making of its prompt has ended."""
 
         self._record: AnswerRecord | None = None
 

@@ -223,6 +223,7 @@ def choose_threads(model: LlamaModel) -> None:
 
     The KV cache must be empty before, and is empty after.
     """
+    # A context of one token has no room for a draft.
     if model.num_weight_bytes > _LARGEST_TRIED_BYTES or model.context_length < 2:
         return
     most = model.num_threads

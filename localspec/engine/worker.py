@@ -69,11 +69,11 @@ class Worker(InboxThread):
     ) -> None:
         """Call a function in the thread as idle work, and wait until it ends.
 
-        Does nothing if there is a request, or other idle work.
+        Does nothing if an answer runs or waits, or if there is other work, idle or not.
 
         Args:
             function: Does the work.
-            end_work: Has the function end soon, from any thread; called at a request.
+            end_work: Has the function end soon, from any thread; called when other work comes.
             may_begin: Whether to begin after all; called in the worker's thread.
         """
 

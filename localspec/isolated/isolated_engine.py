@@ -274,7 +274,7 @@ class IsolatedEngine(BaseEngine):
             record.outbox.put(error)
 
     def _send_start(self, record: AnswerRecord, process: ChildProcess, num_tries: int) -> None:
-        """Send the message that starts an answer, unless the answer was ended meanwhile.
+        """Send the message that starts an answer, unless the answer has been ended.
 
         Raises what `AnswerRecord.source` raises.
 

@@ -323,7 +323,7 @@ class _Child:
         Kills a child that takes too much time or memory for a prompt, or that may wait for an
         RPC server and is silent for too long.
         """
-        began_s = time.monotonic()
+        last_message_s = time.monotonic()
         while True:
             if self.prompts.exceeds_limit():
                 self.kill()
@@ -333,7 +333,7 @@ class _Child:
                 timeout_s = _CHECK_S
             if self._pipe.poll(timeout_s):
                 return
-            if self._servers and self._is_silent(began_s):
+            if self._servers and self._is_silent(last_message_s):
                 self._was_silent = True
                 self.kill()
                 return

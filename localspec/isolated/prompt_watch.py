@@ -43,7 +43,7 @@ class PromptWatch:
         self._bytes_before = 0  # the process's memory when the prompt was begun
 
     def note(self, report: PromptReport) -> None:
-        """Note a report from the process: a prompt is begun, makes progress, or is made."""
+        """Note a report: the making of a prompt begins, makes progress, or has ended."""
         is_begun = not self.is_at_work and not report.is_done
         self.is_at_work = not report.is_done
         self.number = report.number
