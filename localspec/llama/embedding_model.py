@@ -111,7 +111,8 @@ class LlamaEmbedder(LlamaContext):
     def load(cls, header: Header, options: LlamaOptions, watch: LoadWatch) -> LlamaEmbedder:
         """Load a model file.
 
-        Raises as `LlamaModel.open` does.
+        Raises as `LlamaModel.open` does, but ModelFileError for a model that does not pool
+        instead of one that generates no text.
 
         Args:
             header: The file's header, which `check_embedder_file` has checked.

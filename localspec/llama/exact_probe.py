@@ -148,6 +148,7 @@ class _ExactProbe:
             padded_s.append(self._decode_s(best.smallest_step))
             single_s.append(self._decode_s(1))
         cost = min(padded_s) / min(single_s)
+        # Padding saves nothing, so less than 1 is noise.
         return replace(best, plain_cost=max(round(cost, 2), 1.0))
 
     def _largest_size(self, exactness: Exactness) -> tuple[int, str]:

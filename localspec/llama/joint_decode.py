@@ -291,5 +291,5 @@ def _share_out(parts: Sequence[JointPart], texts: Sequence[TextPart]) -> None:
         if model._rows is not None and part.takes_rows:
             begin = begins[part.sequence]
             model._rows.add(model.cache.num_cached, len(part.tokens), begin)
-        model.cache.begin_decode()
+        model.cache.begin_decode()  # otherwise the cache would count as cut after this decode
         model.cache.add(len(part.tokens))

@@ -133,7 +133,7 @@ class Cache:
             self._checkpoint = None  # it holds tokens that are no longer in the text
         num_cut = self.num_cached - num_cached
         if not self.is_recurrent or num_cut <= self._num_in_snapshots:
-            self._num_in_snapshots = 0  # one rollback only
+            self._num_in_snapshots = 0  # snapshots serve one rollback only
             can_keep = num_cached > 0 and self._remove_from(num_cached)
             if can_keep and self._is_whole(num_cached):
                 self.num_cached = num_cached

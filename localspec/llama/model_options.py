@@ -247,7 +247,7 @@ def graph_batch_size(flash_attention: FlashAttention, context_length: int) -> in
 
     Args:
         flash_attention: `LlamaOptions.flash_attention`.
-        context_length: Tokens.
+        context_length: Tokens; 0 if not known.
     """
     if flash_attention != "off":
         return min(BATCH_SIZE, context_length)

@@ -145,7 +145,7 @@ class LlamaVocabulary:
 
     def _tokenize_here(self, data: bytes, *, parse_special: bool) -> list[int]:
         """The token ids of a text of its own in UTF-8, on the stack of this thread."""
-        capacity = len(data) + 2
+        capacity = len(data) + 2  # almost always enough
         add_special = False  # no bos or eos around the text
         while True:
             ids = (ctypes.c_int32 * capacity)()
