@@ -215,6 +215,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
                 # of them it gets right.
                 prospect.was_replayed = True
                 return Replay(prospect.index, prospect.reads_from)
+            # A block that may pay is tried by a draft, all else by a replay.
             if pays or state.is_block:
                 prospect.is_trial = not pays
                 self._padded = prospect.padded
@@ -235,6 +236,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
             source = prospect.state.source
             if sources:
                 source = sources[index]
+            # 1: with each of these tokens the regime may have changed.
             prospect.learn_token(confidence, chance, 1, source)
         cost = num_read * self.costs.read_token_cost(prospect.kind)
         self._budget -= cost
@@ -354,6 +356,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
         judged = record.confidences[: record.num_accepted + 1]
         for index, confidence in enumerate(judged):
             was_accepted = index < record.num_accepted
+            # 0: `learn` lets all of the step's tokens pass at once.
             prospect.learn_token(confidence, float(was_accepted), 0, source)
 
     def estimate(self) -> PolicyEstimate | None:

@@ -153,6 +153,7 @@ class Costs:
     @property
     def needs_plain(self) -> bool:
         """Whether target-only steps have to be timed before other steps."""
+        # A single time may have been disturbed. A restored plain_s needs none.
         return self.plain_s is None or len(self._plain) == 1
 
     def settle(self) -> None:

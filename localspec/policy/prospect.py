@@ -232,7 +232,8 @@ class Prospect:
     def pause(self) -> None:
         """Pause the proposer, since it did not pay.
 
-        Each pause is twice as long as the one before, and longer after costly replays.
+        Each pause is twice as long as the one before, up to LONGEST_PAUSE. It is multiplied by
+        the cost of replays since the last one, if that is above 1.
         """
         self.pause_left = int(self._next_pause * max(self.replay_cost, 1.0))
         self._next_pause = min(2 * self._next_pause, LONGEST_PAUSE)
