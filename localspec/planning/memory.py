@@ -324,7 +324,7 @@ def _layer_cache_bytes(header: Header, options: LlamaOptions) -> list[int]:
         elif num_heads > 0:
             sizes.append(int(num_heads * width * cells))
         else:
-            sizes.append(state_bytes)
+            sizes.append(state_bytes)  # 0 in a model without recurrent states
     facts = head_facts(header)
     has_cache = facts is not None and facts.graph is not HeadGraph.ASSISTANT
     if head_context is not None and has_cache:
