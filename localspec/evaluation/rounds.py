@@ -22,9 +22,9 @@ from localspec.speculative.policy_api import (
     StepRecord,
 )
 
-_PLAIN_STEPS = 6
+_PLAIN_STEPS = 6  # with the first one, which is not counted
 _LONG_READ = 16  # a draft that reads more tokens does not just catch up with plain steps
-_DRAFTING_STEPS = 3  # at least, and until _DRAFTING_TOKENS are produced
+_DRAFTING_STEPS = 3  # counted ones, at least, and until they have _DRAFTING_TOKENS
 _DRAFTING_TOKENS = 16
 # Tokens that an answer needs to have a counted drafting step after the longest uncounted draft.
 SHORTEST_ANSWER = 1 + _PLAIN_STEPS + 1 + MAX_DRAFT_TOKENS + 1
