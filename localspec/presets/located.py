@@ -392,8 +392,14 @@ def _damaged_in_cache(model: HubModel) -> list[Path]:
         path = cache.find(file)
         if path is None:
             continue
-        blob_name = path.resolve().name  # in the cache a blob's name is its checksum
-        if not has_checksum(path, file.sha256 or blob_name):
+        checksum = file.sha256
+        if checksum is None:
+            # The path is a link to a blob, whose name is its checksum. On systems without links
+            # it is the file itself, and the checksum is not known.
+            if not path.is_symlink():
+                continue
+            checksum = path.resolve().name
+        if not has_checksum(path, checksum):
             damaged.append(path)
     return damaged
 

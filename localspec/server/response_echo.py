@@ -13,7 +13,6 @@ from localspec.server.question import FUNCTION_TYPES, Question, schema_holder
 _FIXED: dict[str, Any] = {
     "background": False,
     "conversation": None,
-    "max_tool_calls": None,
     "previous_response_id": None,
     "prompt": None,
     "prompt_cache_key": None,
@@ -47,6 +46,7 @@ class RequestEcho:
         self._question = question
         self._request = {
             "instructions": fields.text("instructions"),
+            "max_tool_calls": fields.integer("max_tool_calls"),
             "metadata": fields.object("metadata").values,
             "reasoning": {"effort": fields.object("reasoning").text("effort"), "summary": None},
             "text": {"format": _text_format(fields.object("text").object("format"))},

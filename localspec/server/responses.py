@@ -649,7 +649,7 @@ def _add_item(messages: list[Message], item: Fields) -> None:
     if item_type == "message":
         message = {"role": item.value("role"), "content": item.value("content")}
         is_answer = message["role"] == "assistant"
-        if is_answer and messages and messages[-1].keys() == _FIELDS_OF_THOUGHT:
+        if is_answer and messages and _is_only_thought(messages[-1]):
             thought = messages.pop()
             message = {**thought, **message}
         messages.append(message)

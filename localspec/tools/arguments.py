@@ -394,7 +394,7 @@ class TagArguments(ArgumentReader):
                 yield None
                 text = self.rest[self._at : self._at + len(CDATA)]
             if text.startswith(CDATA):
-                self._at += len(CDATA)
+                self._at = self.rest.index(CDATA, self._at) + len(CDATA)
                 marks = (f"{CDATA_END}{closing}", f"{CDATA_END}{tag}")
                 cdata_end = re.compile(re.escape(CDATA_END) + pattern)
                 yield from self._string(cdata_end, marks)

@@ -25,10 +25,8 @@ def class_schema(kind: Any) -> Node:
     Its objects have these fields and no others, unless a Pydantic model allows others.
 
     Raises:
-        ConstraintError: If Pydantic makes no schema of the dataclass, or is not installed.
+        ConstraintError: If Pydantic makes no schema of the class, or is not installed.
     """
-    if hasattr(kind, "model_json_schema"):
-        return changed_schema(kind.model_json_schema(), _close)
     try:
         from pydantic import TypeAdapter
     except ImportError as error:
@@ -37,10 +35,13 @@ def class_schema(kind: Any) -> Node:
             f"{_INSTALL} Or give the schema as a dict.",
         ) from error
     try:
-        schema = TypeAdapter(kind).json_schema()
+        if hasattr(kind, "model_json_schema"):
+            schema = kind.model_json_schema()
+        else:
+            schema = TypeAdapter(kind).json_schema()
     except Exception as error:  # of several kinds, all Pydantic's own
         raise ConstraintError(
-            f"the dataclass {kind.__name__} has no JSON schema: {error}",
+            f"the class {kind.__name__} has no JSON schema: {error}",
             "Use types that JSON has, and define them at the top of its module.",
         ) from error
     return changed_schema(schema, _close)

@@ -330,6 +330,14 @@ def test_the_calls_of_a_template_are_read_by_its_own_form(name):
     check_kept(MADE_UP[name], CALLS if name == "Python" else [*CALLS, [("look", TREE)]])
 
 
+@pytest.mark.parametrize("space", ["", " ", "\n  "])
+def test_blank_space_before_marked_text_is_not_part_of_it(space):
+    form = tools_of(MADE_UP["marked texts"]).form
+    call = f'<function name="look"><param name="text">{space}<![CDATA[a<b]]></param></function>'
+    said, calls = read(form, call, size=len(call), is_kept=False)
+    assert (said, calls) == ("", [("look", {"text": "a<b"})])
+
+
 @pytest.mark.parametrize("name", MADE_UP)
 def test_a_call_that_does_not_fit_its_schema_does_not_fit_the_grammar(name):
     form = tools_of(MADE_UP[name]).form

@@ -277,15 +277,19 @@ class _Fox:
 
 def test_pydantic_makes_the_schema_of_a_dataclass(monkeypatch):
     """Of its fields, and no others."""
-    pytest.importorskip("pydantic", reason="pydantic is not installed")
+    pydantic = pytest.importorskip("pydantic", reason="pydantic is not installed")
     schema, fox = json.loads(schema_text(_Fox)), {"name": "Rika", "mood": "glad"}
     jsonschema.validate(fox, schema)
     for wrong in ({"mood": "angry"}, {"friends": [1]}, {"age": 3}):
         with pytest.raises(jsonschema.ValidationError):
             jsonschema.validate({**fox, **wrong}, schema)
     odd = dataclasses.make_dataclass("Odd", [("when", re.Match)])
-    with pytest.raises(ConstraintError, match="Odd has no JSON schema"):
-        schema_text(odd)
+    model = pydantic.create_model(
+        "Odd", when=(re.Match, ...), __config__={"arbitrary_types_allowed": True}
+    )
+    for kind in (odd, model):
+        with pytest.raises(ConstraintError, match="class Odd has no JSON schema"):
+            schema_text(kind)
     monkeypatch.setitem(sys.modules, "pydantic", None)
     with pytest.raises(ConstraintError, match="is not installed"):
         schema_text(_Fox)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import huggingface_hub
@@ -16,7 +17,7 @@ from localspec.errors import DownloadError
 from localspec.hub.api import cache_folder, list_files
 from localspec.hub.hub_file import choose_quantization
 from localspec.hub.model_stores import HubCache
-from localspec.presets.located import locate, locate_model
+from localspec.presets.located import damaged_files, locate, locate_model
 from localspec.presets.presets import find_preset
 from standin_hub import COMMIT, DRAFT, REPO, SMALL, TARGET, StandinHub
 
@@ -302,3 +303,18 @@ def test_offline_says_what_could_be_checked(hub: StandinHub, folder, monkeypatch
     assert damaged.exit_code == 1
     assert f"{DRAFT} is in the way" in damaged.stderr
     assert len(hub.seen) == num_requests
+
+
+def test_a_file_whose_checksum_nobody_knows_is_not_called_damaged(hub: StandinHub):
+    """Where the cache has no links, a file that is not pinned has no name that says it."""
+    localspec.download("qwen2-7b")
+    preset = find_preset("qwen2-7b")
+    (file,) = preset.target.files
+    path = HubCache().find(file)
+    content = path.read_bytes()
+    path.unlink()
+    path.write_bytes(content)
+    model = replace(preset.target, files=(replace(file, sha256=None),))
+    assert damaged_files(replace(preset, target=model)) == {}
+    path.write_bytes(content[:-1])
+    assert list(damaged_files(preset)) == [path]

@@ -104,6 +104,7 @@ REPEATED = [
     ({"tool_choice": "none"}, {"tool_choice": "none"}),
     ({"tools": [SEE], "parallel_tool_calls": False}, {"parallel_tool_calls": False}),
     ({"metadata": {"a": "b"}}, {"metadata": {"a": "b"}}),
+    ({"max_tool_calls": 3}, {"max_tool_calls": 3}),
     ({"instructions": "Be terse."}, {"instructions": "Be terse."}),
     ({"reasoning": {"effort": "low"}}, {"reasoning": {"effort": "low", "summary": None}}),
     (SAMPLED, SAMPLED),

@@ -120,6 +120,17 @@ def test_the_choice_of_a_tool_that_is_not_there_is_refused():
             ResponseForm(Fields(fields))
 
 
+def test_answers_in_a_row_after_a_thought_are_all_kept():
+    answers = [{"role": "assistant", "content": text} for text in ("A", "B")]
+    thought = {"type": "reasoning", "summary": [{"type": "summary_text", "text": "Hm."}]}
+    user = {"role": "user", "content": "Hi"}
+    (messages,) = ResponseForm(
+        Fields({"input": [user, thought, *answers, user]})
+    ).question.inputs
+    assert [message["content"] for message in messages] == ["Hi", "A", "B", "Hi"]
+    assert messages[1]["reasoning_content"] == "Hm."
+
+
 NAMES = [each["name"] for each in (FUNCTION, {"name": "g"})]
 TWO = [{**FUNCTION, "name": name} for name in NAMES]
 CHAT_TWO = [{"type": "function", "function": {"name": name}} for name in NAMES]
