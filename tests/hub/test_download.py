@@ -305,7 +305,8 @@ def test_offline_says_what_could_be_checked(hub: StandinHub, folder, monkeypatch
     assert len(hub.seen) == num_requests
 
 
-def test_a_file_whose_checksum_nobody_knows_is_not_called_damaged(hub: StandinHub):
+@pytest.mark.parametrize("is_pinned", [False, True])
+def test_a_file_whose_checksum_nobody_knows_is_not_called_damaged(hub: StandinHub, is_pinned):
     """Where the cache has no links, a file that is not pinned has no name that says it."""
     localspec.download("qwen2-7b")
     preset = find_preset("qwen2-7b")
@@ -313,8 +314,8 @@ def test_a_file_whose_checksum_nobody_knows_is_not_called_damaged(hub: StandinHu
     path = HubCache().find(file)
     content = path.read_bytes()
     path.unlink()
-    path.write_bytes(content)
-    model = replace(preset.target, files=(replace(file, sha256=None),))
-    assert damaged_files(replace(preset, target=model)) == {}
-    path.write_bytes(content[:-1])
-    assert list(damaged_files(preset)) == [path]
+    path.write_bytes(content[:-1] + b"!")
+    file = replace(file, revision=COMMIT, sha256=file.sha256 if is_pinned else None)
+    model = replace(preset.target, files=(file,))
+    damaged = damaged_files(replace(preset, target=model))
+    assert list(damaged) == ([path] if is_pinned else [])
