@@ -85,7 +85,7 @@ class Hidden:
                 return False
         return True
 
-    def with_hidden_texts(self, prompt: str) -> str:
+    def with_texts_restored(self, prompt: str) -> str:
         """The rendered prompt with the hidden texts in it, and without pictures."""
 
         def hidden_text(placeholder: re.Match[str]) -> str:

@@ -196,7 +196,7 @@ class PromptMaker:
             variables=variables,
             opens_answer=opens_answer,
         )
-        text = rendered.hidden.with_hidden_texts(rendered.text)
+        text = rendered.hidden.with_texts_restored(rendered.text)
         bos = self._vocabulary.text(self._vocabulary.bos)
         if self._vocabulary.add_bos:
             return text.removeprefix(bos)

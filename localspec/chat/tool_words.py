@@ -22,9 +22,9 @@ def with_tools_in_words(
     tools: Sequence[Tool],
     form: CallForm,
 ) -> list[Message]:
-    """The messages with a description of the tools in the first system message.
+    """The messages with a description of the tools in the system message at the beginning.
 
-    That message is added at the beginning if there is none.
+    If the first message is none of the system, one is added before it.
 
     Args:
         messages: The messages.

@@ -381,7 +381,8 @@ class PairOptions:
         pictures and the target cannot see.
 
         Args:
-            memory: as for `localspec.load`; False for measurements, which repeat prompts.
+            memory: whether earlier texts are drafted from; False for measurements, since their
+                repeated prompts would gain from it.
             cache_disk: as for `localspec.load`.
             shown: the pictures of the prompt.
         """
@@ -392,7 +393,7 @@ class PairOptions:
         from localspec.isolated.isolated_engine import IsolatedEngine
 
         loading = self.loading
-        # With a draft or head of its own, MODEL names the target alone, not a pair.
+        # With --draft or --head, MODEL is the target alone, not a pair.
         is_target = loading.get("draft") is not None or loading.get("head") is not None
         model = choose_model(
             self.model,
@@ -417,7 +418,7 @@ class PairOptions:
         load_engine: Callable[..., BaseEngine] = load
         if servers_used(model, arguments):
             load_engine = IsolatedEngine
-            # --tensor-split has shares for the target's devices, not the draft's.
+            # The shares begin with the servers', which have none of the draft's layers.
             draft_options = loading.get("draft_options") or LlamaOptions()
             arguments["draft_options"] = replace(draft_options, tensor_split=())
         loaded = [0.0]  # the shares loaded so far; the thread of `waiting` reads the last

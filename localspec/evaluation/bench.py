@@ -34,7 +34,7 @@ from localspec.speculative.loop import SpeculativeDecoder
 from localspec.speculative.metrics import Stats
 from localspec.speculative.policy_api import DraftOff, DraftPolicy, ProposerKind
 from localspec.streaming.cancellation import Cancellation, Watch
-from localspec.system.machine import cores_here, num_busy_cores, peak_memory_bytes
+from localspec.system.machine import cores_here, num_busy_processors, peak_memory_bytes
 
 _COST_ROUNDS = 2  # the most rounds in which a few sizes of decodes are timed
 _COSTS_SHARE = 0.1  # of the time limit; after that no second round begins
@@ -486,7 +486,7 @@ def measure_costs(
         is_enough: Asked between two rounds: whether to end.
     """
     cores = cores_here()
-    is_quiet = num_busy_cores() < cores.allowed - cores.usable + _BUSY_CORES
+    is_quiet = num_busy_processors() < cores.allowed - cores.usable + _BUSY_CORES
     policy = loop.draft_policy
     if isinstance(policy, AdaptiveDraftPolicy):
         costs = policy.costs

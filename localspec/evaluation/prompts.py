@@ -110,9 +110,9 @@ def own_tasks(path: Path) -> tuple[Task, ...]:
 
 
 def built_in_texts() -> list[str]:
-    """The user's last message of each built-in task, the shortest first.
+    """The user's last message of each built-in task: code first, and shorter before longer.
 
-    Code comes before the others: drafts guess most of it right, so a check has enough sooner.
+    Drafts guess most of code right, so `verify` has enough accepted tokens sooner.
     """
 
     def order(task: Task) -> tuple[bool, int]:

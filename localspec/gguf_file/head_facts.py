@@ -241,7 +241,8 @@ def _mtp_facts(header: Header, shape: ModelShape) -> HeadFacts:
         output = by_name.get(_OUTPUT) or by_name.get(_EMBEDDINGS)
         if output is not None:
             num_read_bytes += output.size_bytes
-    # As libllama does, tell a file with a model by its first layer.
+    # A file may hold MTP layers alone, under the target's architecture. As for libllama, it
+    # holds the target, too, if it has the target's first layer.
     has_model = shape.num_layers > 0 and _FIRST_LAYER_NORM in by_name
     return HeadFacts(
         graph=architecture.head_graph,

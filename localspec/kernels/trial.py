@@ -139,18 +139,18 @@ class Ggml:
             batch: Rows of `width` values.
         """
         num_outputs = len(weights) // self.call("ggml_row_size", kind, width)
-        rows_context = self._context()
+        graph_context = self._context()
         for buffer_type in self._buffer_types():
             weights_context = self._context()
             weight = self._tensor(weights_context, kind, width, num_outputs)
             allocate = "ggml_backend_alloc_ctx_tensors_from_buft"
             self.call(allocate, weights_context, buffer_type)
-            rows = self._tensor(rows_context, _F32, width, len(batch) // width)
-            product = self.call("ggml_mul_mat", rows_context, weight, rows)
+            batch_rows = self._tensor(graph_context, _F32, width, len(batch) // width)
+            product = self.call("ggml_mul_mat", graph_context, weight, batch_rows)
             if self._computes(product):
                 break
         self.call("ggml_backend_tensor_set", weight, weights, 0, len(weights))
-        return self._graph(rows_context, product, rows, batch), product
+        return self._graph(graph_context, product, batch_rows, batch), product
 
     def _computes(self, result: Any) -> bool:
         """Whether the CPU has a kernel for the operation that gives the result.

@@ -477,8 +477,8 @@ def read_model_header(
         )
     path = path_of(model)
     header = role_header(path, role, embeds=embeds)
-    # Of a split model, header.size_bytes is the size of the first file. The weights are in all
-    # files, which hold little else.
+    # Of a split model, header.size_bytes counts the first file alone, and weights_bytes the
+    # weights in all files, which is nearly their size.
     size_bytes = max(header.size_bytes, header.weights_bytes)
     return FoundHeader(
         header=header,

@@ -254,7 +254,10 @@ class SamplerChain:
 
 
 class _Buffers:
-    """Arrays for masses that each step reuses: page faults of new ones cost more than sums."""
+    """Arrays for probability masses, kept from step to step.
+
+    In a new array, page faults would cost more than computing the masses.
+    """
 
     def __init__(self) -> None:
         self._rows: dict[int, Logits] = {}

@@ -222,8 +222,9 @@ class PostEndpoint:
     Args:
         service: the server's.
         bodies: receives the bodies of requests.
-        read_request: makes the form or the handler of a request's fields.
-        list_name: see `read_fields`.
+        read_request: makes a form or a handler from a request's fields.
+        list_name: the field that the body becomes if it is a list; None if it has to be an
+            object.
     """
 
     def __init__(

@@ -56,6 +56,7 @@ def mcp_call(fields: Fields) -> Handler:
         servers = service.tool_servers
         if servers is None:
             raise RequestError("this server has no MCP servers", "Start it with --mcp FILE.")
+        reading_model = service.models.named(model)  # before the call: it may be refused
         tools = await in_thread(lambda: servers.working_tools)
         function = _function_named(tools, name)
         if approved is None and not function.is_allowed:
@@ -69,7 +70,7 @@ def mcp_call(fields: Fields) -> Handler:
         call = McpCall(function, arguments)
         result = await service.run_call(make_call(servers, call))
         cut = partial(fitting_text, text=result.text)
-        text, note = await with_engine(service, service.models.named(model), cut)
+        text, note = await with_engine(service, reading_model, cut)
         return {
             "text": text,
             "note": note,

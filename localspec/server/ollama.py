@@ -302,6 +302,8 @@ class OllamaForm(Form):
     ) -> dict[str, Any]:
         """The fields of a whole answer, or of a piece of one.
 
+        "done" is False here; `_end_fields` replaces it in the last line.
+
         Args:
             text: the answer's text.
             thoughts: the thoughts before it.

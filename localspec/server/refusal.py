@@ -190,14 +190,14 @@ def openai_error(error: RequestError) -> dict[str, Any]:
             "type": _type_of(error, _OPENAI_TYPES, "server_error"),
             "param": error.param,
             "code": error.code,
-            **_sizes(error),
+            **_prompt_sizes(error),
         }
     }
 
 
 def llama_error(error: RequestError) -> dict[str, Any]:
     """The error in the shape of llama-server's own endpoints."""
-    sizes = _sizes(error)
+    sizes = _prompt_sizes(error)
     error_type = _type_of(error, _LLAMA_TYPES, "server_error")
     if sizes:
         error_type = _LLAMA_TYPE_OF_LONG_PROMPT
@@ -226,7 +226,7 @@ def _type_of(error: RequestError, types: Mapping[int, str], server_error_type: s
     return "invalid_request_error"
 
 
-def _sizes(error: RequestError) -> dict[str, int]:
+def _prompt_sizes(error: RequestError) -> dict[str, int]:
     """The number of tokens in a prompt that is too long, and the context's length.
 
     They are in llama-server's fields. Returns {} for any other error, or if they are not known.

@@ -58,7 +58,7 @@ class RequestEcho:
         """All fields that repeat the request, with the sampling options that are used.
 
         Args:
-            default: the sampling options of a request that sets none, which the model has.
+            default: the model's sampling options, which hold where the request sets none.
         """
         options = self._question.options
         sampling = options.sampling_from(default)

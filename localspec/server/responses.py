@@ -291,9 +291,9 @@ class ResponseForm(Form):
         self._logprobs = [logprob_object(token) for token in text_logprobs]
         if reply.text:
             self._add_text("message", reply.text)
-        for number, call in enumerate(reply.tool_calls):
+        for index, call in enumerate(reply.tool_calls):
             if call.name not in self._mcp.by_name:
-                self._add_text(number, call.json, call)
+                self._add_text(index, call.json, call)  # its item is named by the index
         self._end_answer(reply)
 
     def body(self, finished: Sequence[Finished]) -> Any:

@@ -176,7 +176,8 @@ class AnswerText:
     def _split_thoughts(self, text: str) -> list[Part]:
         """Add a text to the thoughts and speech. Returns the parts that became certain.
 
-        While a grammar keeps calls to their form, no mark counts.
+        While a grammar enforces that only calls follow, the text is not searched for marks of
+        thoughts: all of it is speech.
         """
         if self._calls is None or not self._calls.is_enforced:
             return self._thoughts.push(text)

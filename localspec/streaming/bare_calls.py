@@ -89,7 +89,9 @@ class BareCalls(CallReader):
         # Whether the text is whole calls and fences, without an incomplete one at its end.
         is_whole = self._state is _BareState.FENCE and not self._unfinished_fence()
         if is_cut and self._state is _BareState.OBJECT:
-            self._held = ""  # an incomplete call
+            # The text ends within a call. It is left out with the calls before it that are not
+            # certain.
+            self._held = ""
         elif is_whole and self._read_calls and not is_cut:
             self._make_certain()
         parts = self._calls.add_calls(self._certain_calls)

@@ -247,7 +247,7 @@ class AnswerRecord:
         """Make the reply from the pieces that were read and the ending, and call `on_end`.
 
         An answer that was refused gets no reply. An answer that was cancelled before it began
-        gets one, but `on_end` is not called.
+        gets one, but `on_end` is not called. `on_end` gets no message if a part of it is lost.
 
         Args:
             ending: None for an answer that has not begun, or whose process is lost.
@@ -260,7 +260,7 @@ class AnswerRecord:
         if self.facts is not None:
             num_prompt_tokens = self.facts.num_tokens
             is_continued = self.facts.made.prompt.num_said > 0
-        # The part that an earlier answer gave is lost with the process.
+        # This answer continues the message of an earlier one, whose text only the process had.
         is_part_lost = ending is None and is_continued
         if ending is None:
             ending = _ending_without_process(self.read_pieces, num_prompt_tokens)

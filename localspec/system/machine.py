@@ -197,7 +197,7 @@ def _allowed_processors() -> Set[int]:
         return set(range(os.cpu_count() or 1))
 
 
-def num_busy_cores() -> float:
+def num_busy_processors() -> float:
     """How many of the allowed processors are in use by any program, measured for 0.2 s."""
     percentages = psutil.cpu_percent(0.2, percpu=True)
     allowed = _allowed_processors()
@@ -512,7 +512,7 @@ def _quota(group: Path) -> float | None:
 
 
 def _memory_limit(group: Path) -> MemoryLimit | None:
-    """The memory limit of one group; None if it has none.
+    """The memory limit of one group; None without one. Version 1 then has a huge limit.
 
     Args:
         group: The group's folder.

@@ -111,11 +111,11 @@ class CallForm:
 
     def may_begin(self, opening: str, text: str) -> bool:
         """Whether the text after an opening may be the beginning of a call."""
-        before, _, _ = self.start.partition(NAME)
+        expected, _, _ = self.start.partition(NAME)
         if opening:
-            before = (self.before + before).removeprefix(opening)
+            expected = (self.before + expected).removeprefix(opening)
         # Only up to a quote: models may write the keys of an object in another order.
-        unquoted, _, _ = before.partition('"')
+        unquoted, _, _ = expected.partition('"')
         sign = _without_space(unquoted)
         begun = _without_space(text)
         return begun.startswith(sign) or sign.startswith(begun)

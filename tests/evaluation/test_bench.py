@@ -290,7 +290,7 @@ def test_what_pays_is_said_of_sizes_that_were_timed(ratios, share, words):
 @pytest.mark.parametrize(("num_busy", "are_steady"), [(0.0, True), (99.0, False)])
 def test_costs_of_a_busy_machine_are_not_shown(monkeypatch, num_busy, are_steady):
     """And a text with words of its own is decoded, not one word: experts differ by word."""
-    monkeypatch.setattr(bench, "num_busy_cores", lambda: num_busy)
+    monkeypatch.setattr(bench, "num_busy_processors", lambda: num_busy)
     with localspec.load(draft_tokens=3) as engine:
         tokens = engine.tokenize("Tell me a story about a fox.")
         chain = Resolver(engine.vocabulary).chain(engine.sampling, len(tokens))

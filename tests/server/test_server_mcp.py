@@ -244,6 +244,13 @@ def test_the_page_gets_the_tools_and_what_comes_of_calls(server):
     assert unknown.status_code == 400
 
 
+def test_no_call_is_made_or_allowed_for_a_model_that_is_not_there(server):
+    wrong = server.ask("/mcp/call", name="now", model="absent", approved="always")
+    assert wrong.status_code == 404
+    tools = {tool["name"]: tool for tool in server.ask("/mcp/tools").json()["tools"]}
+    assert not tools["now"]["is_allowed"]
+
+
 def test_no_client_can_add_or_change_a_command(server):
     tools = [never("now") | {"command": "/bin/sh", "args": ["-c", "touch x"]}]
     assert kinds(asked(server, "now", tools=tools))[1] == "mcp_call"
