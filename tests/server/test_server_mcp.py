@@ -38,7 +38,12 @@ def server(tmp_path_factory):
         pytest.MonkeyPatch.context() as patch,
         presets_of(folder, **{name: (path, 2048) for name, path in files.items()}),
         localspec.McpServers({"mcpServers": {"tests": entry}}) as servers,
-        running_server(presets=list(files), tool_servers=servers, parallel=1) as running,
+        running_server(
+            presets=list(files),
+            takes_any_name=False,
+            tool_servers=servers,
+            parallel=1,
+        ) as running,
     ):
         patch.setenv("XDG_STATE_HOME", str(folder / "state"))
         yield running
