@@ -415,9 +415,9 @@ def add_cache(sheet: FactSheet, cache: HubCacheState, *, is_offline: bool) -> No
 def cache_state(cache: HubCache) -> HubCacheState:
     """The size of the hub's cache, its free space and its unfinished downloads."""
     root = cache.root
-    existing_folder = root
-    while not existing_folder.exists():
-        existing_folder = existing_folder.parent
+    # The root itself if nothing of the path exists, as on a drive of Windows that is absent.
+    existing_folders = (folder for folder in (root, *root.parents) if folder.exists())
+    existing_folder = next(existing_folders, root)
     return HubCacheState(
         path=root,
         size_bytes=cache.num_bytes(),

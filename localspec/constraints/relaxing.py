@@ -26,7 +26,7 @@ _MOST_PARTS = 400  # parts that are judged; each takes a millisecond
 def relaxed(schema: Node, judge: Judge) -> tuple[Node, set[str]]:
     """Leave out the parts of a schema that llguidance refuses.
 
-    Returns a copy without these parts, and what is left out: keywords, some with their value. A
+    Returns a copy without these parts, and the omitted keywords, some with their value. A
     part that contradicts itself stays: no answer fits it anyway.
 
     Args:

@@ -135,7 +135,7 @@ class CacheStore:
         if num_cached <= _LEAST_TOKENS:
             return False
         cached = tokens[:num_cached]
-        few = num_cached // COPIED_PER_DECODED  # a file may lack so many
+        few = num_cached // COPIED_PER_DECODED  # tokens that a file may lack
         is_missing = True
         for path, header in self._usable_files(self._identities_under(scales)):
             num_common = common_length(header.outline.tokens, cached)

@@ -104,6 +104,8 @@ class AdaptiveThreads(ThreadPolicy):
             return  # the times of reading and of joint decodes say nothing about threads
         self._fastest.learn(record.num_target_tokens, record.num_cached, record.target_time_s)
         seconds = record.draft_time_s + record.target_time_s + record.sampler_time_s
+        if seconds <= 0.0:
+            return  # too short for the clock
         shape = (
             length_class(record.num_cached),
             record.num_target_tokens,

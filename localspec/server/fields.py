@@ -304,7 +304,7 @@ def _check_count(
         counted: the things that the signs stand for, in the words of the error.
     """
     if sum(map(body.count, signs)) <= most:
-        return  # the strings need not be removed: a body rarely has so many signs at all
+        return  # the strings need not be removed: few bodies have more signs than that
     without_escapes = body.replace(b"\\\\", b"").replace(b'\\"', b"")
     without_strings = _STRING.sub(b"", without_escapes)
     if sum(map(without_strings.count, signs)) > most:

@@ -180,6 +180,13 @@ def test_steps_of_another_shape_are_held_against_their_like():
     assert not policy.thread_use().is_busy
 
 
+def test_a_step_that_is_too_short_for_the_clock_says_nothing():
+    policy = AdaptiveThreads([2, 1], 2, lambda: 2, lambda count: None, lambda: True)
+    for seconds in (0.0, 0.01, 0.0, 0.01):
+        policy.learn(record(seconds, 2))
+    assert policy.choose() == 2
+
+
 def test_shared_decodes_prompts_and_catching_up_say_nothing():
     is_alone = [True]
     used: list[int] = []
