@@ -36,6 +36,7 @@ from localspec.tools.schemas import (
     alternatives,
     branches,
     choices,
+    moved,
     properties_of,
     resolved,
     takes_text,
@@ -171,10 +172,14 @@ def _start_rules(
 
 def _object_grammar(use: ToolUse, answer: Schema, schema_of: Callable[[Tool], Schema]) -> str:
     """The grammar of an answer that is a call, as an object, or fits the answer's schema."""
-    calls: list[Schema] = []
-    for tool in use.callable:
-        properties = {"name": {"const": tool.name}, "parameters": schema_of(tool)}
-        calls.append(
+    options: list[Schema] = []
+    definitions: dict[str, Any] = {}  # of all options
+    for number, tool in enumerate(use.callable):
+        schema = schema_of(tool)
+        parameters, own_definitions = moved(schema, schema, f"{number}_")
+        definitions |= own_definitions
+        properties = {"name": {"const": tool.name}, "parameters": parameters}
+        options.append(
             {
                 "type": "object",
                 "properties": properties,
@@ -182,8 +187,14 @@ def _object_grammar(use: ToolUse, answer: Schema, schema_of: Callable[[Tool], Sc
                 "additionalProperties": False,
             }
         )
-    options = answer.get("x-guidance", {})
-    return json_rule("start", {"anyOf": [*calls, answer], "x-guidance": options}) + "\n"
+    moved_answer, own_definitions = moved(answer, answer, "answer_")
+    definitions |= own_definitions
+    whole: Schema = {
+        "anyOf": [*options, moved_answer],
+        "$defs": definitions,
+        "x-guidance": answer.get("x-guidance", {}),
+    }
+    return json_rule("start", whole) + "\n"
 
 
 def _message_rules(use: ToolUse, spell: GrammarTexts) -> tuple[list[str], tuple[str, ...]]:
@@ -471,7 +482,7 @@ class _TagWriter:
         """The rules of an argument whose value is quoted if it is a text."""
         value = f"{rule}_value"
         opened = self._opened(key, self._tags.naming)
-        return [f"{rule}: {opened} {value}", json_rule(value, self._with_root(schema))]
+        return [f"{rule}: {opened} {value}", json_rule(value, self._apart(schema))]
 
     def _no_text(self, free: Sequence[object]) -> Schema:
         """A schema of all values of these schemas except texts."""
@@ -483,10 +494,10 @@ class _TagWriter:
                 kept.append(schema)
             if is_text is None:
                 may_be_text = True
-        whole = self._with_root({"anyOf": kept})
+        whole: Schema = {"anyOf": kept}
         if may_be_text:
-            return {"allOf": [whole, {"type": _NO_TEXTS}]}
-        return whole
+            whole = {"allOf": [whole, {"type": _NO_TEXTS}]}
+        return self._apart(whole)
 
     def _opened(self, key: str, naming: str) -> str:
         """The text before a value, with any kind where the naming has one."""
@@ -496,16 +507,13 @@ class _TagWriter:
             return f"{opened} {_ANY_KIND} {self._spell.of(after)}"
         return opened
 
-    def _with_root(self, schema: object) -> Schema:
-        """A schema with the definitions of its root, to which it may refer."""
-        whole: dict[str, Any] = {}
-        for word in ("$defs", "definitions"):
-            if word in self._root:
-                whole[word] = self._root[word]
-        if isinstance(schema, Mapping):
-            whole |= schema
-        else:
-            whole["anyOf"] = [schema]
+    def _apart(self, schema: object) -> Schema:
+        """A part of the arguments' schema as one of its own, with what it refers to."""
+        if not isinstance(schema, Mapping):
+            schema = {"anyOf": [schema]}
+        whole, definitions = moved(schema, self._root)
+        if definitions:
+            whole["$defs"] = definitions
         return whole
 
     def _text(self, rule: str, closing: str) -> list[str]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
-from localspec.errors import ConstraintError, OptionError
+from localspec.errors import ConstraintError
 
 _MAX_REFERENCES = 32  # that are followed from one to the next
 
@@ -19,7 +20,8 @@ ONE_LINE = {
 }
 
 # Keywords with schemas by name, and those with data, in which no schemas are.
-_NAMED = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
+_DEFINITIONS = {"$defs", "definitions"}
+_NAMED = {"properties", "patternProperties", "dependentSchemas", *_DEFINITIONS}
 _DATA = {"const", "enum", "default", "examples", "example", "x-guidance"}
 
 Schema = Mapping[str, Any]
@@ -129,7 +131,7 @@ def properties_of(schema: Schema) -> Schema:
 
 
 def referred(reference: object, root: Schema) -> Any:
-    """The part of the root that a reference like #/$defs/x names.
+    """The part of the root that a reference like #/$defs/x names; the root itself for #.
 
     None for any other reference, and if there is no such part.
     """
@@ -137,7 +139,7 @@ def referred(reference: object, root: Schema) -> Any:
         return None
     node: Any = root
     for step in filter(None, reference[1:].split("/")):
-        name = step.replace("~1", "/").replace("~0", "~")
+        name = unquote(step).replace("~1", "/").replace("~0", "~")
         if isinstance(node, Mapping):
             node = node.get(name)
         elif isinstance(node, list) and name.isdecimal() and int(name) < len(node):
@@ -151,34 +153,82 @@ def resolved(schema: object, root: Schema) -> object:
     """The schema itself, or if it is a reference the part of the root that it names.
 
     An allOf of a single schema, without a type beside it, counts as that schema. Raises
-    OptionError for a reference to the whole root, or to a part that it lacks.
+    ConstraintError for a reference to a part that the root lacks, or that leads to no content.
     """
     for _ in range(_MAX_REFERENCES):
         if not isinstance(schema, Mapping):
-            break
+            return schema
         if "$ref" not in schema:
             parts = schema.get("allOf")
             if not isinstance(parts, list) or len(parts) != 1 or "type" in schema:
-                break
+                return schema
             schema = parts[0]
             continue
         reference = schema["$ref"]
-        part = referred(reference, root)
-        if part is None or part is root:
-            raise OptionError(
+        schema = referred(reference, root)
+        if schema is None:
+            raise ConstraintError(
                 f"a tool's schema refers to {reference!r:.80}, which it does not have",
                 "Put what it refers to under $defs of the same schema.",
             )
-        schema = part
-    return schema
+    raise ConstraintError(
+        "a tool's schema has a reference that leads to itself, or to more than "
+        f"{_MAX_REFERENCES} further ones",
+        "Put a type, properties or choices where it leads to.",
+    )
 
 
 def followed(schema: object, root: Schema) -> object:
-    """`resolved`; for a reference for which that raises OptionError, a schema of any value."""
+    """`resolved`; for a reference for which that raises an error, a schema of any value."""
     try:
         return resolved(schema, root)
-    except OptionError:
+    except ConstraintError:
         return _ANYTHING
+
+
+def moved(part: Schema, root: Schema, prefix: str = "") -> tuple[Node, Node]:
+    """A part of a schema, made ready to stand in another schema.
+
+    There, references like #/$defs/x or # would lead to other parts, or nowhere.
+
+    Args:
+        part: The part.
+        root: The schema to whose parts it refers.
+        prefix: The beginning of the names of definitions.
+
+    Returns:
+        A copy whose references lead to definitions, and these by name, for the $defs of the
+        other schema. Only those are included to which the references lead.
+
+    Raises:
+        ConstraintError: It is nested too deeply.
+    """
+    names: dict[str, str] = {}  # of definitions, by their references in the root
+    waiting: list[str] = []  # references whose definitions are still to be made
+
+    def move_reference(node: Node) -> None:
+        node.pop("$id", None)  # references would be looked up below it
+        reference = node.get("$ref")
+        if not isinstance(reference, str) or referred(reference, root) is None:
+            return
+        if reference not in names:
+            names[reference] = f"{prefix}{len(names)}"
+            waiting.append(reference)
+        node["$ref"] = f"#/$defs/{names[reference]}"
+
+    def moved_copy(schema: Schema) -> Node:
+        kept = {key: value for key, value in schema.items() if key not in _DEFINITIONS}
+        return changed_schema(kept, move_reference)
+
+    moved_part = moved_copy(part)
+    definitions: Node = {}
+    while waiting:
+        reference = waiting.pop()
+        definition = referred(reference, root)
+        if isinstance(definition, Mapping):
+            definition = moved_copy(definition)
+        definitions[names[reference]] = definition
+    return moved_part, definitions
 
 
 def fits(value: object, schema: object, root: Schema) -> bool:

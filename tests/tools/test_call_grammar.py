@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 
 import pytest
 
@@ -115,6 +116,93 @@ def test_a_schema_that_refers_to_itself_has_a_small_grammar_in_gemmas_notation(a
     _, grammar = grammar_of("Gemma 4", tools=[{"name": "f", "parameters": schema}])
     assert len(grammar.lark) < 2000
     assert allows(grammar, f"call:f{{{arguments}}}<tool_call|>") is fits
+
+
+def tree_with(reference):
+    """A schema of trees, whose inner trees are what the reference leads to."""
+    tree = {"$ref": reference}
+    return {
+        "type": "object",
+        "properties": {
+            "value": {"type": "integer"},
+            "best": tree,
+            "others": {"type": "array", "items": tree},
+            "anything": {"items": tree},  # which may be a text, too
+        },
+        "required": ["value"],
+        "additionalProperties": False,
+    }
+
+
+REFERRING = {
+    "root": tree_with("#"),
+    "definition": {
+        **tree_with("#/$defs/a%20tree"),
+        "$defs": {"a tree": tree_with("#/$defs/a%20tree")},
+    },
+    "property": {
+        **tree_with("#/properties/first"),
+        "properties": {
+            "first": tree_with("#/properties/first"),
+            **tree_with("#/properties/first")["properties"],
+        },
+    },
+}
+LEAF = {"value": 3}
+TREES = [
+    {"value": 1, "best": {"value": 2, "others": [LEAF, LEAF]}},
+    {"value": 1, "others": [LEAF, {"value": 4, "best": LEAF}]},
+    {"value": 1, "anything": [LEAF]},
+]
+NO_TREES = [
+    {"value": 1, "best": {}},
+    {"value": 1, "others": [LEAF, {"value": 4, "best": {"value": "4"}}]},
+    {"value": 1, "others": [3]},
+]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("parameters", REFERRING.values(), ids=REFERRING)
+def test_references_in_a_tool_s_schema_may_lead_to_any_part_of_it(name, parameters):
+    """Also in a notation that takes the schema apart."""
+    use = tool_use([{"name": "f", "parameters": parameters}], "required", is_parallel=False)
+    grammar = enforced_grammar(tools_of(FAMILIES[name].template).form, use, {})
+    for tree in TREES:
+        assert allows(grammar, written_call(name, tree)), tree
+    for tree in NO_TREES:
+        assert not allows(grammar, written_call(name, tree)), tree
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("answer", REFERRING.values(), ids=REFERRING)
+@pytest.mark.parametrize("parameters", REFERRING.values(), ids=REFERRING)
+def test_a_call_and_another_answer_have_references_of_their_own(name, parameters, answer):
+    """Also where one schema is made of both, since a call is an object, as in Llama 3."""
+    listing = {**answer, "type": ["object", "array"], "items": {"type": "null"}}
+    use = tool_use([{"name": "f", "parameters": parameters}], "auto", is_parallel=False)
+    use = dataclasses.replace(use, answer_schema=listing)
+    grammar = enforced_grammar(tools_of(FAMILIES[name].template).form, use, {})
+    frame = "<|channel|>final<|message|>" if name == "gpt-oss" else ""
+    for tree in TREES:
+        assert allows(grammar, written_call(name, tree)), tree
+        assert allows(grammar, frame + json.dumps(tree)), tree
+    for tree in NO_TREES:
+        assert not allows(grammar, written_call(name, tree)), tree
+        assert not allows(grammar, frame + json.dumps(tree)), tree
+    inner_list = {"value": 1, "best": [None]}
+    is_root = answer is REFERRING["root"]
+    assert allows(grammar, frame + json.dumps(inner_list)) is is_root
+    assert not allows(grammar, written_call(name, inner_list))
+
+
+@pytest.mark.parametrize("name", ["Qwen3-Coder", "Gemma 4"])
+def test_a_reference_that_leads_to_no_content_is_refused_where_a_call_is_required(name):
+    form = tools_of(FAMILIES[name].template).form
+    properties = {"a": {"$ref": "#/properties/a"}, "b": {"type": "integer"}}
+    tool = {"name": "f", "parameters": {"type": "object", "properties": properties}}
+    with pytest.raises(ConstraintError, match="leads to itself"):
+        enforced_grammar(form, tool_use([tool], "required", is_parallel=False), {})
+    assert enforced_grammar(form, tool_use([tool], "auto", is_parallel=False), {}) is None
 
 
 def call_with(name, keys):
