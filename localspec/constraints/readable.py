@@ -113,8 +113,20 @@ class _SchemaReader:
             self._has_combined_parts = True
 
     def _bound_divisor(self, node: Node) -> None:
-        """Leave out a multipleOf with too many remainders; if strict, raise ConstraintError."""
+        """Leave out a multipleOf below 0, which llguidance would take for its opposite.
+
+        Also one with too many remainders. If strict, raise ConstraintError instead.
+        """
         divisor = node.get("multipleOf")
+        if isinstance(divisor, int | float) and divisor < 0:
+            if self._is_strict:
+                raise ConstraintError(
+                    f"the JSON schema is refused: multipleOf is {divisor}",
+                    "Give a number above 0.",
+                )
+            del node["multipleOf"]
+            self.left_out.add(f"multipleOf {divisor}")
+            return
         num_remainders = _num_remainders(divisor)
         if num_remainders <= _MAX_REMAINDERS:
             self._num_remainders.add(num_remainders)
@@ -186,9 +198,9 @@ def _num_remainders(divisor: object) -> int:
         return 1
     if isinstance(divisor, float) and not math.isfinite(divisor):
         return 1
-    decimal = Decimal(str(abs(divisor))).normalize().as_tuple()
+    decimal = Decimal(str(divisor)).normalize().as_tuple()
     num_decimals = -int(decimal.exponent)
-    if num_decimals > _MAX_DECIMALS or abs(divisor) > _MAX_DIVISOR:
+    if num_decimals > _MAX_DECIMALS or divisor > _MAX_DIVISOR:
         return _MAX_REMAINDERS + 1
     digits = "".join(map(str, decimal.digits))
     return int(digits)

@@ -235,6 +235,16 @@ def test_a_divisor_that_is_no_number_of_json_is_left_out_or_refused(step):
     assert isinstance(judged(schema, is_strict=True), ConstraintError)
 
 
+@pytest.mark.parametrize("step", [-1, -0.5, 0])
+def test_a_divisor_has_to_be_above_0(step):
+    """Else it is left out with a word, or if strict an error."""
+    schema = {"type": "number", "multipleOf": step}
+    assert judged(schema) is None
+    spec = ConstraintSpec("json_schema", json.dumps(schema))
+    assert not_kept(spec) == (f"multipleOf {step}",)
+    assert "the JSON schema is refused" in str(judged(schema, is_strict=True))
+
+
 def test_divisors_that_meet_are_bounded_together():
     met = {"allOf": [{"multipleOf": step} for step in (997, 1009)]}
     with pytest.raises(ConstraintError, match="2 different multipleOf"):
