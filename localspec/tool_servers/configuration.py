@@ -174,13 +174,19 @@ def _read_or_empty(path: Path) -> dict[str, Any]:
 def _read_json(path: Path) -> dict[str, Any]:
     """The JSON object in a file; {} for an empty file. Raises OptionError."""
     try:
+        num_bytes = path.stat().st_size
         with path.open("rb") as file:
-            data = file.read(_MOST_BYTES)
+            data = file.read(_MOST_BYTES + 1)
     except OSError as error:
         raise OptionError(
             f"the file of MCP servers {path} cannot be read: {error.strerror}",
             "Name a file, or make one: localspec mcp add NAME -- COMMAND",
         ) from error
+    if len(data) > _MOST_BYTES:
+        raise OptionError(
+            f"{path} is too large: it has {num_bytes} bytes; the limit is {_MOST_BYTES}",
+            "Name the file that has mcpServers, or remove what does not belong there.",
+        )
     try:
         content = json.loads(data.decode("utf-8-sig") or "{}")
     except (ValueError, RecursionError) as error:

@@ -96,6 +96,10 @@ def test_the_rest_of_a_file_stays(tmp_path):
     [
         ("{", "is not JSON"),
         ("[]", "holds no JSON object"),
+        (
+            '{"mcpServers": {}, "projects": "' + "x" * 4_000_000 + '"}',
+            "is too large: it has 4000034 bytes; the limit is 4000000",
+        ),
         ('{"mcpServers": {"a": {}}}', "Give either a command or a url"),
         ('{"mcpServers": {"a": {"url": "file:///etc"}}}', "begins with http"),
         ('{"mcpServers": {"a": {"command": "x", "env": {"k": 1}}}}', "an object of texts"),
