@@ -258,7 +258,8 @@ class DownloadJob(threading.Thread):
                         "Run the command again later; it continues from there.",
                     ) from error
                 self._report("waiting", received)
-                self._cancelled.wait(delay_s(error, num_vain_tries))
+                delay_step = max(num_vain_tries - 1, 0)
+                self._cancelled.wait(delay_s(error, delay_step))
                 self._report("waiting", received)  # raises if cancelled during the wait
         os.fsync(file.fileno())
 

@@ -26,6 +26,7 @@ from command_line import LOCALSPEC
 from gguf_maker import write_random_model
 from localspec.errors import DownloadError, OptionError, PresetError
 from localspec.gguf_file.header import read_header, read_source_header
+from localspec.hub import api
 from localspec.hub.api import list_files, remote_file
 from localspec.hub.hub_file import HubFile
 from localspec.hub.transfer import RemoteSource
@@ -97,6 +98,21 @@ def test_it_goes_on_where_it_stopped(hub: StandinHub, monkeypatch, faults, range
     localspec.download("qwen2-7b")
     expected = [None if begin is None else f"bytes={begin}-" for begin in ranges]
     assert [seen.range for seen in hub.gets(TARGET)] == expected
+
+
+def test_waits_grow_from_the_first_delay_and_begin_anew_with_each_byte(hub, monkeypatch):
+    waits = []
+    given_delay = api.delay_s
+
+    def noted_delay(error, step):
+        waits.append(step)
+        return given_delay(error, step)
+
+    monkeypatch.setattr("localspec.hub.transfer.delay_s", noted_delay)
+    failed = Fault(status=500)
+    hub.faults[TARGET] = [failed, failed, Fault(cut_after=MB), failed, failed]
+    localspec.download("qwen2-7b")
+    assert waits == [0, 1, 0, 0, 1]
 
 
 @pytest.mark.parametrize("damage", [lambda c: b"\0" * MB, lambda c: c + b"?"])
