@@ -129,6 +129,24 @@ def test_everything_is_reached_by_keyboard(page):
     assert "fox" in last_text(page)
 
 
+GROWING = """async (pieces) => {
+  const { Markdown } = await import("/page/markdown.js");
+  const element = document.createElement("div");
+  const markdown = new Markdown(element);
+  let text = "";
+  for (const piece of pieces) markdown.update((text += piece));
+  markdown.update(text, true);
+  const plain = [...element.querySelectorAll(".plain")].at(-1).textContent;
+  return [plain.trim().slice(-4), element.querySelector("h1")?.textContent];
+}"""
+
+
+@pytest.mark.parametrize(("before", "after"), [("\n\n", ""), ("", "\n\n"), ("\n", "\n")])
+def test_an_enormous_block_ends_at_an_empty_line_also_in_two_pieces(page, before, after):
+    pieces = ["word " * 5000, f"ends{before}", f"{after}# Title"]
+    assert page.evaluate(GROWING, pieces) == ["ends", "Title"]
+
+
 HOSTILE = """<script>window.owned = 1</script> <img src=x onerror="window.owned = 1">
 [link](javascript:owned=1) ![a](https://example.org/x.png) <iframe src="/v1/models"></iframe>
 

@@ -185,7 +185,10 @@ export class Markdown {
       this.piece = null;
     }
     const end = this.text.lastIndexOf("\n\n") + 2;
-    this.isPlain = end <= this.start + 2; // an empty line at the very start ends no block
+    // An empty line at the very start of a block does not end it. If part of the block is drawn, so
+    // may be the first half of the empty line.
+    const tooEarly = this.isPlain ? this.start : this.start + 2;
+    this.isPlain = end <= tooEarly;
     const until = this.isPlain ? this.text.length : end;
     while (this.start < until) {
       if (!this.piece || this.piece.length >= LONG) {
