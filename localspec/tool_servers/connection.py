@@ -33,6 +33,8 @@ _HTTP_CONNECT_S = 10.0
 _LAST_LINES_S = 1.0  # seconds to wait for the last lines of stderr when a server has ended
 _MOST_OF_ERROR = 500  # characters of a server's error
 
+logger = logging.getLogger(__name__)
+
 # These loggers write tracebacks of errors that localspec's errors and the server's log contain.
 for _name in ("mcp", "client"):
     logging.getLogger(_name).setLevel(logging.CRITICAL)
@@ -64,7 +66,8 @@ class Connection:
         self._connection_task: asyncio.Task[None] | None = None
         self._close_requested = asyncio.Event()
         self._start_lock = asyncio.Lock()
-        self._num_starts = 0
+        self._num_starts = 0  # with those that failed
+        self._num_failed_starts = 0
         self._was_closed_by_server = False  # whether a call has failed because of that
 
     async def list_tools(self) -> tuple[list[dict[str, Any]], bool]:
@@ -146,8 +149,14 @@ class Connection:
         started _MOST_STARTS times already; OptionError as `_transport`.
         """
         if self._num_starts == _MOST_STARTS:
+            if self._num_failed_starts == 0:
+                what = "has ended twice"
+            elif self._num_failed_starts == _MOST_STARTS:
+                what = "has failed to start twice"
+            else:
+                what = "has ended once, has failed to start once,"
             raise ToolServerError(
-                f"the MCP server {self.entry.name!r} has ended twice and is not started again"
+                f"the MCP server {self.entry.name!r} {what} and is not started again"
                 f"{self._quoted()}",
                 self._hint(),
             )
@@ -162,6 +171,7 @@ class Connection:
         except BaseException as error:
             self._connection_task.cancel()
             await asyncio.wait([self._connection_task])
+            self._num_failed_starts += 1
             if not isinstance(error, Exception) or isinstance(error, OptionError):
                 raise
             raise await self._failure("could not be started", error) from error
@@ -196,6 +206,12 @@ class Connection:
                 ready.set_exception(_innermost(error))
             elif not isinstance(error, Exception):  # a cancellation
                 raise
+            elif self._close_requested.is_set():
+                logger.warning(
+                    "the MCP server %r could not be closed properly: %s",
+                    self.entry.name,
+                    _in_words(_innermost(error)),
+                )
             # Other errors end the connection, and its calls raise errors of their own.
 
     def _transport(self, exit_stack: contextlib.AsyncExitStack) -> Any:
@@ -275,7 +291,7 @@ class Connection:
         if isinstance(error, MCPError) and error.code == CONNECTION_CLOSED:
             reason = "it has ended, or closed the connection"
         else:
-            reason = f"{error!s:.{_MOST_OF_ERROR}}" or type(error).__name__
+            reason = _in_words(error)
         return ToolServerError(
             f"the MCP server {name!r} {what}: {reason}{self._quoted()}",
             self._hint(),
@@ -315,6 +331,11 @@ async def _http_transport(url: str, headers: Mapping[str, str]) -> AsyncGenerato
         streamable_http_client(url, http_client=client) as streams,
     ):
         yield streams
+
+
+def _in_words(error: BaseException) -> str:
+    """The message of an error, shortened; its type if it has none."""
+    return f"{error!s:.{_MOST_OF_ERROR}}" or type(error).__name__
 
 
 def _innermost(error: BaseException) -> BaseException:

@@ -210,7 +210,10 @@ class McpServers:
         return self._wait(self.call_soon(server, tool, arguments))
 
     def close(self) -> None:
-        """End the servers and their child processes. Idempotent."""
+        """End the servers and their child processes. Idempotent.
+
+        What fails in it is no error, but a warning in the log.
+        """
         with self._lock:
             if self._loop is None:
                 return
@@ -218,7 +221,8 @@ class McpServers:
             self._loop = None
             closings = [connection.close() for connection in self._connections.values()]
             closed = asyncio.run_coroutine_threadsafe(_gathered(closings), loop)
-            wait([closed], _CLOSE_S)
+            if wait([closed], _CLOSE_S).not_done:
+                logger.warning("MCP servers have not ended within %g s", _CLOSE_S)
             loop.call_soon_threadsafe(loop.stop)
             self._connections.clear()
             self._states.clear()

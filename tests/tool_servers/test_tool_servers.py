@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import signal
 import subprocess
 import sys
 import threading
 import time
+from concurrent import futures
 from pathlib import Path
 
 import psutil
@@ -242,6 +244,26 @@ def test_a_server_that_does_not_start_is_an_error_in_words(fault, words, monkeyp
     assert "tests.log" in caught.value.hint
 
 
+def test_a_server_that_twice_does_not_start_has_not_ended_twice():
+    with localspec.McpServers(configured("--fault", "ends")) as servers:
+        for _ in range(2):
+            with pytest.raises(ToolServerError, match="could not be started"):
+                called(servers, "now")
+        with pytest.raises(ToolServerError, match="has failed to start twice and is not"):
+            called(servers, "now")
+
+
+def test_a_server_that_has_ended_may_fail_to_start_again(doomed, monkeypatch):
+    with pytest.raises(ToolServerError, match="it has ended"):
+        called(doomed, "die")
+    with monkeypatch.context() as impatient:
+        impatient.setattr(connection, "START_S", 0.0)
+        with pytest.raises(ToolServerError, match="could not be started"):
+            called(doomed, "now")
+    with pytest.raises(ToolServerError, match="ended once, has failed to start once, and is"):
+        called(doomed, "now")
+
+
 @pytest.mark.parametrize("fault", ["prints", "floods"])
 def test_what_a_server_prints_is_kept_apart(fault):
     with localspec.McpServers(configured("--fault", fault)) as servers:
@@ -296,6 +318,44 @@ def test_closing_ends_a_server_that_hangs_in_a_call_and_its_child(doomed, tmp_pa
     servers.call_soon("tests", "hang", {})
     servers.close()
     wait_until(lambda: not any(map(psutil.pid_exists, numbers)))
+
+
+def test_what_fails_in_closing_is_a_warning_and_no_error(monkeypatch, caplog):
+    usual_client = connection.stdio_client
+
+    @contextlib.asynccontextmanager
+    async def failing_client(*arguments):
+        async with usual_client(*arguments) as streams:
+            yield streams
+        raise OSError("the pipe is stuck")
+
+    servers = localspec.McpServers(configured())
+    with monkeypatch.context() as patched:
+        patched.setattr(connection, "stdio_client", failing_client)
+        assert called(servers, "now").text == "half past nine"
+        servers.close()
+    assert "'tests' could not be closed properly: the pipe is stuck" in caplog.text
+
+
+def test_servers_that_do_not_end_in_time_are_a_warning(monkeypatch, caplog):
+    def wait_in_vain(waited_for, seconds):
+        assert seconds == 10.0
+        futures.wait(waited_for)  # so that no server outlives the test
+        return futures.wait([futures.Future()], 0.0)
+
+    servers = localspec.McpServers(configured())
+    assert called(servers, "now").text == "half past nine"
+    monkeypatch.setattr("localspec.tool_servers.servers.wait", wait_in_vain)
+    servers.close()
+    assert "MCP servers have not ended within 10 s" in caplog.text
+
+
+def test_closing_after_a_server_has_died_says_nothing(caplog):
+    servers = localspec.McpServers(configured())
+    with pytest.raises(ToolServerError, match="the server gives up"):
+        called(servers, "die")
+    servers.close()
+    assert caplog.text == ""
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="SIGKILL")
