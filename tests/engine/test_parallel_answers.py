@@ -40,6 +40,15 @@ def all_at_once(*works):
     return found
 
 
+def begun_together(engine, *works):
+    """As `all_at_once`, of works that ask once each: no answer begins before all are asked."""
+    with contextlib.ExitStack() as until_asked:
+        until_asked.enter_context(inside.held(inside.worker_of(engine), len(works)))
+        with at_once(*works) as found:
+            until_asked.close()
+    return found
+
+
 def asking(engine, prompt, **options):
     options = {"sampling": ENDLESS, "max_tokens": 40, **options}
     return lambda: engine.generate_raw(prompt, **options).reply()
@@ -62,7 +71,7 @@ def test_answers_share_decodes(plain):
     """As many that are equally fast take hardly more decodes than one of them."""
     assert plain.parallel == 3
     before = plain.num_decodes
-    replies = all_at_once(*(asking(plain, prompt) for prompt in PROMPTS[:3]))
+    replies = begun_together(plain, *(asking(plain, prompt) for prompt in PROMPTS[:3]))
     assert [len(reply.token_ids) for reply in replies] == [40] * 3
     assert plain.num_decodes - before < 100
 
@@ -86,7 +95,8 @@ def test_texts_are_those_alone(exact_target, demo_draft, demo_head, options, sam
                 said += [work().token_ids for work in works]
             else:
                 assert opened.exactness.joined
-                assert [reply.token_ids for reply in all_at_once(*works)] == said
+                replies = begun_together(opened, *works)
+                assert [reply.token_ids for reply in replies] == said
                 assert opened.num_decodes < 110
 
 
@@ -168,7 +178,7 @@ def test_lanes_that_are_apart_share_decodes_and_leave_what_lies_between(plain, p
     said = [asking(plain, prompt, max_tokens=1)().token_ids for prompt in prompts]
     before = plain.num_decodes
     again = [[*prompts[number], *said[number]] for number in (0, 2)]
-    all_at_once(*(asking(plain, prompt) for prompt in again))
+    begun_together(plain, *(asking(plain, prompt) for prompt in again))
     assert (plain.num_decodes - before < 75) == pays
     reply = asking(plain, [*prompts[1], *said[1]], max_tokens=20)()
     assert reply.stats.cached_prompt_tokens >= 50  # in its lane
@@ -197,7 +207,8 @@ def test_what_pays_is_timed():
 def test_an_answer_says_what_it_waited(plain):
     alone = asking(plain, PROMPTS[0])().stats
     assert alone.waited_time_s == 0.0
-    for reply in all_at_once(asking(plain, PROMPTS[0]), asking(plain, PROMPTS[1])):
+    works = [asking(plain, prompt) for prompt in PROMPTS[:2]]
+    for reply in begun_together(plain, *works):
         stats = reply.stats
         worked_s = stats.draft_time_s + stats.target_time_s + stats.sampler_time_s
         assert stats.waited_time_s > 0.0
@@ -306,9 +317,8 @@ def test_a_decode_that_fails_is_one_texts_own(plain, monkeypatch):
         return real(context, batch)
 
     monkeypatch.setattr(joint_decode.llama_cpp, "llama_decode", decode)
-    found = all_at_once(
-        asking(plain, PROMPTS[0]), asking(plain, PROMPTS[1]), asking(plain, [5, poison])
-    )
+    works = [asking(plain, prompt) for prompt in (*PROMPTS[:2], [5, poison])]
+    found = begun_together(plain, *works)
     assert [reply.token_ids for reply in found[:2]] == expected
     assert isinstance(found[2], DecodeError)
     assert joint
