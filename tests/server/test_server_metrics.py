@@ -94,12 +94,12 @@ def test_the_log_has_a_line_for_each_request(server, caplog):
     server.ask("/v1/chat/completions", messages=[])
     answered, refused = logged(caplog)
     assert re.fullmatch(
-        r"POST /v1/chat/completions 200, total_s [\d.]+, model demo, wait_s 0\.\d+, first_s "
+        r"POST /v1/chat/completions 200, total_s [\d.]+, model demo, wait_s [\d.]+, first_s "
         r"[\d.]+, prompt_tokens \d+, cached_tokens \d+, tokens 20, drafted \d+, "
         r"accepted \d+, is_complete True",
         answered,
     )
-    assert re.fullmatch(r"POST /v1/chat/completions 400, total_s 0\.\d+", refused)
+    assert re.fullmatch(r"POST /v1/chat/completions 400, total_s [\d.]+", refused)
     assert "fox" not in caplog.text
 
 
