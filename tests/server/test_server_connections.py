@@ -12,9 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 import httpx
 import pytest
 
+import inside
 import server_runner
 from localspec.server import app, running
 from server_runner import running_server
+from waiting import wait_until
 
 pytestmark = pytest.mark.process
 
@@ -205,8 +207,9 @@ def test_a_head_that_comes_byte_by_byte_has_an_end(hasty):
     assert hasty.client.get("/health").status_code == 200
 
 
-def test_who_does_not_take_an_answer_is_hung_up_on(hasty):
+def test_who_does_not_take_an_answer_is_hung_up_on(hasty, monkeypatch):
     """Its system tells the server for ever that there is no room."""
+    hung_up = inside.hang_ups(monkeypatch)
     text = "The fox ran. " * 500_000
     tokens = hasty.ask("/tokenize", content=text).json()["tokens"]
     body = json.dumps({"tokens": tokens}).encode()
@@ -214,7 +217,7 @@ def test_who_does_not_take_an_answer_is_hung_up_on(hasty):
         connection.sendall(head_of("/detokenize", body) + body)
         begun = connection.recv(4096)
         assert begun.startswith(b"HTTP/1.1 200")
-        time.sleep(2)
+        wait_until(lambda: connection.getsockname() in hung_up)
         assert len(begun) + len(read_all(connection)) < len(text)
 
 

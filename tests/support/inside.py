@@ -46,7 +46,7 @@ from localspec.presets.local_models import _used_paths, _used_paths_file
 from localspec.sampling.chain import SamplerChain
 from localspec.sampling.constraint import Constraint
 from localspec.sampling.distribution import Distribution, Logits
-from localspec.server.running import Runner
+from localspec.server.running import Runner, _ClientConnection
 from localspec.speculative.loop import SpeculativeDecoder
 from localspec.speculative.model_api import result_of
 from localspec.speculative.proposers import DraftModel
@@ -341,6 +341,20 @@ def library_path(library: ctypes.CDLL) -> str:
 
 
 # server
+
+
+def hang_ups(patch: pytest.MonkeyPatch) -> list[tuple[str, int] | None]:
+    """A list that grows by the address of each client whose connection a server ends: a test
+    reads nothing until then."""
+    addresses = []
+    hang_up = _ClientConnection.hang_up
+
+    def noted(connection: _ClientConnection) -> None:
+        hang_up(connection)
+        addresses.append(connection.client)
+
+    patch.setattr(_ClientConnection, "hang_up", noted)
+    return addresses
 
 
 def say_ready(runner: Runner) -> None:
