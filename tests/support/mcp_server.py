@@ -78,6 +78,7 @@ def hang() -> str:
 @server.tool()
 async def wait(seconds: float) -> str:
     """Wait, and end where the call is cancelled."""
+    os.write(2, b"the call has come\n")
     try:
         await asyncio.sleep(seconds)
     except asyncio.CancelledError:

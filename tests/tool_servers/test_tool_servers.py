@@ -293,20 +293,28 @@ def test_a_list_without_an_end_is_cut_and_said():
 
 
 def test_a_call_without_an_answer_ends_in_time():
-    with localspec.McpServers(configured(timeout=2)) as servers:
-        with pytest.raises(ToolServerError, match=r"within 2 s"):
+    """And leaves a connection on which others are answered."""
+
+    def is_answered():
+        """Whether the next call is answered in its second, which a busy machine may take."""
+        with contextlib.suppress(ToolServerError):
+            return called(servers, "now").text == "half past nine"
+        return False
+
+    with localspec.McpServers(configured(timeout=1)) as servers:
+        with pytest.raises(ToolServerError, match=r"within 1 s"):
             called(servers, "wait", seconds=60)
-        assert called(servers, "now").text == "half past nine"
+        wait_until(is_answered)
 
 
-def test_a_call_that_is_given_up_is_cancelled_at_the_server(servers):
-    called(servers, "now")
-    future = servers.call_soon("tests", "wait", {"seconds": 60})
-    time.sleep(0.5)  # so that it is there
-    future.cancel()
-    assert called(servers, "now").text == "half past nine"
+def test_a_call_that_is_given_up_is_cancelled_at_the_server(doomed):
+    servers = doomed
     log = servers.states()[0].stderr
     assert log is not None
+    future = servers.call_soon("tests", "wait", {"seconds": 60})
+    wait_until(lambda: "the call has come" in log.read_text())
+    future.cancel()
+    assert called(servers, "now").text == "half past nine"
     wait_until(lambda: "the call was cancelled" in log.read_text())
 
 
