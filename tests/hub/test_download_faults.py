@@ -93,7 +93,8 @@ def set_timeout(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
 )  # fmt: skip
 def test_it_goes_on_where_it_stopped(hub: StandinHub, monkeypatch, faults, ranges):
     """In the same call, at the next missing byte, as long as new bytes come."""
-    set_timeout(monkeypatch, 0.5)
+    if faults[0].stall_after is not None:
+        set_timeout(monkeypatch, 0.5)  # only here: on a busy machine others may be silent, too
     hub.faults[TARGET] = faults
     localspec.download("qwen2-7b")
     expected = [None if begin is None else f"bytes={begin}-" for begin in ranges]
@@ -284,8 +285,9 @@ def test_a_download_waits_for_that_of_another_process(hub: StandinHub, part, tmp
     assert requests == []
 
 
-def test_a_callback_that_raises_ends_the_download(hub: StandinHub, part):
+def test_a_callback_that_raises_ends_the_download(hub: StandinHub, monkeypatch, part):
     """The exception reaches the caller, the threads are gone, the next call continues."""
+    monkeypatch.setattr("localspec.presets.downloads._JOIN_S", 60.0)
 
     def on_progress(progress):
         if progress.received_bytes > MB:

@@ -89,7 +89,8 @@ def test_a_server_says_what_it_is():
 def test_what_answers_otherwise_is_no_server_and_is_waited_for_briefly(
     answers, words, monkeypatch
 ):
-    monkeypatch.setattr(rpc_servers, "SERVER_WAIT_S", 0.5)
+    if "within" in words:  # others would be as silent on a busy machine
+        monkeypatch.setattr(rpc_servers, "SERVER_WAIT_S", 0.5)
     with answering(*answers) as address, pytest.raises(RpcError, match=words) as caught:
         ask_server(address)
     assert str(caught.value).startswith(address)
