@@ -63,7 +63,7 @@ class Starved:
 
 @dataclass(frozen=True)
 class Hungry:
-    """A source whose prompt takes so many bytes, one after another."""
+    """A source whose prompt takes so many bytes, one after another, and ten minutes."""
 
     num_bytes: int
 
@@ -72,6 +72,7 @@ class Hungry:
         for _ in range(self.num_bytes >> 25):
             parts.append(b"\1" * (1 << 25))
             time.sleep(0.1)
+        time.sleep(600)  # on a busy machine its memory is looked at late
         return MadePrompt(Prompt([len(parts)]))
 
 
