@@ -93,7 +93,7 @@ def test_numbers_of_a_bench_agree(few, own_folders):
     assert len(found.costs.ratios) >= 16
     assert found.costs.ratios[0] == 1.0
     assert found.costs.shares.keys() == {ProposerKind.DRAFT}
-    assert 0.0 < found.costs.plain_s < 1.0
+    assert found.costs.plain_s > 0.0
     assert found.peak_memory_bytes > 10_000_000
 
 
