@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
 import sys
-import threading
 import time
 from pathlib import Path
 
@@ -33,7 +33,7 @@ def server(tmp_path_factory):
     """Of models that call a tool of the tests' MCP server once, and say Done."""
     folder = tmp_path_factory.mktemp("mcp")
     files = {name: write_tool_caller(folder / f"{name}.gguf", name) for name in CALLED}
-    entry = {"command": sys.executable, "args": [str(SERVER)], "timeout": 5}
+    entry = {"command": sys.executable, "args": [str(SERVER)], "timeout": 60}
     with (
         pytest.MonkeyPatch.context() as patch,
         presets_of(folder, **{name: (path, 2048) for name, path in files.items()}),
@@ -201,33 +201,46 @@ def test_a_choice_of_a_tool_that_is_not_there_is_refused(server, choice, is_ther
         assert "no such tool" in response.json()["error"]["message"]
 
 
-def test_a_second_client_is_answered_while_a_call_runs(server):
-    found = {}
-
-    def ask():
-        found["hang"] = asked(server, "hang", tools=[never("hang")])
-
-    asked(server, "now")  # loads the model
-    asking = threading.Thread(target=ask)
-    asking.start()
-    wait_until(lambda: calls_under_way(server.server))
-    assert asked(server, "now")["status"] == "completed"
-    assert calls_under_way(server.server)
-    asking.join()
-    call = found["hang"]["output"][1]
-    assert call["status"] == "failed"
-    assert "within 5 s" in call["error"]
-    assert found["hang"]["output"][2]["content"][0]["text"] == "Done."
-
-
-def test_a_client_that_leaves_ends_the_call(server):
+@contextlib.contextmanager
+def hanging(server):
+    """An answer within a call that returns nothing; its client leaves at the block's end."""
     fields = {"model": "hang", "input": "Hi", "stream": True, "temperature": 0}
     fields["tools"] = [never("hang")]
     with server.client.stream("POST", "/v1/responses", json=fields) as response:
-        for line in response.iter_lines():
-            if "mcp_call.in_progress" in line:
-                break
-    wait_until(lambda: not calls_under_way(server.server), patience_s=3)
+        lines = response.iter_lines()  # where it is dropped, httpx hangs up
+        while "mcp_call.in_progress" not in next(lines):
+            pass
+        wait_until(lambda: calls_under_way(server.server))
+        yield
+
+
+def test_a_second_client_is_answered_while_a_call_runs(server):
+    asked(server, "now")  # loads the model
+    with hanging(server):
+        assert asked(server, "now")["status"] == "completed"
+        assert calls_under_way(server.server)
+
+
+def test_a_client_that_leaves_ends_the_call(server):
+    """Long before its timeout would."""
+    with hanging(server):
+        pass
+    wait_until(lambda: not calls_under_way(server.server), patience_s=30)
+
+
+@pytest.mark.usefixtures("server")  # of which it has the model
+def test_a_call_that_takes_too_long_fails_and_the_model_goes_on():
+    entry = {"command": sys.executable, "args": [str(SERVER)], "timeout": 1}
+    with (
+        localspec.McpServers({"mcpServers": {"tests": entry}}) as servers,
+        running_server(presets=["hang"], tool_servers=servers) as hasty,
+    ):
+        found = asked(hasty, "hang", tools=[never("hang")])
+    assert kinds(found) == ["mcp_list_tools", "mcp_call", "message"]
+    _, call, message = found["output"]
+    assert call["status"] == "failed"
+    assert "within 1 s" in call["error"]
+    assert message["content"][0]["text"] == "Done."
 
 
 def test_the_page_gets_the_tools_and_what_comes_of_calls(server):
