@@ -273,7 +273,9 @@ class _Check:
             reference = check.reference(prompt, seed)
         self._pace.num_texts += 1
         self._pace.num_written += len(reference.plain)
+        self._pace.is_comparing = True
         for num_draft_tokens in NUMS_DRAFT_TOKENS:
             show_progress()
             with self._pace.timed("comparing"):
                 check.compare(number, reference, num_draft_tokens)
+        self._pace.is_comparing = False

@@ -28,6 +28,9 @@ class Pace:
     num_texts: int = 0
     """The number of these texts."""
 
+    is_comparing: bool = False
+    """Whether the last of these texts is not compared as a whole yet."""
+
     @contextlib.contextmanager
     def timed(self, part: CheckPart) -> Iterator[None]:
         """A block whose time is added to a part, also if it is interrupted."""
@@ -52,7 +55,7 @@ class Pace:
         num_accepted = 0
         num_compared = 0
         for identity in identities:
-            num_accepted += min(identity.num_accepted, ENOUGH_ACCEPTED)
+            num_accepted += identity.num_accepted
             num_compared += identity.num_tokens
         accepted_s = token_s
         acceptance = 1.0
@@ -60,11 +63,18 @@ class Pace:
             accepted_s = self.seconds["comparing"] / num_accepted
             acceptance = num_accepted / num_compared
 
-        num_lacking = len(identities) * ENOUGH_ACCEPTED - num_accepted
         text_tokens = self.num_written / self.num_texts
         # Each text is written once and compared with each number of draft tokens.
         accepted_per_text = acceptance * len(NUMS_DRAFT_TOKENS) * text_tokens
-        texts_lacking = math.ceil(num_lacking / accepted_per_text)
+        num_lacking = 0
+        texts_lacking = 0
+        for identity in identities:
+            lacking_here = max(ENOUGH_ACCEPTED - identity.num_accepted, 0)
+            num_lacking += lacking_here
+            # No text serves two rules.
+            texts_lacking += math.ceil(lacking_here / accepted_per_text)
+        if self.is_comparing and texts_lacking:
+            texts_lacking -= 1  # the one that is compared is written already
         writing_s = texts_lacking * text_tokens * token_s
         comparing_s = num_lacking * accepted_s
         return writing_s + comparing_s

@@ -18,6 +18,7 @@ from localspec.cli.json_output import to_json
 from localspec.evaluation import lossless_check
 from localspec.evaluation.identity import ENOUGH_ACCEPTED, Rounding
 from localspec.evaluation.lossless_check import Finding, check
+from localspec.evaluation.time_left import Pace
 from localspec.evaluation.time_limit import EndedBy
 from localspec.speculative import verify
 from localspec.streaming.cancellation import Watch
@@ -84,6 +85,15 @@ def test_its_progress_counts_each_number_of_draft_tokens(small_pair):
     run_check(small_pair, watch=Watch(lambda stage, _left: stages.append(stage)))
     counts = [stage for stage in stages if stage.startswith("Comparing greedy text 1 of 2: ")]
     assert len(set(counts)) >= 3
+
+
+def test_its_estimate_knows_a_text_that_is_written(small_pair, monkeypatch):
+    shown = []
+    monkeypatch.setattr(Pace, "seconds_left", lambda pace, _identities: pace.is_comparing)
+    run_check(small_pair, watch=Watch(lambda _stage, left: shown.append(left)))
+    # Before a text is written, and before each comparison.
+    num_texts = shown.count(False)
+    assert shown == [False, True, True, True] * num_texts
 
 
 def test_near_ties_are_named_beside_the_tokens_that_are_right(pair):

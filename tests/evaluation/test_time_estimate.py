@@ -54,6 +54,22 @@ def test_the_time_that_is_expected_is_what_the_check_takes(costs):
         assert 0.6 * whole_s < spent_s + left_s < 1.5 * whole_s
 
 
+def test_a_text_that_is_being_compared_is_not_written_again():
+    """One rule has enough, and the text of the other is there."""
+    seconds = {"writing": 64.0, "comparing": 10.0}
+    pace = Pace(seconds, num_written=128, num_texts=2, is_comparing=True)
+    greedy = Identity(num_tokens=125, num_accepted=100)
+    assert pace.seconds_left([greedy, Identity()]) == pytest.approx(10.0)
+
+
+def test_tokens_beyond_enough_count_for_the_time_of_one():
+    """The last step of a rule may accept more tokens than it lacked."""
+    seconds = {"writing": 32.0, "comparing": 10.7}
+    pace = Pace(seconds, num_written=64, num_texts=1)
+    greedy = Identity(num_tokens=125, num_accepted=107)
+    assert pace.seconds_left([greedy, Identity()]) == pytest.approx(32.0 + 10.0)
+
+
 def report(time_s: float, seconds_needed: float | None) -> Report:
     return Report(
         rounding=Rounding(),
