@@ -94,6 +94,8 @@ class Rounding:
         num_before = len(tokens) - len(rows)
         sizes = {min(size, target.max_outputs) for size in _BATCH_SIZES}
         for size in sorted(sizes):
+            if size > len(rows):  # a short text
+                break
             self.largest_size = max(self.largest_size, size)
             target.truncate(min(num_before, target.num_cached))
             # A cache with a sliding window may have been cut further back.

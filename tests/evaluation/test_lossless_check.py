@@ -23,6 +23,7 @@ from localspec.evaluation.time_limit import EndedBy
 from localspec.speculative import verify
 from localspec.streaming.cancellation import Watch
 from spawned import count_until_wished
+from toy import TableModel
 
 
 @pytest.fixture(scope="module")
@@ -186,6 +187,17 @@ def test_rounding_is_measured_where_it_matters():
     assert (rounding.num_rows, rounding.num_argmax_changed) == (2, 1)
     assert rounding.largest_difference == pytest.approx(0.002, rel=1e-3)
     assert rounding.widest_gap_changed == pytest.approx(0.001, rel=1e-3)
+
+
+def test_a_text_that_is_too_short_for_a_batch_names_no_such_batch():
+    """Its five rows are compared in batches of two and four tokens, and of no more."""
+    tokens = [1, 2, 3, 4, 5]
+    alone = TableModel()
+    rows = np.concatenate([alone.decode([token], 1).copy() for token in tokens])
+    rounding = Rounding()
+    rounding.measure(TableModel(), rows, tokens)
+    assert rounding.num_rows == rounding.num_equal == 8
+    assert rounding.largest_size == 4
 
 
 run = functools.partial(command_line.run, "verify")
