@@ -736,6 +736,8 @@ class _PresetReader:
             has_type = isinstance(value, key_type)
             if isinstance(value, bool):
                 has_type = key_type is bool  # a bool is an int, too
+            elif key_type is float:
+                has_type = isinstance(value, int | float)  # TOML has 1 for an int
             if not has_type:
                 raise self._error(
                     where, f"{key}: is {value!r}, not of type {key_type.__name__}"

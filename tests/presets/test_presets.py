@@ -227,6 +227,19 @@ def test_a_malformed_file_names_file_table_and_key(text, words):
         read_presets("mine.toml", text, {})
 
 
+@pytest.mark.parametrize("written", ["1", "1.0"])
+def test_a_share_may_be_written_as_a_whole_number(written):
+    text = f"{PLAIN}active_share = {written}\n{TARGET}"
+    assert read_presets("mine.toml", text, {})["a"].active_share == 1.0
+
+
+@pytest.mark.parametrize("wrong", ["true", '"1"', "2", "nan"])
+def test_a_share_is_a_number_up_to_1(wrong):
+    text = f"{PLAIN}active_share = {wrong}\n{TARGET}"
+    with pytest.raises(PresetError, match="active_share"):
+        read_presets("mine.toml", text, {})
+
+
 @pytest.mark.parametrize(
     ("text", "meant"),
     [
