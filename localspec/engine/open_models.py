@@ -174,13 +174,16 @@ class CacheDisk(NamedTuple):
             value: The limit, or its number of bytes.
 
         Raises:
-            OptionError: If the number of bytes is not a whole number from 0 on.
+            OptionError: If the number of bytes is not a whole number from 0 on, or the owner
+                is not a text.
         """
         disk = value
         if not isinstance(disk, CacheDisk):
             disk = cls(disk)
-        if not (is_whole(disk.num_bytes, 0) and isinstance(disk.owner, str)):
+        if not is_whole(disk.num_bytes, 0):
             raise OptionError(f"cache_disk is {value!r}", "Give bytes: 0 (none) or more.")
+        if not isinstance(disk.owner, str):
+            raise OptionError(f"the owner of cache_disk is {disk.owner!r}", "Give a text.")
         return disk
 
 

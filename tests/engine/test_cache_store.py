@@ -113,8 +113,15 @@ def test_without_leave_nothing_is_written(load):
         asked(engine, TEXT)
     assert not kept_folder().exists()
     for wrong in (-1, True, "8GB", CacheDisk(-1)):
-        with pytest.raises(OptionError, match="cache_disk is"):
+        with pytest.raises(OptionError, match="cache_disk is") as caught:
             load(cache_disk=wrong)
+        assert caught.value.hint == "Give bytes: 0 (none) or more."
+
+
+def test_an_owner_that_is_no_text_is_named_and_not_the_number_of_bytes(load):
+    with pytest.raises(OptionError, match="the owner of cache_disk is 7") as caught:
+        load(cache_disk=CacheDisk(LARGE, 7))
+    assert "bytes" not in caught.value.hint
 
 
 def test_a_conversation_has_one_file_which_only_this_user_may_read(load):
