@@ -90,7 +90,10 @@ def inspect_installation(rpc: Sequence[str]) -> FactSheet:
     )
     add_stale_builds(sheet, _stale_builds())
     add_heads(sheet)
-    add_devices(sheet, all_devices, driver_fault(devices(), load_libraries=True))
+    fault_of_driver = ""
+    if library.has_vulkan:
+        fault_of_driver = driver_fault(devices(), load_libraries=True)
+    add_devices(sheet, all_devices, fault_of_driver)
     unused_reason = ""
     if not usable_gpus(devices()):
         unused_reason = unused_gpu(gpus=(), num_gpu_layers=None)

@@ -251,10 +251,11 @@ def _unused_gpu_in_words(target: Source) -> str:
     if target.header is None:  # only the application knows where its layers are
         return ""
     from localspec.llama.library import devices  # loads libllama
+    from localspec.llama.loaded import library
 
     num_layers = target.options.num_gpu_layers
     words = ""
-    if num_layers != 0:
+    if num_layers != 0 and library.has_vulkan:
         words = driver_fault(devices())
     if not words:
         words = unused_gpu(usable_gpus(devices()), num_layers)

@@ -64,6 +64,19 @@ class Library:
     origin: str
     """The package, setting or folder that it comes from, in words."""
 
+    @property
+    def folders(self) -> tuple[Path, Path]:
+        """The folders that may have ggml's back ends."""
+        return self.folder, self.folder.parent / "bin"
+
+    @property
+    def has_vulkan(self) -> bool:
+        """Whether ggml's back end for Vulkan is there, whatever devices it finds."""
+        back_ends: list[Path] = []
+        for folder in self.folders:
+            back_ends += folder.glob("*ggml-vulkan*")
+        return bool(back_ends)
+
 
 def find_library() -> Library:
     """The libllama to use: the first of those in the module's docstring.

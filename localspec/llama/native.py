@@ -117,7 +117,7 @@ def load_backends(lib: Any, library: binding.Library) -> None:
     """
     num_loaded = ggml_function(lib, "ggml_backend_reg_count", ctypes.c_size_t)
     load_from = ggml_function(lib, "ggml_backend_load_all_from_path", None, ctypes.c_char_p)
-    for folder in (library.folder, library.folder.parent / "bin"):
+    for folder in library.folders:
         if not num_loaded():
             with spinning_briefly():  # a back end may load libgomp
                 load_from(os.fsencode(folder))

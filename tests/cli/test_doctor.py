@@ -26,7 +26,7 @@ from localspec.cli.installation import (
     add_unused_gpu,
     inspect_installation,
 )
-from localspec.llama import placement
+from localspec.llama import drivers, loaded, placement
 from localspec.llama.devices import Device, gpus_of_drivers
 from localspec.llama.quirks.amx import AmxTrial
 from localspec.presets.presets import find_preset, hub_files, user_presets_file
@@ -171,6 +171,22 @@ def test_a_gpu_that_is_not_used_is_named_with_the_reason(
     if num_gpu_layers == 0 and not gpus:
         with localspec.load(draft_tokens=0, num_gpu_layers=0) as engine:
             assert engine.description.endswith(f"({reason})")
+
+
+@pytest.mark.parametrize("has_vulkan", [False, True])
+def test_a_variable_of_vulkan_is_no_fault_of_a_build_without_it(
+    tmp_path, monkeypatch, has_vulkan
+):
+    fault = "GGML_VK_VISIBLE_DEVICES=7 names a device that is not there"
+    monkeypatch.setenv("GGML_VK_VISIBLE_DEVICES", "7")
+    monkeypatch.setattr(drivers, "_driver_files", list)
+    if has_vulkan:
+        (tmp_path / "libggml-vulkan.so").touch()
+    monkeypatch.setattr(loaded, "library", replace(loaded.library, folder=tmp_path))
+    sheet = inspect_installation([])
+    assert sheet.values["driver_fault"] == (fault if has_vulkan else "")
+    with localspec.load(draft_tokens=0) as engine:
+        assert (fault in engine.description) is has_vulkan
 
 
 def test_a_full_gpu_and_a_full_or_closed_disk_are_problems():

