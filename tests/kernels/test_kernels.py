@@ -131,7 +131,8 @@ def test_products_that_are_wrong_in_a_part_are_named():
 
 
 @pytest.mark.process
-def test_two_libraries_are_compared_by_their_products():
+def test_two_libraries_are_compared_by_their_products(monkeypatch):
+    monkeypatch.setattr(comparing, "_NUM_ROUNDS", 1)
     folder = loaded.library.folder
     speedups = comparing.compare(folder, folder, lambda _what, _part: None)
     assert set(speedups) == {
