@@ -643,7 +643,8 @@ def _add_item(messages: list[Message], item: Fields) -> None:
     """Add an item of the input to the messages.
 
     A thought, the text after it and the calls after that become one message. An item of an
-    unknown type is ignored. Raises RequestError.
+    unknown type is ignored, but a reference to an item is refused: without the model's own
+    answers the conversation would be another one. Raises RequestError.
     """
     item_type = item.text("type") or "message"
     if item_type == "message":
@@ -677,6 +678,12 @@ def _add_item(messages: list[Message], item: Fields) -> None:
                 "content": item.value("output"),
                 "tool_call_id": call_id,
             }
+        )
+    elif item_type == "item_reference":
+        item.refuse(
+            "type",
+            "Responses are not stored: send the item itself. Clients do so if their option "
+            "store is false.",
         )
     elif not item_type.startswith("mcp_"):  # `messages_of_item` reads these
         logger.debug("an item of type %.80r is ignored", item_type)

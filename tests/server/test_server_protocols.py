@@ -485,6 +485,12 @@ def test_log_probabilities_are_told_where_they_are_asked_for(server, name):
 
 
 IMAGE = [{"role": "user", "content": [{"type": "image_url"}]}]
+# As Vercel's AI SDK sends what the model said, unless its option store is false.
+REFERRING = [
+    {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]},
+    {"type": "item_reference", "id": "msg_1"},
+    {"role": "user", "content": [{"type": "input_text", "text": "And?"}]},
+]
 NAMELESS = {"name": ["f"], "input_schema": FEW}
 INNER = {"type": "namespace", "name": "n", "tools": [{"type": "function", **NAMELESS}]}
 
@@ -504,6 +510,7 @@ INNER = {"type": "namespace", "name": "n", "tools": [{"type": "function", **NAME
         ("completions", {"echo": True, "suffix": "x"}, "echo is true"),
         ("responses", {"previous_response_id": "resp_1"}, "previous_response_id"),
         ("responses", {"background": True}, "background"),
+        ("responses", {"input": REFERRING}, "Responses are not stored: send the item itself"),
         ("responses", {"tools": [{"type": "function", **NAMELESS}]}, 'name is ["f"]'),
         ("responses", {"tools": [{**INNER, "name": {}}]}, "name is {}"),
         ("responses", {"tools": [INNER]}, 'name is ["f"]'),
