@@ -36,6 +36,11 @@ _COUNTED_GROUP = re.compile(r"\((?:[^()\\]|\\.)*[+*](?:[^()\\]|\\.)*\)\{(\d*),?(
 _COUNTS = (
     "minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties",
 )  # fmt: skip
+_MAY_BE_NULL = ("const", "default")
+_ANY_NAMES: tuple[Node, ...] = (
+    {},
+    {"type": "string"},
+)  # values of propertyNames that allow any name
 # Keywords that apply to a value together with those of another schema for the same value.
 _COMBINED = {
     "allOf", "$ref", "pattern", "format", "properties", "patternProperties", "items",
@@ -91,6 +96,7 @@ class _SchemaReader:
 
     def change(self, node: Node) -> None:
         """Change one part of the schema in place, so that llguidance can read it."""
+        _remove_empty_keywords(node)
         for keyword in _COUNTS:
             count = node.get(keyword)
             if isinstance(count, float) and count.is_integer():
@@ -185,6 +191,18 @@ class _SchemaReader:
                 "many remainders",
                 "Write one multipleOf that says it all, or do not combine parts.",
             )
+
+
+def _remove_empty_keywords(node: Node) -> None:
+    """Remove keywords that say nothing, but with which llguidance refuses a schema.
+
+    Programs in Go write null for what is missing; Zod writes that all names are texts.
+    """
+    for keyword in list(node):
+        if node[keyword] is None and keyword not in _MAY_BE_NULL:
+            del node[keyword]
+    if node.get("propertyNames") in _ANY_NAMES:
+        del node["propertyNames"]
 
 
 def _num_remainders(divisor: object) -> int:

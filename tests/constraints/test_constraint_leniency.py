@@ -54,6 +54,30 @@ def test_whole_numbers_may_have_a_fraction_of_zero(engine, schema, good, bad):
     assert not fits(engine, schema, bad)
 
 
+def test_a_keyword_that_says_nothing_is_no_reason_to_refuse_a_schema(engine):
+    """Zod says that names are texts, and Go writes null for an empty list."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "a": {"const": None, "enum": None},
+            "b": {
+                "type": "object",
+                "propertyNames": {"type": "string"},
+                "additionalProperties": {"type": "integer"},
+                "properties": None,
+            },
+        },
+        "required": ["a"],
+        "propertyNames": None,
+    }
+    spec = ConstraintSpec("json_schema", json.dumps(schema), is_strict=True)
+    assert problem_with(spec) is None
+    assert not_kept(spec) == ()
+    assert fits(engine, schema, '{"a": null, "b": {"x": 1}}')
+    assert not fits(engine, schema, '{"a": null, "b": {"x": "1"}}')
+    assert not fits(engine, schema, '{"a": 1}')
+
+
 PASSED_OVER = {
     "word boundary": ({"pattern": r"\bfox\b"}, (r"pattern \bfox\b",)),
     "backspace": ({"pattern": r"[\b]"}, (r"pattern [\b]",)),
