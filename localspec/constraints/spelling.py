@@ -122,6 +122,8 @@ class Spelling:
             before_last_character = text[:-1]
             if any(mark in before_last_character for mark in marks):
                 with_whole_mark.add(token)
-            if text.startswith(ends_tuple) and text not in mark_ends:
+            # A token that is an end itself counts if it begins with a shorter one: "##" may be
+            # the end "#" of the mark "###", and a "#" after it.
+            if before_last_character.startswith(ends_tuple):
                 with_mark_end.add(token)
         return Crossing(frozenset(with_whole_mark), frozenset(with_mark_end))

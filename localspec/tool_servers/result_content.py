@@ -26,12 +26,13 @@ def foreign_result(result: Mapping[str, Any]) -> ForeignResult:
             pictures.append(f"data:{block.get('mimeType')};base64,{block.get('data')}")
         else:
             texts.append(_block_text(block))
-    structured_content = result.get("structuredContent")
-    if structured_content is not None and not texts and not pictures:
-        texts.append(json.dumps(structured_content, ensure_ascii=False))
     text = "\n".join(texts)
     if not text and not pictures:
-        text = _EMPTY
+        structured_content = result.get("structuredContent")
+        if structured_content is None:
+            text = _EMPTY
+        else:
+            text = json.dumps(structured_content, ensure_ascii=False)
     is_error = bool(result.get("isError"))
     if is_error:
         text = f"Error: {text}"

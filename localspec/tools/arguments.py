@@ -88,7 +88,8 @@ class ArgumentReader(abc.ABC):
 
         Args:
             end: Matches the end.
-            marks: Texts with which the end may begin. An incomplete one waits.
+            marks: Texts with which the end may begin. If the text so far ends with a part of
+                one, that part is not yielded until more text shows whether it is the end.
         """
         yield '"'
         match = end.search(self.rest, self._at)
@@ -456,14 +457,17 @@ def _may_be_word(text: str) -> bool:
 
 
 def _json_escape(escape: str) -> str:
-    """An escape in Python's notation, in JSON's notation."""
+    """Rewrite an escape of Python for a JSON string.
+
+    An escape that JSON lacks, other than \\x and \\', becomes text with its backslash.
+    """
     if escape[1] == "x":
         return f"\\u00{escape[2:]}"
     if escape[1] == "'":
         return "'"
     if escape[1] in '"\\/bfnrtu':
         return escape
-    return f"\\{escape}"
+    return json_text(escape)[1:-1]
 
 
 _MARK = re.compile(r"\[[A-Z_]+\]|<[|\uff5c/A-Za-z][^<>]*>")

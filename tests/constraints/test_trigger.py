@@ -16,7 +16,7 @@ from localspec.streaming.answer_options import AnswerOptions
 from localspec.streaming.answer_text import Prompt
 from toy_constraint import ToyConstraint, ToyVocabulary
 
-TEXTS = ["a", "b", "c", "ab", "ba", "cab", "abc", "bca", "aab", "caba", ""]
+TEXTS = ["a", "b", "c", "ab", "ba", "cab", "abc", "bca", "aab", "caba", "cc", ""]
 END = len(TEXTS) - 1
 LETTERS = {"b": 1, "c": 2}
 
@@ -52,7 +52,7 @@ def may_come(said, token, triggers):
     return all(letter == "bc"[index % 2] for index, letter in enumerate(behind))
 
 
-@pytest.mark.parametrize("triggers", [("a",), ("ab",), ("aab", "bb"), ("caba", "cc")])
+@pytest.mark.parametrize("triggers", [("a",), ("ab",), ("aab", "bb"), ("caba", "cc"), ("ccc",)])
 def test_the_mask_in_the_free_part_is_the_definition_s(triggers):
     for said in itertools.product(range(3), repeat=4):
         state = free_until(triggers)

@@ -179,6 +179,9 @@ def test_a_picture_is_not_repeated_in_the_text():
     assert found.pictures == ("data:image/png;base64,AAAA",)
     alone = foreign_result({"content": [], "structuredContent": {"sum": 42}})
     assert alone.text == '{"sum": 42}'
+    empty = {"type": "text", "text": ""}
+    without_text = foreign_result({"content": [empty], "structuredContent": {"sum": 42}})
+    assert without_text.text == '{"sum": 42}'
 
 
 def test_a_destructive_call_is_not_made_where_nobody_is_asked(tmp_path):

@@ -14,8 +14,9 @@ from call_grammars import after_trigger, allows, grammar_of
 from call_reading import read_answer
 from examples import num_examples
 from localspec.errors import ConstraintError
+from localspec.tools.arguments import GemmaArguments
 from localspec.tools.schemas import branches, fits, takes_text
-from localspec.tools.tool import tool_use
+from localspec.tools.tool import Tool, tool_use
 
 pytest.importorskip("llguidance", reason="llguidance is not installed")
 
@@ -235,3 +236,21 @@ def test_schemas_that_refer_to_one_another_in_many_ways_are_read_at_once(word):
     assert fits(1, first, root)
     assert not fits("1", first, root)
     assert branches(first, root)[-1] == (root["$defs"]["30" if word == "anyOf" else "0"])
+
+
+@pytest.mark.parametrize(
+    ("escape", "value"),
+    [
+        (r"\n", "\n"),
+        (r"\u00e9", "é"),
+        (r"\x41", "A"),
+        (r"\'", "'"),
+        (r"\d", r"\d"),
+        ("\\\n", "\\\n"),
+        ("\\\t", "\\\t"),
+    ],
+)
+def test_an_escape_that_json_lacks_is_text(escape, value):
+    reader = GemmaArguments(Tool("f", "", {}), is_enforced=False)
+    arguments = reader.push(f'{{text:"a{escape}b"}}')
+    assert json.loads(arguments) == {"text": f"a{value}b"}
