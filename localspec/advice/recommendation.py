@@ -19,7 +19,7 @@ from localspec.hub.hub_file import HubModel
 from localspec.llama.placement import has_experts, is_in_main_memory
 from localspec.planning.free_memory import MemoryRoom
 from localspec.planning.plan import fits_by_size, fits_on_gpus
-from localspec.policy.profile import kept_profiles
+from localspec.policy.profile import contents_of, kept_profiles
 from localspec.presets.located import PresetState
 
 ENOUGH_TOKENS_PER_S = 5.0  # about as fast as people read
@@ -174,12 +174,12 @@ def _steps_s() -> dict[str, float | None]:
     """
     steps_s: dict[str, float | None] = {}
     for _, identity, learned in kept_profiles():
-        content = identity[0].partition(" ·")[0]
-        steps_s.setdefault(content, _step_s(learned))
+        target_content = contents_of(identity)[0]
+        steps_s.setdefault(target_content, _fastest_step_s(learned))
     return steps_s
 
 
-def _step_s(learned: dict[str, object]) -> float | None:
+def _fastest_step_s(learned: dict[str, object]) -> float | None:
     """Seconds of the fastest target-only step of a profile; None if it has none.
 
     Args:

@@ -162,7 +162,8 @@ def _decoded(data: bytes, encoding: str) -> str:
 def _refuse_damaged_or_binary(data: bytes, error: UnicodeDecodeError) -> None:
     """Raise ValueError for bytes that are not text, or are damaged UTF-8.
 
-    UTF-8 counts as damaged if more characters of several bytes are valid than invalid.
+    Bytes are taken for damaged UTF-8, and not for another encoding, if they have more valid
+    than invalid characters of several bytes.
 
     Args:
         data: The bytes, which are not valid UTF-8.

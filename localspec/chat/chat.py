@@ -420,12 +420,14 @@ class ChatRecord(AnswerRecord):
         super().__init__(options)
         self.owner: Chat = chat
         self._turn_start = turn_start
+        # Only a new question gets the chat's own list; other requests get fewer turns.
         self._is_new_question = turns is chat._turns
         self._unfinished = unfinished
         self._made_prompt: MadePrompt | None = None  # None until the answer has begun
         self._follow(turns)
         if unfinished is not None:
-            self.turn = unfinished.turn
+            # The same number, so that the same stream of random numbers continues.
+            self.turn_number = unfinished.turn_number
 
     def _follow(self, turns: list[Turn]) -> None:
         """Set the turns that the answer's turn follows, and the chat's state at this moment.
@@ -433,7 +435,7 @@ class ChatRecord(AnswerRecord):
         The prompt itself is made later, from `_chat_source`.
         """
         chat = self.owner
-        self.turn = chat._num_asked
+        self.turn_number = chat._num_asked
         self._revision = chat._revision
         self._turns = turns
         # The last turn, if this answer replaces or continues it; empty for a new question. The
@@ -469,7 +471,7 @@ class ChatRecord(AnswerRecord):
             )
         self._made_prompt = made
         chat._revision += 1
-        chat._num_asked = max(chat._num_asked, self.turn + 1)
+        chat._num_asked = max(chat._num_asked, self.turn_number + 1)
         chat._tools = self._chat_source.use.tools
         forgotten = chat._forgotten + self._turns[: made.num_dropped_turns]
         turns = self._kept_turns(made) + self._replaced_turns
@@ -511,7 +513,7 @@ class ChatRecord(AnswerRecord):
                 tokens=[*prompt.tokens, *reply.token_ids],
                 num_said=prompt.num_said + len(reply.token_ids),
             )
-            chat._unfinished = Unfinished(prompt_with_answer, self.turn, revision)
+            chat._unfinished = Unfinished(prompt_with_answer, self.turn_number, revision)
 
     def _continued_answer(self, reply: Reply) -> Message:
         """The message of the chat's last answer with the reply's text and thoughts added."""

@@ -276,8 +276,10 @@ def _content(number: int, content: object, *, is_question: bool) -> dict[str, An
 def _read_part(number: int, part: object, *, is_question: bool) -> str | PictureData:
     """The text or the picture of one part of a content.
 
-    A note replaces an image that cannot be read, audio, video and files; if `is_question`, they
-    raise OptionError. So does any other part. Arguments as for `_content`.
+    Audio, video, files, and an image that cannot be read become a note, or raise OptionError if
+    `is_question`. A part of another kind always raises OptionError.
+
+    Arguments as for `_content`.
     """
     kind = None
     if isinstance(part, Mapping):

@@ -414,7 +414,7 @@ _FILTERS: dict[str, Callable[..., None]] = {
     "wordwrap": _check_wrapping,
 }
 # For web pages and programmers: the size of their results is hard to compute before.
-_MISSING_FILTERS = ("pprint", "urlize", "xmlattr")
+_REMOVED_FILTERS = ("pprint", "urlize", "xmlattr")
 
 
 def _bounded(original: Callable[..., Any], check: Callable[..., None]) -> Callable[..., Any]:
@@ -575,7 +575,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
         )
         for name, check in _FILTERS.items():
             self.filters[name] = _bounded(self.filters[name], check)
-        for name in _MISSING_FILTERS:
+        for name in _REMOVED_FILTERS:
             del self.filters[name]
         self.filters["join"] = _joined
         self.filters["tojson"] = _to_json

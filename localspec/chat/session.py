@@ -132,10 +132,11 @@ def check_exists(name: str) -> None:
 
 
 def check_opens(name: str) -> None:
-    """Raise the error that opening the session, or a new one of that name, would raise.
+    """Raise early what locking and reading the session, or a new one of that name, would raise.
 
     Raises OptionError for a bad name, SessionError for a session that is open in another
-    process or cannot be read.
+    process, cannot be read or cannot be locked. Faults of its turns and pictures are found
+    only by `Session.resume`.
     """
     name = known_name(name)
     lock_session(name).release()

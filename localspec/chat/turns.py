@@ -254,8 +254,8 @@ class Unfinished(NamedTuple):
     prompt: Prompt
     """The prompt of the answer, with the answer's tokens at its end."""
 
-    turn: int
-    """The number of its turn, which is part of the addresses of its random numbers."""
+    turn_number: int
+    """As in `AnswerRecord`."""
 
     revision: int
     """The chat's count of changes (`Chat._revision`) directly after the answer."""

@@ -212,7 +212,7 @@ def _report_headline(report: Report) -> str:
     """The verdict in one sentence."""
     if report.finding is Finding.LOSSLESS:
         return (
-            f"Lossless: {_identical_words(report)}, as far as {report.time_s:.0f} s of "
+            f"Lossless: {_identical_count(report)}, as far as {report.time_s:.0f} s of "
             "checking can see."
         )
     if report.finding is Finding.NOT_LOSSLESS:
@@ -220,11 +220,11 @@ def _report_headline(report: Report) -> str:
     after = "after"
     if report.ended_by is EndedBy.INTERRUPT:
         after = "stopped after"
-    known = _identical_words(report) or "no drafted token was compared yet"
+    known = _identical_count(report) or "no drafted token was compared yet"
     return f"Not enough evidence for a verdict, {after} {duration(report.time_s)}: {known}."
 
 
-def _identical_words(report: Report) -> str:
+def _identical_count(report: Report) -> str:
     """How many of the accepted draft tokens are the target's own; "" if none was compared.
 
     Only for a report without bugs: its other accepted tokens are near ties.

@@ -364,6 +364,8 @@ class PairOptions:
     sampling_changes: dict[str, Any]
     seed: int | None
     rule: RuleName | None
+    """The rule that accepts or replaces draft tokens."""
+
     max_tokens: int | None
     show_draft: bool
 
@@ -438,10 +440,10 @@ class PairOptions:
 
         sampling = changed_sampling(engine, self.sampling_changes)
         return AnswerOptions(
-            sampling,
-            self.seed,
-            self.rule,
-            self.max_tokens,
+            sampling=sampling,
+            seed=self.seed,
+            rule=self.rule,
+            max_tokens=self.max_tokens,
             **more,
         )
 

@@ -186,8 +186,8 @@ class AfterBoundary:
             if cached_mask is None:
                 return None
             return cached_mask.copy()
-        # At the start, too: an answer that does not begin with an opening is constrained from
-        # its first token.
+        # START, BETWEEN and AFTER have the mask of `inner`: an answer that does not begin with
+        # an opening is constrained from its first token.
         mask = self._inner.mask()
         if mask is not None:
             mask[list(self._exempt)] = True

@@ -55,8 +55,8 @@ class CacheStore:
 
     Args:
         disk: The most bytes of all files in the folder together, and the owner of the texts.
-        identities: Returns the identities of the models, the target's first, while the target's
-            adapters have the scales that it gets.
+        identities: A function of the scales of the target's adapters. It returns the
+            identities of the models under these scales, the target's first.
         num_restorable: The target's `Cache.num_restorable`.
         most_tokens: The most tokens that the target's context holds.
     """

@@ -417,7 +417,7 @@ class Engine(BaseEngine):
         seed = options.seed
         if seed is None:
             seed = fresh_seed()
-        randomness = Randomness(seed, record.turn, prompt.num_said)
+        randomness = Randomness(seed, record.turn_number, prompt.num_said)
         rule = make_rule(plan.rule, randomness)
         num_before = num_tokens - prompt.num_said  # without the beginning of the answer
         chain = self._resolver.chain(plan.sampling, num_before, constraint, prompt.num_said)

@@ -268,12 +268,12 @@ class Bench:
         """
         if self.costs is None or not self.costs.are_steady or len(self.costs.ratios) < 2:
             return {}
-        steps = (0.0, *self.costs.ratios)
+        times = (0.0, *self.costs.ratios)  # of decodes, by the number of tokens from 0
         shares = {ProposerKind.LOOKUP: 0.0, **self.costs.shares}
-        most_draft_tokens = len(steps) - 2
+        most_draft_tokens = len(self.costs.ratios) - 1  # a decode has one token more
         rates = {}
         for kind, share in shares.items():
-            rates[kind] = break_even_acceptance(Curve(steps, share), most_draft_tokens)
+            rates[kind] = break_even_acceptance(Curve(times, share), most_draft_tokens)
         return rates
 
 
@@ -434,13 +434,13 @@ class _BenchRun:
     def _ask(self, kind: _Kind, until_s: float) -> None:
         """Write one more answer, and add what was measured to its kind.
 
-        A task that does not fit the context is left out. If no task remains, its ContextError
-        is raised. Raises Interrupted if the measurement is to end.
+        A task that does not fit the context is left out. If no task of any kind remains, its
+        ContextError is raised. Raises Interrupted if the measurement is to end.
 
         Args:
             kind: The kind of text.
             until_s: Seconds since the start of the measurement. From then on the answer ends
-                as soon as it has the fewest stretches for an estimate.
+                as soon as it has `FEWEST` stretches: fewer give no estimate.
         """
         self.watch.progress(self._stage(kind), None)
         rounds = Rounds(self.policy)

@@ -133,7 +133,10 @@ def read_adapter(path: str | os.PathLike[str]) -> Header:
 
 
 def checked_adapter(header: Header) -> Header:
-    """The header of a LoRA adapter with itself as its only part. Raises as `read_adapter`."""
+    """Check that a header is that of a usable LoRA adapter. Raises as `read_adapter`.
+
+    Returns the header with its file as the only one of its `parts`.
+    """
     path = header.path
     metadata = header.metadata
     kind = metadata.get("general.type", "model")

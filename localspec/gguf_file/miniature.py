@@ -187,9 +187,10 @@ def _cut_entry(
     num_blocks: int,
     num_layers: int,
 ) -> bytes:
-    """An entry whose array, if it has a number for each block, ends after `num_layers`.
+    """The entry with its array cut to `num_layers` numbers, if it has one for each block.
 
-    An entry without such an array is returned as it is. The bytes of an entry are the key's
+    The blocks are the model's layers and those of its head. Any other entry is returned as it
+    is. The bytes of an entry are the key's
     length and the key, the type of the value, and the value: of an array, the type of the
     numbers, their count, and the numbers.
     """

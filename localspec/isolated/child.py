@@ -105,7 +105,7 @@ class ServedRecord(AnswerRecord):
         servers: Sequence[str] = (),
     ) -> None:
         super().__init__(message.options, message.source)
-        self.turn = message.turn
+        self.turn_number = message.turn_number
         self.client = message.client
         self.finds_its_text = message.finds_its_text
         self.sends_prompt = message.sends_prompt

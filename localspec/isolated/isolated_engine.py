@@ -306,7 +306,7 @@ class IsolatedEngine(BaseEngine):
                 attempt.number,
                 _without_sent_pictures(source, process),
                 options,
-                record.turn,
+                record.turn_number,
                 conversation,
                 record.client,
                 record.finds_its_text,

@@ -37,7 +37,7 @@ class StartAnswer:
 
     options: AnswerOptions
 
-    turn: int
+    turn_number: int
     """As in `AnswerRecord`, like `client`, `finds_its_text` and `sends_prompt`."""
 
     conversation: int | None

@@ -250,8 +250,8 @@ def timed_products(ggml: Ggml) -> dict[str, float]:
     pattern = random_values(_TIMED_WIDTH * _PATTERN_ROWS, seed=3)
     for name in TIMED_TYPES:
         kind = TYPES[name]
-        rows = ggml.quantized(kind, pattern, _TIMED_WIDTH)
-        weights = rows * (_TIMED_OUTPUTS // _PATTERN_ROWS)
+        pattern_rows = ggml.quantized(kind, pattern, _TIMED_WIDTH)
+        weights = pattern_rows * (_TIMED_OUTPUTS // _PATTERN_ROWS)
         for num_rows in TIMED_ROWS:
             batch = random_values(_TIMED_WIDTH * num_rows, seed=4)
             graph, _ = ggml.graph_of_product(kind, weights, batch, _TIMED_WIDTH)

@@ -280,7 +280,8 @@ def embedding_batch_size(header: Header, context_length: int) -> int:
 def text_batch_size(options: LlamaOptions, context_length: int) -> int:
     """The most tokens of a text that one decode takes.
 
-    If pictures need larger graphs than texts, it is the size of a graph without pictures.
+    It is `BATCH_SIZE`, unless the context's graphs were made larger for pictures. Then it is
+    the size of a graph for texts alone, so that texts are computed in graphs of that size.
     """
     graph_size = graph_batch_size(options.flash_attention, context_length)
     if options.num_picture_cells > graph_size:

@@ -150,7 +150,7 @@ class AnswerRecord:
         source: Makes its prompt; None if a subclass overrides `source`.
     """
 
-    turn: int = 0
+    turn_number: int = 0
     """The number of the conversation's turn, a part of every random number's address."""
 
     owner: object | None = None
