@@ -11,13 +11,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from localspec.errors import OptionError, did_you_mean, require_unicode
+from localspec.errors import ConstraintError, OptionError, did_you_mean, require_unicode
 from localspec.tools.functions import described
+from localspec.tools.schemas import resolved
 
 _NAME = re.compile(r"[A-Za-z0-9_.:/-]{1,128}")
 _SURROGATE = re.compile(r"[\ud800-\udfff]")
 MOST_TOOLS = 1024  # each becomes a part of the grammar and of the prompt
 _ID_LENGTH = 9  # as Mistral's templates require; others take any length
+# Keywords that may stand beside a reference from the root of a tool's schema.
+_BESIDE_REFERENCE = {
+    "$defs", "definitions", "$schema", "$id", "type", "title", "description"
+}  # fmt: skip
 _EXAMPLE = (
     'Give a function, {"name": …, "description": …, "parameters": {a JSON schema}}, or '
     "OpenAI's form."
@@ -283,9 +288,29 @@ def _checked(number: int, tool: object) -> Tool:
 def _parameters_in(declared: Mapping[str, Any]) -> Any:
     """The parameters in a tool's declaration; an empty schema if it has none."""
     for keyword in ("parameters", "input_schema"):
+        if isinstance(declared.get(keyword), Mapping):
+            return _with_content(declared[keyword])
         if declared.get(keyword) is not None:
             return declared[keyword]
     return {}
+
+
+def _with_content(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A schema with the content to which its root refers, so that it has properties.
+
+    Pydantic writes such a root for a model that refers to itself, and zod-to-json-schema for
+    one with a name. A root with further keywords that constrain a value stays as it is.
+    """
+    if schema.keys() - _BESIDE_REFERENCE not in ({"$ref"}, {"allOf"}):
+        return schema
+    try:
+        content = resolved(schema, schema)
+    except ConstraintError:
+        return schema  # the error is raised where the schema is to be enforced
+    if content is schema or not isinstance(content, Mapping):
+        return schema
+    beside = {key: value for key, value in schema.items() if key in _BESIDE_REFERENCE}
+    return {**beside, **content}
 
 
 def _mode_and_names(choice: object) -> tuple[object, tuple[Any, ...] | None]:

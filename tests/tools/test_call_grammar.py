@@ -195,6 +195,21 @@ def test_a_call_and_another_answer_have_references_of_their_own(name, parameters
     assert not allows(grammar, written_call(name, inner_list))
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("word", ["$defs", "definitions"])
+def test_the_root_of_a_tool_s_schema_may_be_a_reference(name, word):
+    """As Pydantic and zod-to-json-schema write it for what refers to itself."""
+    path = f"#/{word}/tree"
+    parameters = {"$ref": path, word: {"tree": tree_with(path)}, "title": "A tree"}
+    use = tool_use([{"name": "f", "parameters": parameters}], "required", is_parallel=False)
+    assert set(use.tools[0].parameters["properties"]) == set(TREES[0] | TREES[1] | TREES[2])
+    grammar = enforced_grammar(tools_of(FAMILIES[name].template).form, use, {})
+    for tree in TREES:
+        assert allows(grammar, written_call(name, tree)), tree
+    for tree in (*NO_TREES, {}, {"value": "x"}, {"value": 1, "more": 2}):
+        assert not allows(grammar, written_call(name, tree)), tree
+
+
 @pytest.mark.parametrize("name", ["Qwen3-Coder", "Gemma 4"])
 def test_a_reference_that_leads_to_no_content_is_refused_where_a_call_is_required(name):
     form = tools_of(FAMILIES[name].template).form
