@@ -92,19 +92,18 @@ class Acceptance:
             self._shifts = np.zeros(num_bins)
         self._prior: Weights = prior / prior.sum()
         self._shares = np.full(num_bins, 1.0 / num_bins)  # of the bins among judged tokens
-        self._weights: Weights = self._prior.copy()
-        self._num_passed = 0  # tokens since the weights were updated
+        self._weights: Weights = self._prior.copy()  # after the last judged token
+        self._num_passed = 0  # tokens by which they have to age
         self._chances = _chances_by_bin(self._shifts)  # (bins, regimes)
 
     @property
     def weights(self) -> Weights:
         """(regimes,) probabilities of the rates in `RATES` now."""
-        # Updated on demand, since most target-only steps do not need them.
-        if self._num_passed > 0:
-            same_chance = (1.0 - _HAZARD) ** self._num_passed  # that no new one was drawn
-            self._weights = same_chance * self._weights + (1.0 - same_chance) * self._prior
-            self._num_passed = 0
-        return self._weights
+        # Computed on demand, since most target-only steps do not need them, and not kept, since
+        # a replay may still judge the tokens that have passed.
+        same_chance = (1.0 - _HAZARD) ** self._num_passed  # that no new one was drawn
+        weights: Weights = same_chance * self._weights + (1.0 - same_chance) * self._prior
+        return weights
 
     def chances(self, confidence: float) -> Weights:
         """(regimes,) the chance in each regime that a token of this confidence is accepted."""
@@ -149,6 +148,7 @@ class Acceptance:
         likelihoods = outcome * chances + (1.0 - outcome) * (1.0 - chances)
         weights = self.weights * likelihoods
         self._weights = weights / weights.sum()
+        self._num_passed = 0
         self.num_seen += 1
         # The prior is the mean of all weights so far at first, later of the most recent ones.
         share = 1.0 / (_PRIOR_TOKENS + self.num_seen)
@@ -158,6 +158,11 @@ class Acceptance:
     def age(self, num_tokens: int) -> None:
         """Let the regime become less certain, after num_tokens of text."""
         self._num_passed += num_tokens
+
+    def take_back(self, num_tokens: int) -> None:
+        """Take back the `age` of the last num_tokens of text, which are judged after all."""
+        # At least 0, since a step that reads a picture lets no token pass.
+        self._num_passed = max(self._num_passed - num_tokens, 0)
 
     def as_dict(self) -> dict[str, Any]:
         """The content to save for the next process, in JSON's types."""

@@ -231,13 +231,7 @@ class AdaptiveDraftPolicy(DraftPolicy):
         prospect = self.prospects[proposer]
         num_read = replay_scores.num_read
         self.costs.learn_draft(prospect.kind, num_read, 0, seconds)
-        sources = replay_scores.sources
-        for index, (confidence, chance) in enumerate(replay_scores.chances):
-            source = prospect.state.source
-            if sources:
-                source = sources[index]
-            # 1: with each of these tokens the regime may have changed.
-            prospect.learn_token(confidence, chance, 1, source)
+        prospect.learn_replay(replay_scores)
         cost = num_read * self.costs.read_token_cost(prospect.kind)
         self._budget -= cost
         prospect.replay_cost += cost

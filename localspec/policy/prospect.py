@@ -8,7 +8,12 @@ import numpy as np
 
 from localspec.policy.acceptance import ACCEPTED_BY_RATE, REGIME_TOKENS, Acceptance, Weights
 from localspec.policy.cost import Costs
-from localspec.speculative.policy_api import MatchSource, ProposerKind, ProposerState
+from localspec.speculative.policy_api import (
+    MatchSource,
+    ProposerKind,
+    ProposerState,
+    ReplayScores,
+)
 
 # Tokens for which a proposer is paused after a first trial that did not pay, or where no trial
 # is allowed. After each further trial the pause is twice as long, up to two regimes
@@ -119,6 +124,16 @@ class Prospect:
         """Let regimes become less certain, after num_tokens of text."""
         for acceptance in self._by_source:
             acceptance.age(num_tokens)
+
+    def learn_replay(self, replay_scores: ReplayScores) -> None:
+        """Learn from the tokens that a replay has judged, which `age` has let pass already."""
+        chances = replay_scores.chances
+        sources = replay_scores.sources or [self.state.source] * len(chances)
+        for source in sources:
+            self._by_source[source].take_back(1)
+        for (confidence, chance), source in zip(chances, sources, strict=True):
+            # 1: with each of these tokens the regime may have changed.
+            self.learn_token(confidence, chance, 1, source)
 
     def learn_token(
         self,

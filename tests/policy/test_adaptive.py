@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from localspec.policy.acceptance import Acceptance
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.policy.cost import Costs
 from localspec.speculative.policy_api import (
@@ -307,6 +308,46 @@ def test_matches_in_another_conversation_say_nothing_of_those_in_the_prompt():
     assert expected(MatchSource.PROMPT) > 1.5 * before[MatchSource.PROMPT]
     made.reset()  # of what kind the next text is, this one does not say
     assert {source: expected(source) for source in MatchSource} == before
+
+
+def test_a_token_that_a_replay_judges_ages_the_acceptance_once():
+    """As a step lets it pass before, and the policy may look at the acceptance in between."""
+    made = policy()
+    (draft,) = made.prospects
+    expected = Acceptance(ProposerKind.DRAFT)
+    made.replay(0, ReplayScores([(0.9, 1.0)], 1), 0.0)
+    expected.learn(0.9, 1.0)
+    for _ in range(20):
+        made.learn(step(1.0, 1))
+        assert draft.acceptance.weights.sum() == pytest.approx(1.0)
+    made.replay(0, ReplayScores([(0.9, 1.0)] * 8, 8), 0.0)
+    expected.age(12)
+    for _ in range(8):
+        expected.age(1)
+        expected.learn(0.9, 1.0)
+    assert draft.acceptance.weights == pytest.approx(expected.weights)
+
+
+def test_matches_of_each_source_age_by_the_length_of_the_text():
+    """A token that is judged for one source passes for the others, too."""
+    made = AdaptiveDraftPolicy({ProposerKind.LOOKUP: 0.0}, 1)
+    (lookup,) = made.prospects
+    expected = {source: Acceptance(ProposerKind.LOOKUP, source) for source in MatchSource}
+    made.replay(0, ReplayScores([(0.6, 1.0)] * len(expected), 0, list(expected)), 0.0)
+    for acceptance in expected.values():
+        acceptance.learn(0.6, 1.0)
+    text = [MatchSource.PROMPT, MatchSource.ANSWER] * 4
+    for _ in text:
+        made.learn(step(1.0, 1))
+    made.replay(0, ReplayScores([(0.6, 1.0)] * len(text), 0, text), 0.0)
+    for source in MatchSource:
+        num_judged = text.count(source)
+        expected[source].age(len(text) - num_judged)
+        for _ in range(num_judged):
+            expected[source].age(1)
+            expected[source].learn(0.6, 1.0)
+        lookup.prepare(ProposerState(16, source=source), 16)
+        assert lookup.acceptance.weights == pytest.approx(expected[source].weights)
 
 
 def test_the_first_answer_begins_with_the_acceptance_that_it_is_given():
