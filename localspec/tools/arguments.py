@@ -448,7 +448,12 @@ _QUOTES = "'\""
 _BARE_KEY = re.compile("[^:]+(?=:)")
 _WORD = re.compile(r"[^\s,:\[\]{}()'\"]+(?=[\s,:\[\]{}()'\"])")
 _PLAIN = {quote: re.compile(rf"[^\\{quote}]+") for quote in _QUOTES}
-_ESCAPE = re.compile(r"\\(?:u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|[^ux])", re.DOTALL)
+_ESCAPE = re.compile(
+    r"""\\(?:u[0-9a-fA-F]{4}|x[0-9a-fA-F]{2}|[^ux]
+    # without enough digits, as in the path C:\users
+    |u(?=[0-9a-fA-F]{0,3}[^0-9a-fA-F])|x(?=[0-9a-fA-F]?[^0-9a-fA-F]))""",
+    re.DOTALL | re.VERBOSE,
+)
 
 
 def _may_be_word(text: str) -> bool:
@@ -459,8 +464,11 @@ def _may_be_word(text: str) -> bool:
 def _json_escape(escape: str) -> str:
     """Rewrite an escape of Python for a JSON string.
 
-    An escape that JSON lacks, other than \\x and \\', becomes text with its backslash.
+    An escape that JSON lacks, other than \\x and \\', becomes text with its backslash, and
+    so do \\x and \\u without their digits.
     """
+    if escape in (r"\x", r"\u"):
+        return f"\\{escape}"
     if escape[1] == "x":
         return f"\\u00{escape[2:]}"
     if escape[1] == "'":

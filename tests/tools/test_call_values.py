@@ -248,9 +248,13 @@ def test_schemas_that_refer_to_one_another_in_many_ways_are_read_at_once(word):
         (r"\d", r"\d"),
         ("\\\n", "\\\n"),
         ("\\\t", "\\\t"),
+        (r"\users", r"\users"),
+        (r"\u00e", r"\u00e"),
+        (r"\xampp", r"\xampp"),
     ],
 )
 def test_an_escape_that_json_lacks_is_text(escape, value):
     reader = GemmaArguments(Tool("f", "", {}), is_enforced=False)
-    arguments = reader.push(f'{{text:"a{escape}b"}}')
-    assert json.loads(arguments) == {"text": f"a{value}b"}
+    arguments = "".join(map(reader.push, f'{{text:"a{escape} b"}}'))
+    assert reader.is_over
+    assert json.loads(arguments) == {"text": f"a{value} b"}
