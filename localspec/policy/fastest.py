@@ -32,7 +32,10 @@ class FastestDecodes:
 
     def __init__(self) -> None:
         self._fastest: dict[int, dict[int, float]] = {}
-        """The shortest time of decodes of each size (in tokens), by the text's length class."""
+        """The shortest time of decodes of each size (in tokens), by the text's length class.
+
+        A bound that other decodes give replaces a time above it.
+        """
 
         self._last: dict[int, deque[tuple[int, float]]] = {}
         """The last decodes of each size: length class and time."""
@@ -55,9 +58,10 @@ class FastestDecodes:
             # The median bounds the time of the shortest text from above: longer ones take more.
             shortest = min(length for length, _ in last)
             typical_s = statistics.median(seconds for _, seconds in last)
+            # A size that is new while the machine is busy must not pass for fast.
+            bound_s = self._bound_s(size, shortest)
             fastest = self._fastest.setdefault(size, {})
-            fastest_s = fastest.get(shortest, typical_s)
-            fastest[shortest] = min(fastest_s, typical_s)
+            fastest[shortest] = min(typical_s, bound_s)
         if self._fastest:
             self._num_compared += 1
             self._spent_s += seconds
@@ -65,6 +69,8 @@ class FastestDecodes:
 
     def _bound_s(self, size: int, length: int) -> float:
         """The most seconds that a decode takes while no other program runs.
+
+        Infinite as long as nothing is measured.
 
         Args:
             size: Tokens of the decode.

@@ -115,6 +115,19 @@ def test_a_size_that_is_new_is_compared_with_others():
             assert (fastest.slowdown() > CLEAR) is (slowdown > 1.0)
 
 
+@pytest.mark.parametrize("num_before", [40, 600])
+def test_a_size_that_is_new_while_the_machine_is_busy_is_not_the_usual(num_before):
+    """However often it is decoded then, in this answer and in the next."""
+    fastest = FastestDecodes()
+    for number in range(40):
+        fastest.learn(5, 40 + number, 0.02)
+    for again in (fastest, fastest, restored(fastest)):
+        again.reset()
+        for number in range(60):
+            again.learn(6, num_before + number, 10.0)
+        assert again.slowdown() > 50.0
+
+
 def test_it_is_known_where_the_number_of_threads_stays():
     """Whether all that are usable are in use, or somebody has fixed the number."""
     policy = AdaptiveThreads([2], 2, lambda: 2, lambda count: None, lambda: True)
