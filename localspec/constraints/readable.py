@@ -43,9 +43,11 @@ _ANY_NAMES: tuple[Node, ...] = (
 )  # values of propertyNames that allow any name
 # Keywords that apply to a value together with those of another schema for the same value.
 _COMBINED = {
-    "allOf", "$ref", "pattern", "format", "properties", "patternProperties", "items",
+    "pattern", "format", "multipleOf", "properties", "patternProperties", "items",
     "prefixItems", "additionalProperties",
 }  # fmt: skip
+# Keywords whose schemas apply to a value together with the other keywords.
+_JOINED = {"anyOf", "oneOf", "$ref"}
 
 
 def read_schema(text: str, *, is_strict: bool) -> tuple[Node, set[str]]:
@@ -112,10 +114,8 @@ class _SchemaReader:
                 self._patterns.add((keyword, str(node[keyword])))
         if "allOf" in node:
             self._has_combined_parts = True
-        # What a reference or an alternative requires counts together with the other keywords.
-        alternatives = node.keys() & {"anyOf", "oneOf", "$ref"}
-        other_keywords = node.keys() & (_COMBINED - alternatives)
-        if alternatives and other_keywords:
+        joined = node.keys() & _JOINED
+        if len(joined) > 1 or (joined and node.keys() & _COMBINED):
             self._has_combined_parts = True
 
     def _bound_divisor(self, node: Node) -> None:
@@ -172,7 +172,8 @@ class _SchemaReader:
     def check_combined(self) -> None:
         """Raise ConstraintError if too many parts may apply to one value together.
 
-        Which parts do is not computed: if some do, all patterns count, and all multipleOf.
+        It is not computed which parts these are: if there are any, all patterns and all
+        multipleOf of the schema count.
         """
         if not self._has_combined_parts:
             return

@@ -384,6 +384,17 @@ TANGLED = {
         },
         "$ref": "#/$defs/d0",
     },
+    "a reference beside alternatives": {
+        "$defs": {
+            **{f"p{i}": each for i, each in enumerate(PATTERNS)},
+            **{
+                f"d{i}": {"$ref": f"#/$defs/p{i}", "anyOf": [{"$ref": f"#/$defs/d{i + 1}"}]}
+                for i in range(29)
+            },
+            "d29": {"$ref": "#/$defs/p29"},
+        },
+        "$ref": "#/$defs/d0",
+    },
 }
 
 
@@ -392,6 +403,15 @@ def test_a_schema_in_which_too_many_patterns_meet_is_refused_at_once(engine, nam
     """llguidance would take more than a minute, and as much memory as there is."""
     with pytest.raises(ConstraintError, match="30 patterns and formats; the limit is 12"):
         engine.generate_raw("Hi", json_schema=TANGLED[name]).reply()
+
+
+@pytest.mark.parametrize("keyword", ["allOf", "$ref", "anyOf"])
+def test_a_schema_in_which_too_many_remainders_meet_is_refused_at_once(engine, keyword):
+    part = {"type": "integer", "multipleOf": 9967}
+    joined = {"$ref": "#/$defs/part"} if keyword == "$ref" else {keyword: [part]}
+    schema = {"$defs": {"part": part}, "type": "integer", "multipleOf": 9973, **joined}
+    with pytest.raises(ConstraintError, match="2 different multipleOf"):
+        engine.generate_raw("Hi", json_schema=schema).reply()
 
 
 def test_many_patterns_apart_are_no_trouble(engine):
