@@ -213,14 +213,14 @@ class CallForm:
         return arguments, text_after
 
     def render(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-        """The text of calls.
+        """The text of calls. An id is the call's number, counted from 0.
 
         Args:
             calls: The name and the arguments of each call.
         """
         texts = []
-        for name, arguments in calls:
-            start = self.start.replace(NAME, name)
+        for number, (name, arguments) in enumerate(calls):
+            start = self.start.replace(CALL_ID, str(number)).replace(NAME, name)
             texts.append(f"{start}{self._render_arguments(arguments)}{self.end}")
         return f"{self.before}{self.between.join(texts)}{self.after}"
 

@@ -17,6 +17,7 @@ from localspec.streaming.answer_text import AnswerText, WholeMessage
 from localspec.streaming.calls import CallStream
 from localspec.streaming.thinking import Part, Thoughts
 from localspec.streaming.thought_families import families_of
+from localspec.tools.call_form import CALL_ID, NAME, CallForm
 from localspec.tools.grammar import CallGrammar, Calls
 from localspec.tools.tool import tool_use, whole_calls
 from prompts import Spelled
@@ -438,6 +439,12 @@ def test_a_mark_in_an_argument_is_its_text_where_a_grammar_keeps_the_call(mark, 
     found = read_of_command(f"Hm.{written}", is_kept=True, size=size)
     assert (found.thoughts, found.text) == ("", "Hm.")
     assert [(call.name, call.arguments) for call in found.tool_calls] == calls
+
+
+def test_calls_in_words_have_numbers_as_ids():
+    form = CallForm("", f"<{NAME}:{CALL_ID}>", end="</call>")
+    written = form.render([("look", {}), ("look", {"text": CALL_ID})])
+    assert written == f'<look:0>{{}}</call><look:1>{{"text": "{CALL_ID}"}}</call>'
 
 
 PUBLISHED = sorted(Path(LLAMA_TEMPLATES).glob("*.jinja")) if LLAMA_TEMPLATES else []
