@@ -245,7 +245,7 @@ class AfterBoundary:
 
     def _is_valid(self, text: str) -> bool:
         """As `_may_follow`, without the cached verdict of this text."""
-        # Most texts are refused for their first character. There are few of these, so the
+        # Most texts are refused for their first character. Few characters come first, so the
         # verdict is mostly cached. A character beyond ASCII has several bytes: it is not cut.
         first = text[0]
         if len(text) > 1 and first.isascii() and not self._may_follow(first):
@@ -324,10 +324,7 @@ class AfterBoundary:
             self._advance(token)
 
     def forced(self) -> list[int]:
-        """Tokens that spell the only text that may come next; [] if several texts may.
-
-        [] also before the constrained part.
-        """
+        """As `Constraint.forced`; [] before the constrained part."""
         if self._stage is _Stage.AFTER:
             return self._inner.forced()
         return []

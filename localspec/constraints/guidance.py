@@ -405,7 +405,10 @@ class Guidance:
                 self._forced = None
 
     def forced(self) -> list[int]:
-        """Tokens that spell the only text that may come next; [] if several texts may."""
+        """Tokens that spell the only text that may come next; [] if several texts may.
+
+        The last one ends the answer if nothing may follow the text.
+        """
         if self._has_ended:
             return []
         if self._forced is None:
@@ -526,5 +529,5 @@ class NumberBound:
             self._digits.push(self._spelling.texts[token])
 
     def forced(self) -> list[int]:
-        """Tokens that spell the only text that may come next; [] if several texts may."""
+        """As `Constraint.forced`."""
         return self._inner.forced()

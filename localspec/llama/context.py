@@ -15,6 +15,9 @@ _ABORTED = 2  # what llama_decode returns after the abort callback has stopped i
 class LlamaContext:
     """What models, heads and embedders share: threads, adapter scales, `interrupt`, `close`.
 
+    A model or a head serves one text. Its siblings for other texts share the libllama context
+    in `handle`.
+
     libllama has one number of threads for decodes of a single token, and another for decodes of
     several tokens. A step may be either, and the policy compares their costs, so both get
     `num_threads`. The decode of a prompt keeps the number with which the context was opened.

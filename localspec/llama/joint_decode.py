@@ -58,9 +58,9 @@ class JointPart:
     def may_be_joined(self) -> bool:
         """Whether other texts may share this decode.
 
-        False for a head; if sharing could change rows that are exact; and if it saves no time:
-        libllama decodes recurrent sequences one by one if all tokens have logits, as Medusa's
-        heads need.
+        False for a head, or if sharing could change rows that are exact, or if it saves no
+        time: libllama decodes recurrent sequences one by one if all tokens have logits, as
+        Medusa's heads need.
         """
         model = self.model
         if not isinstance(model, LlamaModel):  # a head

@@ -350,7 +350,9 @@ class AdaptiveDraftPolicy(DraftPolicy):
         judged = record.confidences[: record.num_accepted + 1]
         for index, confidence in enumerate(judged):
             was_accepted = index < record.num_accepted
-            # 0: `learn` lets all of the step's tokens pass at once.
+            # 0: `age` lets all of the step's tokens pass at once, in this answer's acceptance.
+            # What is learned for later answers does not age: they begin better with a rate that
+            # holds on average than with a spread over regimes.
             prospect.learn_token(confidence, float(was_accepted), 0, source)
 
     def estimate(self) -> PolicyEstimate | None:

@@ -77,7 +77,7 @@ class Guard:
     def _check(self, scope: Scope, headers: Headers) -> None:
         """Raise RequestError if a request is not allowed; else note its client in the scope.
 
-        No client is noted for a path that needs no key.
+        No client is noted for OPTIONS, nor for a path that needs no key.
         """
         host = headers.get("host", "")
         if not _is_allowed_host(host, self._access.hosts):
