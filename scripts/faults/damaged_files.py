@@ -166,6 +166,7 @@ def run(seconds: float, seed: int, folder: Path) -> list[str]:
         try:
             kind.read(path)
             if kind.beside is not None and random.random() < 1 / _LOADED_OF:
+                faulthandler.dump_traceback_later(PATIENCE_S, exit=True)
                 kind.load(path)
             path.unlink()
         except localspec.LocalspecError:

@@ -127,7 +127,8 @@ def test_every_command_does_what_help_says(chat, tmp_path, monkeypatch):
     assert "Removed: Hello!" in person.says("/undo")
     assert "Error: there is no turn to remove" in person.says("/undo")
     assert "System message: Be brief." in person.says("/system Be brief.")
-    assert "draft off" in person.says("/draft off", "Hello!").rpartition("Draft off.")[2]
+    shown = person.says("/draft off", "Hello!", "/stats")
+    assert "draft off" in shown.rpartition("Draft off.")[2]
     assert "drafted)" in person.says("/draft on", STORY)
     assert "Saved as one" in person.says("/save one")
     assert "starts over" in person.says("/clear")

@@ -26,7 +26,7 @@ BENCH = ("bench", "--seconds", "3600")
     ("arguments", "stage", "words"),
     [
         (VERIFY, "Comparing greedy text", "Not enough evidence for a verdict, stopped"),
-        (BENCH, "writing edit; ", r"times plain( \(|, but anywhere from )"),
+        (BENCH, r"writing \w+; ", r"times plain( \(|, but anywhere from )"),
     ],
 )
 def test_ctrl_c_prints_what_is_known(tmp_path, arguments, stage, words):

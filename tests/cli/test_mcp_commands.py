@@ -210,7 +210,7 @@ def test_a_person_is_asked_and_the_result_is_shown(tmp_path, models):
         assert "Done." in shown
         terminal.process.send("Hi\r")
         terminal.wait_for(lambda text: text.count("Make this call?") == 2)
-        assert "(stopped)" in terminal.say("\x03")
+        assert "(stopped)" in terminal.interrupt()
         assert terminal.leave() == 0
     finally:
         terminal.close()
@@ -230,7 +230,7 @@ def test_ctrl_c_in_a_call_ends_the_answer_and_no_server_stays(tmp_path, models):
         terminal.wait_for(lambda text: "Make this call?" in text)
         terminal.process.send("o\r")
         terminal.wait_for(lambda text: "Calling tests.hang" in text)
-        assert "(stopped)" in terminal.say("\x03")
+        assert "(stopped)" in terminal.interrupt()
         assert terminal.leave() == 0
     finally:
         terminal.close()

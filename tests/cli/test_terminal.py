@@ -93,7 +93,7 @@ def test_lines_of_a_message_completion_and_history(chat, tmp_path):
         assert "Error" not in terminal.text()
     terminal.process.send("plain te\t")  # a message is not completed
     terminal.wait_for(lambda text: text.endswith("> plain te"))
-    terminal.process.send("\x03")
+    terminal.interrupt()
     assert terminal.leave() == 0
     again = chat("--session", "birthday")
     assert "Continuing birthday: 1 turn." in again.text()
@@ -133,7 +133,7 @@ def test_lines_between_quotes_are_one_message(chat, tmp_path, kind):
     if kind != "dumb":
         terminal.process.send("\x1b[A\x1b[A")
         terminal.wait_for(lambda text: text.endswith('\n  last"""'))
-        terminal.process.send("\x03")
+        terminal.interrupt()
     assert terminal.leave() == 0
     assert terminal.has_its_modes()
 

@@ -170,7 +170,8 @@ def test_its_thread_ends_with_the_engine():
     opened.close()
     del dropped
     gc.collect()
-    assert not any(thread.is_alive() for thread in started)
+    # Nobody waits for the threads of an engine that was not closed.
+    wait_until(lambda: not any(thread.is_alive() for thread in started))
 
 
 def test_what_is_asked_while_a_worker_is_told_to_end_is_done():
@@ -196,7 +197,6 @@ def test_what_is_asked_while_a_worker_is_told_to_end_is_done():
     )
     ender.start()
     for asker in (*askers, ender):
-        asker.join(30)
-        assert not asker.is_alive()
+        asker.join()
     assert len(together) == 900
     assert max(together) == 1

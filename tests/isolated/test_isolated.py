@@ -268,7 +268,14 @@ def test_a_process_whose_application_was_killed_ends_whatever_its_threads_do(
     ) as application:
         orphan = psutil.Process(int(application.stdout.readline()))
         application.kill()
-    wait_until(lambda: not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE)
+    wait_until(lambda: has_ended(orphan))
+
+
+def has_ended(process: psutil.Process) -> bool:
+    try:
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def test_its_keywords_are_those_of_load():

@@ -43,7 +43,7 @@ def test_one_tab_answers_and_the_other_follows(page, script):
     other.wait_for_selector("#line:has-text('This chat is being answered in another tab.')")
     assert other.is_disabled("#send")
     other.wait_for_selector("#messages li:nth-child(2):has-text('word 60')")
-    assert "interrupted" not in other.inner_text("#messages")
+    assert "Interrupted" not in other.inner_text("#messages")
     assert other.locator("#messages li:last-child .actions").count() == 0
     begin(other, "And then?")
     other.wait_for_selector("#said:has-text('another tab')", state="attached")

@@ -69,8 +69,7 @@ def test_four_are_answered_at_once_and_the_fifth_waits(tmp_path, demo_target):
         body = {**question("Hi."), "max_tokens": 2, "stream": True}
         with server.client.stream("POST", CHAT, json=body) as fifth:
             assert fifth.headers["x-localspec-queue"] == "1"
-            with httpx.Client(base_url=server.url, trust_env=False) as other:
-                metrics = other.get("/metrics").text
+            metrics = server.client.get("/metrics").text
             assert f"llamacpp:requests_processing {NUM}\n" in metrics
             assert "llamacpp:requests_deferred 1\n" in metrics
             asked[1].hang_up()

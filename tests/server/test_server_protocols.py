@@ -198,6 +198,8 @@ def server(tmp_path_factory):
         presets_of(folder, caller=(caller, 2048), thinker=(thinker, 64)),
         running_server(presets=["demo", "caller", "thinker"]) as running,
     ):
+        # A stream that waits for a model to be loaded has begun before its prompt is read.
+        running.chat(model="demo", max_tokens=1)
         yield running
 
 

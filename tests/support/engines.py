@@ -129,4 +129,6 @@ class SharedEngine:
 
     def _load(self) -> None:
         self._engine = localspec.load(draft_tokens=3, memory=False)
+        # Measured at load, which a busy moment may change.
+        inside.loop(self._engine).draft_policy.keeps_sizes = False
         self._usual = self._engine.sampling, inside.loop(self._engine).draft_policy

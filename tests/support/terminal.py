@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import termios
 import time
@@ -12,6 +13,7 @@ import pexpect
 import pyte
 
 from command_line import LOCALSPEC
+from waiting import wait_until
 
 TIMEOUT_S = 60
 _SIZE = ("COLUMNS", "LINES")  # of the terminal that the tests were started on
@@ -85,6 +87,15 @@ class Terminal:
         self.process.send(text + "\r")
         return self.wait_for_prompt(number + 1)
 
+    def interrupt(self) -> str:
+        """Press Ctrl-C, and wait for the prompt after what comes of it.
+
+        The terminal keeps no key that is pressed between two prompts.
+        """
+        number = self.num_prompts()
+        self.process.send("\x03")
+        return self.wait_for_prompt(number + 1)
+
     def leave(self) -> int:
         """Press Ctrl-D; the exit code."""
         self.process.send("\x04")
@@ -109,5 +120,7 @@ class Terminal:
 
     def close(self) -> None:
         """End the process, whatever it does."""
-        self.process.close(force=True)
+        with contextlib.suppress(pexpect.ExceptionPexpect):  # it waits a tenth of a second
+            self.process.close(force=True)
+        wait_until(lambda: not self.process.isalive())
         os.close(self._pty)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import functools
 import importlib.util
 import json
 import os
@@ -178,7 +179,11 @@ def test_the_starlette_application_serves_several_tasks(engine):
     assert asyncio.run(post("Hello!")) == (503, "the engine is closed")
 
 
-def test_a_batch_goes_on_where_it_was(tmp_path):
+def test_a_batch_goes_on_where_it_was(tmp_path, exact_target, demo_draft, monkeypatch):
+    """With exact settings, since the second run has other decodes."""
+    files = {"target": exact_target, "draft": demo_draft}
+    load = functools.partial(localspec.load, **files, exact=True)
+    monkeypatch.setattr(localspec, "load", load)
     module = load_example("batch")
     questions, answers = tmp_path / "questions.txt", tmp_path / "answers.jsonl"
     many = "".join(f"What is {number} times 8?\n" for number in range(2, 49))
