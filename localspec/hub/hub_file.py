@@ -12,7 +12,9 @@ from localspec.system.atomic_write import names_device
 SHA256_DIGITS = 64  # hexadecimal
 # Names that a hub allows, and that no file system misreads: no "..", no drive, no backslash.
 _NAME = r"[A-Za-z0-9_][A-Za-z0-9._-]*"
-_REPO = re.compile(f"{_NAME}/{_NAME}")
+# A repository's owner, or its own name, as huggingface_hub takes it.
+_REPO_NAME = r"[A-Za-z0-9_](?:[A-Za-z0-9._-]{,94}[A-Za-z0-9_])?"
+_REPO = re.compile(f"(?!.*(?:--|[.][.]|[.]git$)){_REPO_NAME}/{_REPO_NAME}")
 # A folder's or file's name in a path. Windows drops dots and spaces at its end.
 _PATH_PART = re.compile(r"[A-Za-z0-9._+=@,() -]*[A-Za-z0-9_+=@,()-]")
 # The largest models have some two hundred parts. Each part is a file to look for.

@@ -269,6 +269,19 @@ def test_half_a_hub_name_is_refused(text):
         resolve(text)
 
 
+@pytest.mark.parametrize(
+    "repo",
+    ["o/m--x", "o/m..x", "o/m.git", "o/m-", "o./m", f"o/{'m' * 97}"],
+)
+def test_a_repository_has_a_name_that_the_hub_takes(repo):
+    """Others would end in an exception of huggingface_hub's."""
+    with pytest.raises(OptionError, match="is not a repository"):
+        HubFile(repo=repo, file="x.gguf")
+    with pytest.raises(OptionError):
+        resolve(f"hf:{repo}/x.gguf")
+    HubFile(repo=f"o_9/{'m' * 94}-x", file="x.gguf")
+
+
 @pytest.mark.parametrize("numbers", ["00000-of-00000", "00000-of-00002", "00003-of-00002"])
 def test_parts_that_there_cannot_be(numbers):
     name = f"x-{numbers}.gguf"
