@@ -16,8 +16,11 @@ from anyio.abc import AnyByteReceiveStream
 from mcp.client import stdio
 
 MOST_LINE_BYTES = 64_000_000
-_HEAD_BYTES = 200  # the first bytes of a line, which have the id of the request it answers
+# The first and the last bytes of a line. One or the other have the id of the request that it
+# answers: servers in Python write the id before the result, servers in TypeScript after it.
+_END_BYTES = 200
 _ID = re.compile(rb'"id"\s*:\s*(\d+)')
+_LAST_ID = re.compile(rb'"id"\s*:\s*(\d+)\s*}\s*$')
 _TOO_LONG = -32050  # an error code of JSON-RPC that the SDK does not use itself
 
 
@@ -39,21 +42,24 @@ class WholeLines:
 
     async def __aiter__(self) -> AsyncIterator[str]:
         """Yield the lines. An error in JSON-RPC replaces a line above MOST_LINE_BYTES."""
-        line_parts: list[bytes] = []  # the line so far; of a long line only its first bytes
+        line_parts: list[bytes] = []  # the line so far; of a long line only both ends
         line_bytes = 0
         async for data in self._stream:
             first_end = data.find(b"\n") + 1  # 0 if no line ends in the data
             line_bytes += first_end or len(data)
             is_too_long = line_bytes > MOST_LINE_BYTES
             if first_end == 0 and is_too_long:
-                line_head = b"".join(line_parts)[:_HEAD_BYTES]
-                line_parts = [line_head]
+                line = b"".join([*line_parts, data])
+                line_parts = [line[:_END_BYTES], line[-_END_BYTES:]]
             elif first_end == 0:
                 line_parts.append(data)
             else:
                 first_line = b"".join([*line_parts, data[:first_end]])
                 if is_too_long:
-                    first_line = _error_line(first_line[:_HEAD_BYTES])
+                    first_line = _error_line(
+                        first_line[:_END_BYTES],
+                        first_line[-_END_BYTES:],
+                    )
                 lines_end = data.rfind(b"\n") + 1
                 lines = first_line + data[first_end:lines_end]
                 yield lines.decode(self._encoding, self._errors)
@@ -61,14 +67,15 @@ class WholeLines:
                 line_bytes = len(data) - lines_end
 
 
-def _error_line(line_head: bytes) -> bytes:
+def _error_line(line_head: bytes, line_tail: bytes) -> bytes:
     """The line in place of one that is too long: an error for the request that it answers.
 
     Args:
-        line_head: the first bytes of the long line. If they have no id of a request, the line
-            is empty.
+        line_head: the first bytes of the long line.
+        line_tail: its last bytes. If neither has the id of a request, the line is empty.
     """
-    request = _ID.search(line_head)
+    before_result, _, _ = line_head.partition(b'"result"')  # the result may have ids of its own
+    request = _LAST_ID.search(line_tail) or _ID.search(before_result)
     if request is None:
         return b"\n"
     size = MOST_LINE_BYTES // 1_000_000
