@@ -55,7 +55,9 @@ def check_projector(header: Header) -> None:
         )
     picture_kind = projector_facts(header).kind
     audio_kind = header.metadata.get("clip.audio.projector_type")
-    states_no_vision = header.metadata.get("clip.has_vision_encoder") is False
+    has_vision = header.metadata.get("clip.has_vision_encoder")
+    has_audio = header.metadata.get("clip.has_audio_encoder") is True
+    states_no_vision = has_vision is False or (has_audio and has_vision is not True)
     states_only_audio = not picture_kind and audio_kind
     if states_no_vision or states_only_audio:
         raise ModelFileError(
@@ -122,16 +124,18 @@ def named_projectors(model: str, files: Iterable[str], *, is_alone: bool) -> lis
     Args:
         model: The model's file name.
         files: The names of files in the model's folder.
-        is_alone: Whether there is no other model: then a projector counts, too, if nothing
-            remains of its name.
+        is_alone: Whether there is no other model: then a projector counts, too, if what remains
+            of its name, such as 4B, is anywhere in the model's, or if nothing remains.
     """
-    model_letters = _letters(Path(model).stem)
+    whole_letters = _letters(Path(model).stem)
+    model_letters = _model_letters(model)
     projectors = []
     for name in files:
         if not _PROJECTOR_NAME.search(name):
             continue
-        prefix = _model_letters(name)
-        if model_letters.startswith(prefix) and (prefix or is_alone):
+        part = _model_letters(name)
+        begins_name = whole_letters.startswith(part) or model_letters.startswith(part)
+        if (part and begins_name) or (is_alone and part in whole_letters):
             projectors.append(name)
     return sorted(projectors, key=_preference)
 

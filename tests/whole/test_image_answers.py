@@ -28,6 +28,7 @@ from localspec.gguf_file.check import check_model_file
 from localspec.gguf_file.projector_facts import (
     cells_at_once,
     checked_projector,
+    named_projectors,
     projector_beside,
     projector_facts,
     require_free_of_position,
@@ -260,10 +261,16 @@ def test_another_file_is_refused_before_it_is_loaded(tmp_path, demo_target):
     add_keys(writer, {"clip.audio.projector_type": "ultravox"})
     writer.add_tensor("mm.weight", np.ones((32, 8), dtype=np.float32))
     writer.finish()
+    voxtral = tmp_path / "voxtral.gguf"  # its kind is written where that of pictures may be
+    writer = ModelWriter(voxtral, "clip")
+    add_keys(writer, {"clip.projector_type": "voxtral", "clip.has_audio_encoder": True})
+    writer.add_tensor("mm.a.weight", np.ones((32, 8), dtype=np.float32))
+    writer.finish()
     for path, said in (
         (demo_target, r"is not a projector \(its architecture is 'llama'"),
         (deaf, "is a projector for audio only"),
         (ultravox, "is a projector for audio only"),
+        (voxtral, "is a projector for audio only"),
     ):
         with pytest.raises(ModelFileError, match=said) as caught:
             checked_projector(path)
@@ -279,6 +286,8 @@ def test_another_file_is_refused_before_it_is_loaded(tmp_path, demo_target):
         (["mmproj-model-f16.gguf"], "mmproj-model-f16.gguf"),
         (["mmproj-Eagle-4B-it-f16.gguf"], "mmproj-Eagle-4B-it-f16.gguf"),
         (["eagle-4b-it.mmproj-Q8_0.gguf"], "eagle-4b-it.mmproj-Q8_0.gguf"),
+        (["mmproj-model-f16-4B.gguf"], "mmproj-model-f16-4B.gguf"),
+        (["mmproj-model-f16-4B.gguf", "other.gguf"], None),
         (["mmproj-other-4B-f16.gguf"], None),
         (["other.gguf"], None),
         ([], None),
@@ -289,6 +298,14 @@ def test_the_one_beside_a_model_is_found_by_its_name(tmp_path, target, width, na
         write_projector(tmp_path / name, "gemma3", width=width)
     beside = dataclasses.replace(target, path=tmp_path / "Eagle-4B-it-Q4_K_M.gguf")
     assert projector_beside(beside) == (None if found is None else tmp_path / found)
+
+
+def test_words_that_name_no_model_may_be_in_both_names():
+    for model, projector in (
+        ("Chat-Model-7B-Q4_K_M.gguf", "mmproj-Chat-Model-7B-f16.gguf"),
+        ("Foo-BF16-merged-Q8_0.gguf", "mmproj-Foo-merged-F16.gguf"),
+    ):
+        assert named_projectors(model, [projector], is_alone=False) == [projector]
 
 
 @pytest.mark.parametrize(
