@@ -13,7 +13,7 @@ from localspec.tools.tool import Tool, ToolUse
 
 _PART_OF_TOOLS = 4  # all tools together may take a quarter of the context
 _PART_OF_RESULT = 8  # a result may take an eighth of the context
-_CHARACTERS_PER_TOKEN = 16  # more than in any text
+_CHARACTERS_PER_TOKEN = 128  # more than in any text: some tokens are 128 spaces
 _NUM_NAMED = 5  # how many of the largest tools an error names
 
 
@@ -50,7 +50,7 @@ def fitting_text(engine: ChatBackend, text: str) -> tuple[str, str]:
     not cut.
     """
     most_tokens = engine.context_length // _PART_OF_RESULT
-    # A text longer than this never fits, and tokenizing a huge text takes long.
+    # A longer text never fits, and to tokenize all of a huge one takes long.
     head = text[: most_tokens * _CHARACTERS_PER_TOKEN]
     tokens = engine.tokenize(head)
     if len(tokens) <= most_tokens and len(head) == len(text):
