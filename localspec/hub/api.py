@@ -36,6 +36,7 @@ _MAX_JSON_BYTES = 16_000_000  # enough for a repository with some 50 000 files
 _TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _NOT_IN_TOKEN = re.compile("[^!-~]")  # characters that cannot be sent in a header
 _ETAG = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")  # it becomes the name of a file
+_DEFAULT_PORTS = {"http": 80, "https": 443}
 _BUSY_STATUSES = {408, 429, 500, 502, 503, 504}  # HTTP; another try may help
 _PARTIAL_CONTENT = 206  # HTTP's status of an answer with the requested range of bytes
 # Names of the HTTP library's errors. After a connection broke, another try may help. If no
@@ -439,7 +440,7 @@ def _refusal_error(repo: str, status: int, response: Any) -> DownloadError:
         A HubBusyError if another try may help.
     """
     answer = f"{_shown_endpoint()} answers {status}"
-    is_storage = urlsplit(str(response.url)).netloc != urlsplit(_endpoint()).netloc
+    is_storage = _origin(str(response.url)) != _origin(_endpoint())
     if is_storage:
         answer = f"the storage that the hub redirects to for {repo} answers {status}"
     # A signed address that has expired gives 403; the next request gets a new one.
@@ -455,6 +456,13 @@ def _refusal_error(repo: str, status: int, response: Any) -> DownloadError:
         f"{repo} does not exist, or is private ({answer})",
         "Check the name. For a private repository set HF_TOKEN or run: hf auth login",
     )
+
+
+def _origin(url: str) -> tuple[str | None, int | None]:
+    """The host of an address, and its port."""
+    parts = urlsplit(url)
+    port = parts.port or _DEFAULT_PORTS.get(parts.scheme)
+    return parts.hostname, port
 
 
 class HubBusyError(DownloadError):
@@ -531,7 +539,7 @@ def delay_s(error: HubBusyError, step: int) -> float:
         return RETRY_DELAYS_S[min(step, last_step)]
     if error.wait_s > _MAX_WAIT_S:
         raise DownloadError(
-            f"{error}: too many requests, try again in {error.wait_s} s",
-            "Wait, or log in (hf auth login) for a higher limit.",
+            f"{error} and asks to wait {error.wait_s} s",
+            "Try again later. After 429, log in (hf auth login) for a higher limit.",
         ) from error
     return float(error.wait_s)

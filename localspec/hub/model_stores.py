@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ from localspec.hub.hub_file import SHA256_DIGITS, HubFile
 from localspec.system.atomic_write import read_regular_text
 
 PART_SUFFIX = ".localspec-part"
+_SHA256 = re.compile(f"[0-9a-f]{{{SHA256_DIGITS}}}")
 _OWN_SUFFIX = ".localspec-own"
 
 
@@ -101,13 +103,16 @@ class HubCache:
     def find(self, file: HubFile) -> Path | None:
         """The file's path under its commit, or under another with the pinned sha256.
 
-        None if there is no such file.
+        None if there is no such file, or only one whose content is not the pinned one.
         """
         snapshots = self._repo_folder(file) / "snapshots"
         commit = self._commit(file)
         if commit:
             path = snapshots / commit / file.file
-            if _is_present(path, file.size_bytes):
+            blob_name = path.resolve().name  # the content's hash, where links are made
+            is_hash = _SHA256.fullmatch(blob_name) is not None
+            is_pinned = not is_hash or file.sha256 in (None, blob_name)
+            if is_pinned and _is_present(path, file.size_bytes):
                 return path
         if not file.sha256:
             return None

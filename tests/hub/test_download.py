@@ -319,3 +319,12 @@ def test_a_file_whose_checksum_nobody_knows_is_not_called_damaged(hub: StandinHu
     model = replace(preset.target, files=(file,))
     damaged = damaged_files(replace(preset, target=model))
     assert list(damaged) == ([path] if is_pinned else [])
+
+
+def test_another_content_than_the_pinned_one_is_not_found(hub: StandinHub):
+    """Another tool may have fetched newer content under the same name."""
+    (file,) = find_preset("qwen2-7b").target.files
+    localspec.download("qwen2-7b")
+    pinned = replace(file, revision=COMMIT, sha256="c" * 64)
+    assert HubCache().find(replace(pinned, sha256=None)) is not None
+    assert HubCache().find(pinned) is None

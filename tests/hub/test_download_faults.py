@@ -149,6 +149,11 @@ def redirect(target: str) -> Fault:
         (head(200), "a missing or invalid commit, hash or size", "HF_ENDPOINT"),
         (Fault(status=404), "the storage .* answers 404", "later"),
         (Fault(status=429, headers={"Retry-After": "3600"}), "3600 s", "hf auth login"),
+        (
+            Fault(status=503, headers={"Retry-After": "900"}),
+            "503 and asks to wait 900 s",
+            "later",
+        ),
         (redirect("file:///etc/passwd"), "cannot be reached.*'file://'", "HF_ENDPOINT"),
         (redirect(f"/{REPO}/resolve/{COMMIT}/{TARGET}"), "TooManyRedirects", "HF_ENDPOINT"),
         (Fault(content=b"x" * 9 * MB), "more than the", "HF_ENDPOINT"),
@@ -501,3 +506,13 @@ def test_a_failure_is_tried_again_and_then_told(hub: StandinHub, model, fault, m
     with pytest.raises(DownloadError, match=message) as caught:
         source.read(0, 4096)
     assert "owner/repo/large.gguf" in str(caught.value)
+
+
+def test_an_endpoint_is_known_however_it_is_written(hub: StandinHub, monkeypatch):
+    """Its refusal is not taken for that of the storage to which it redirects."""
+    endpoint = hub.endpoint.replace("127.0.0.1", "LOCALHOST")
+    assert endpoint != hub.endpoint
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", endpoint)
+    hub.faults[REPO] = [Fault(at_hub=True, status=404)]
+    with pytest.raises(DownloadError, match="does not exist, or is private"):
+        list_files(REPO)
