@@ -52,6 +52,9 @@ class Vocabulary(Protocol):
     def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """The text of tokens; with special, also that of control tokens."""
 
+    def piece(self, token: int) -> bytes:
+        """Bytes of a token in an answer: none for a control token."""
+
     def text(self, token: int) -> str:
         """The vocabulary's entry for a token."""
 
@@ -71,9 +74,6 @@ def with_bos(tokens: list[int], vocabulary: Vocabulary) -> list[int]:
 
 class WholeVocabulary(TokenTable, Vocabulary, Protocol):
     """A vocabulary with its single tokens. Lists are (size,), in the order of the ids."""
-
-    def piece(self, token: int) -> bytes:
-        """Bytes of a token in an answer: none for a control token."""
 
     def spellings(self) -> list[bytes]:
         """Bytes of every token as a text of its own, control tokens spelled out."""

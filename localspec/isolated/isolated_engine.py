@@ -48,6 +48,7 @@ from localspec.isolated.process_messages import (
     StartAnswer,
     Stopped,
     Tokenize,
+    TokenPiece,
     TokenText,
 )
 from localspec.isolated.sent_pictures import KnownPicture, pictures_of, with_pictures
@@ -563,6 +564,11 @@ class RemoteVocabulary:
     def detokenize(self, tokens: Sequence[int], *, special: bool = False) -> str:
         """See `Vocabulary`."""
         return str(self._process().call(Detokenize(tokens, special)))
+
+    def piece(self, token: int) -> bytes:
+        """See `Vocabulary`."""
+        piece: bytes = self._process().call(TokenPiece(token))
+        return piece
 
     def text(self, token: int) -> str:
         """See `Vocabulary`."""

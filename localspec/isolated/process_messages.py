@@ -188,6 +188,17 @@ class Detokenize(EngineQuestion):
 
 
 @dataclass(frozen=True, slots=True)
+class TokenPiece(EngineQuestion):
+    """The bytes of a token: see `Vocabulary.piece`."""
+
+    token: int
+
+    def answer(self, engine: Engine) -> bytes:
+        """The bytes."""
+        return engine.vocabulary.piece(self.token)
+
+
+@dataclass(frozen=True, slots=True)
 class TokenText(EngineQuestion):
     """The vocabulary's entry for a token."""
 

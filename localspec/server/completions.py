@@ -613,6 +613,7 @@ def tokenize(fields: Fields) -> Handler:
     """The handler of a request to /tokenize.
 
     Its response is the token ids of a text, with the text of each if the request asks for it.
+    Of a token that is no whole characters, it has the bytes instead.
     """
     text = fields.text("content") or ""
     parses_special = fields.flag("parse_special") is not False
@@ -633,7 +634,9 @@ def tokenize(fields: Fields) -> Handler:
             )
         pieces = []
         for token in tokens:
-            piece = engine.detokenize([token], special=True)
+            piece: str | list[int] = engine.detokenize([token], special=True)
+            if "\ufffd" in piece:
+                piece = list(engine.vocabulary.piece(token))
             pieces.append({"id": token, "piece": piece})
         return {"tokens": pieces}
 

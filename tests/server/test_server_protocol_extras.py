@@ -103,6 +103,12 @@ def test_tokens(server, engine):
     pieces = server.ask("/tokenize", content=text, with_pieces=True).json()["tokens"]
     assert [each["id"] for each in pieces] == found
     assert "".join(each["piece"] for each in pieces) == text
+    # Of a token that is a part of a character, the bytes.
+    pieces = server.ask("/tokenize", content="a 🦊", with_pieces=True).json()["tokens"]
+    parts = [each["piece"] for each in pieces]
+    assert any(isinstance(part, list) for part in parts)
+    spelled = [part.encode() if isinstance(part, str) else bytes(part) for part in parts]
+    assert b"".join(spelled).decode() == "a 🦊"
     assert server.ask("/detokenize", tokens=found).json() == {"content": text}
     assert server.ask("/tokenize").json() == {"tokens": []}
     for path, fields in (
