@@ -84,7 +84,9 @@ class Exactness:
 
     @classmethod
     def saved(cls, values: Mapping[str, Any] | None) -> Exactness | None:
-        """The class that was saved; None if none was, or its fields have changed since.
+        """The class that was saved.
+
+        None if none was, if it says that no class holds, or if it has unknown fields.
 
         Args:
             values: The values of the fields by their names; None for nothing.

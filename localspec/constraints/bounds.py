@@ -56,7 +56,10 @@ def check_schema_depth(root: Schema) -> None:
 
 
 def _parts(schema: object, root: Schema) -> Iterator[Any]:
-    """The parts of a schema one level below it, and the part of the root that it refers to."""
+    """The parts of a schema one level below it, and the part that its `$ref` points to.
+
+    Only references that are pointers (#/…) are followed.
+    """
     if not isinstance(schema, Mapping):
         return
     for keyword in _LISTS:

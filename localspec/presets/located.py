@@ -99,7 +99,8 @@ def locate_model(name: str | os.PathLike[str], role: Role = "target") -> Path:
 def adapter_model(adapter: Adapter) -> PresetModel:
     """The model that stands for an adapter's file.
 
-    Raises OptionError for owner/repo:QUANT, which does not name a file.
+    A name without hf: is a path. Raises OptionError for hf:owner/repo:QUANT, which does not
+    name a file, and what `resolve` raises.
     """
     file = adapter.file
     if not isinstance(file, str | os.PathLike):

@@ -433,7 +433,8 @@ def resolve_alias(name: str) -> str:
 def no_such_preset(name: object) -> PresetError:
     """The error for an unknown name.
 
-    If a file of the user's is malformed, the error for that file: it may have the name.
+    If the user's file of presets is malformed, the error for that file: it may have the name.
+    Raises PresetError if the file of names is.
     """
     try:
         user_presets()
@@ -517,7 +518,8 @@ def read_names() -> Names:
 def change_names(change: Callable[[Names], Names]) -> None:
     """Rewrite the file of names, while other processes cannot change it.
 
-    Raises what `read_names` and `change` raise, or OSError.
+    Raises what `read_names` and `change` raise, OptionError for a name that is not valid
+    Unicode, or OSError.
 
     Args:
         change: Gives the new content for the present one.

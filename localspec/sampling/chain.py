@@ -100,7 +100,7 @@ class SamplerChain:
 
         Args:
             logits: (vocab,), not changed.
-            tokens: Prompt and answer so far. From call to call, tokens are only added.
+            tokens: Prompt and answer so far: in all calls, beginnings of one text.
             draft_tokens: Tokens after these, which may be others in each call.
 
         Raises:
@@ -284,7 +284,7 @@ class _GrowingText:
     def extended(self, tokens: Sequence[int], draft_tokens: Sequence[int]) -> TokenIds:
         """`tokens` and then `draft_tokens`, without the cells of pictures.
 
-        The next call overwrites the result. From call to call, `tokens` only grow.
+        The next call overwrites the result. In all calls `tokens` are beginnings of one text.
         """
         length = len(tokens) + len(draft_tokens)
         if length > len(self._buffer):

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 SIZES = (2, 6, 16)  # tokens of the runs that are hashed
 NUM_COMPARED = 8  # how many positions of a hash are compared, the latest first
-GAP = -1  # stands between texts: no run crosses it
+GAP = -1  # stands between texts, and for a picture's cells; it is never proposed
 _NOWHERE = -1
 _FEWEST_BITS = 10  # a table has at least 2**10 slots
 _WORD = 32  # bits of a hash

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def common_length(tokens: Sequence[int], other: Sequence[int]) -> int:
-    """The length of the longest common prefix of two texts, by binary search."""
+    """The length of the longest common prefix of two texts of one type, by binary search."""
     low = 0
     high = min(len(tokens), len(other))
     while low < high:

@@ -271,7 +271,10 @@ class AnswerOptions:
                 raise OptionError(f"{name} is {value!r}", f"Choose {lowest} or more.")
 
     def _freeze_values(self) -> None:
-        """Replace values by checked ones that can be read repeatedly."""
+        """Replace values that can be read only once, or that a caller could change, by copies.
+
+        The copies are checked. A prediction that is a list stays as it is.
+        """
         if isinstance(self.prediction, Iterator):
             tokens = at_most(
                 _MAX_PREDICTION_TOKENS,
