@@ -95,6 +95,9 @@ def _in_questions(messages: Sequence[Message]) -> list[Message]:
         if system_messages:
             _add_to_question(adapted, system_messages)
         adapted.append(message)
+    ends_with_question = bool(adapted) and adapted[-1]["role"] == "user"
+    if ends_with_question:
+        waiting = list(filter(_has_content, waiting))
     if waiting:
         _add_to_question(adapted, waiting)
     return adapted

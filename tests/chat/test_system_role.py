@@ -96,6 +96,14 @@ def test_nothing_is_dropped_wherever_it_stands(name, text_of):
             assert prompt.count(message["content"]) == 1
 
 
+@pytest.mark.parametrize("name", WITHOUT)
+def test_a_blank_one_adds_nothing_to_a_question(name, text_of):
+    blank = {"role": "system", "content": " "}
+    source = WITHOUT[name]
+    for messages in ([blank, USER], [USER, blank]):
+        assert text_of(source, messages) == text_of(source, [USER])
+
+
 def test_several_are_one_where_the_template_shows_one(text_of):
     joined = {"role": "system", "content": "Be brief.\n\nBe kind."}
     for source in (FIRST_ONLY, LAST_ONLY):
