@@ -463,7 +463,8 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
         Raises BusyError while an answer is produced, OSError if the file cannot be written,
         CacheError if `load_caches` would refuse it.
         """
-        return self._save_caches_of(_checked_chat(chat), Path(path))
+        # Absolute, since the models may be in a process that was started in another folder.
+        return self._save_caches_of(_checked_chat(chat), Path(path).absolute())
 
     def load_caches(self, chat: Chat, path: str | os.PathLike[str]) -> bool:
         """Load what `save_caches` saved.
@@ -474,7 +475,7 @@ class BaseEngine(Producer, ForeignNames, abc.ABC):
         Raises BusyError while an answer is produced, CacheError if the caches take more memory
         than `kept_bytes` of `load`, or `save_caches` would refuse the models.
         """
-        return self._load_caches_of(_checked_chat(chat), Path(path))
+        return self._load_caches_of(_checked_chat(chat), Path(path).absolute())
 
     @known_keywords
     @explained(

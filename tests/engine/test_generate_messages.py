@@ -227,15 +227,17 @@ def test_what_an_engine_takes_can_be_asked_and_freed(any_engine):
             any_engine.free_kept()
 
 
-def test_caches_are_kept_on_disk_wherever_the_engine_lives(any_engine, tmp_path):
+def test_caches_are_kept_on_disk_wherever_the_engine_lives(any_engine, tmp_path, monkeypatch):
     chat = any_engine.chat()
     chat.send(QUESTION["content"], max_tokens=10).reply()
-    assert any_engine.save_caches(chat, tmp_path / "chat.cache")
+    monkeypatch.chdir(tmp_path)  # also where the models are in a process that began elsewhere
+    assert any_engine.save_caches(chat, "chat.cache")
+    assert (tmp_path / "chat.cache").exists()
     assert not any_engine.save_caches(any_engine.chat(), tmp_path / "none.cache")
     other = any_engine.chat()
     other.replace(chat.messages)
     any_engine.generate([{"role": "user", "content": "Something else."}], max_tokens=2).reply()
-    assert any_engine.load_caches(other, tmp_path / "chat.cache")
+    assert any_engine.load_caches(other, "chat.cache")
     reply = other.send("And then?", max_tokens=2).reply()
     assert reply.stats.cached_prompt_tokens > 10
     with pytest.raises(OptionError, match="the chat is 3"):
