@@ -768,15 +768,16 @@ def _measured_costs(
         policy.restore(learned)
     except DAMAGES:
         return None
-    sizes = policy.costs.measured_sizes()
-    draft_share = policy.costs.draft_token_cost(kind)
+    costs = policy.usual_costs()
+    sizes = costs.measured_sizes()
+    draft_share = costs.draft_token_cost(kind)
     if not sizes or draft_share == 0.0:
         return None
     drafts_blocks = False
     if "head" in found_headers:
         facts = head_facts(found_headers["head"].header)
         drafts_blocks = facts is not None and facts.block is not None
-    ratios = policy.costs.ratios()[: max(sizes) + 1]
+    ratios = costs.ratios()[: max(sizes) + 1]
     return Curve(tuple(ratios), draft_share, drafts_blocks)
 
 

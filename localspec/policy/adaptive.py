@@ -392,6 +392,17 @@ class AdaptiveDraftPolicy(DraftPolicy):
             "grant": self._next_grant(),
         }
 
+    def usual_costs(self) -> Costs:
+        """The known costs with the most threads, after the shortest texts that were timed.
+
+        The present costs if no decode of several tokens was timed.
+        """
+        for key in sorted(self._costs, key=_usual_first):
+            costs = self._costs[key]
+            if costs.measured_sizes():
+                return costs
+        return self.costs
+
     def restore(self, kept: Mapping[str, Any]) -> None:
         """Continue with the content in `kept`, which `as_dict` returned.
 
@@ -420,3 +431,9 @@ class AdaptiveDraftPolicy(DraftPolicy):
                 prospect.learned.restore(known)
             prospect.renew()
             prospect.reset()
+
+
+def _usual_first(key: tuple[int, int]) -> tuple[int, int]:
+    """A sort key for numbers of threads with length classes: most threads, then short texts."""
+    num_threads, length = key
+    return -num_threads, length

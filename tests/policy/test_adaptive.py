@@ -136,6 +136,22 @@ def test_steps_are_padded_to_a_cheaper_size_and_to_the_last_where_a_change_is_de
     assert steps[3] == pytest.approx(Q4_0[4] + change)
 
 
+def test_the_usual_costs_are_those_after_the_shortest_texts_that_were_timed():
+    """Who asks long questions only has no costs after short ones."""
+    timed, untimed = policy(), policy()
+    for _ in range(40):
+        timed.learn(step(1.0, 1))
+        timed.learn(step(2.0, 4))
+    kept = timed.as_dict()
+    (costs,) = kept["costs"].values()
+    (nothing,) = untimed.as_dict()["costs"].values()
+    made = policy()
+    made.restore({**kept, "costs": {"1 0": nothing, "1 5": nothing, "1 3": costs}})
+    assert made.costs.measured_sizes() == {}
+    assert made.usual_costs().measured_sizes()[4] == pytest.approx(2.0)
+    assert untimed.usual_costs().measured_sizes() == {}
+
+
 @pytest.mark.parametrize("damage", [{"costs": []}, {"costs": {"1 0": {}}}])
 def test_a_damaged_file_is_an_error(damage):
     kept = policy().as_dict()
