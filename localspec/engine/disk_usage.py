@@ -48,7 +48,8 @@ class DiskUsage:
 def disk_usage(preset: str | Preset) -> DiskUsage:
     """The files that are kept for a preset. Asks no network.
 
-    Raises UnknownPresetError for an unknown name.
+    Raises UnknownPresetError for an unknown name, and PresetError if the preset has files that
+    could be deleted while the user's own presets are malformed: one may use them, too.
     """
     preset = as_preset(preset)
     cache = HubCache()
@@ -99,6 +100,8 @@ def free_disk(preset: str | Preset, *uses: DiskUse) -> int:
     Raises:
         OptionError: For another kind.
         UnknownPresetError: For an unknown name.
+        PresetError: If the preset has files that could be deleted while the user's own presets
+            are malformed: one may use them, too. Nothing is deleted.
         OSError: If a file cannot be deleted.
     """
     for use in uses:

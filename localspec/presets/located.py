@@ -35,6 +35,7 @@ from localspec.presets.presets import (
     as_preset,
     hub_files,
     load_presets,
+    user_presets,
     user_presets_file,
 )
 
@@ -335,6 +336,9 @@ def removal_of(preset: Preset) -> Removal:
     """What the removal of a preset does to its files of the hub. Deletes nothing.
 
     Files outside of the hub's cache always stay, and are not listed.
+
+    Raises PresetError if files could be deleted while the user's own presets are malformed: one
+    of those may use the files, too.
     """
     cache = HubCache()
     owned: dict[HubFile, int] = {}
@@ -348,6 +352,7 @@ def removal_of(preset: Preset) -> Removal:
         users = [name for name, files in other_files.items() if file in files]
         path = cache.owned(file)
         if path and not users:
+            user_presets()  # raises if it is malformed, since `load_presets` leaves it out
             owned[file] = path.stat().st_size
         elif path:
             shared[file] = users

@@ -10,6 +10,7 @@ import localspec
 from gguf_maker import write_random_model
 from localspec.engine.cache_store import kept_files
 from localspec.policy.profile import profiles_folder
+from localspec.presets.presets import user_presets_file
 from standin_hub import DRAFT, SMALL, StandinHub
 
 pytestmark = pytest.mark.usefixtures("own_folders")
@@ -102,3 +103,19 @@ def test_what_is_no_use_of_the_disk_is_refused():
     ) as caught:
         localspec.free_disk("demo", "all")
     assert "files, caches, costs" in caught.value.hint
+
+
+def test_while_the_users_file_is_malformed_no_file_is_deleted(hub: StandinHub):
+    """A preset in it may use the files."""
+    paths = localspec.download("qwen2-7b")
+    preset = localspec.find_preset("qwen2-7b")
+    users_file = user_presets_file()
+    text = users_file.read_text()
+    users_file.write_text(text + '[mine]\nextends = "qwen2-7b"\n')
+    assert localspec.disk_usage(preset).files == {}
+    users_file.write_text(users_file.read_text() + "[wrong]\nmodel = 3\n")
+    for ask in (localspec.disk_usage, lambda kept: localspec.free_disk(kept, "files")):
+        with pytest.raises(localspec.PresetError, match="wrong"):
+            ask(preset)
+    assert localspec.free_disk("demo", "files") == 0
+    assert all(path.exists() for path in paths)

@@ -246,7 +246,8 @@ def remove_preset(*, preset: str, yes: bool) -> None:
 
     Saved caches of its conversations and its measured costs are deleted, too; sessions stay.
     Files that another preset uses, that another program put into the cache, or that are in your
-    own folders stay, too. A preset that you added is asked about separately.
+    own folders stay, too. A preset that you added is asked about separately. While the file of
+    your presets is malformed, no model is deleted: a preset in it may use it.
     """
     # Imported here, because every command imports this module, and NumPy takes its time.
     from localspec.engine.disk_usage import disk_usage
@@ -263,7 +264,8 @@ def remove_preset(*, preset: str, yes: bool) -> None:
     if usage.num_bytes:
         _free_disk_of(chosen, usage, yes=yes)
     is_own = False
-    # The error of a malformed file was shown by `find_preset`, which ignores such a file.
+    # A malformed file was shown by `find_preset`. It keeps files of the hub from being deleted,
+    # and no preset in it can be removed.
     with contextlib.suppress(PresetError):
         is_own = chosen.name in user_presets()
     if is_own:
