@@ -83,7 +83,11 @@ def unpack(scratch: Path) -> Path:
             name = member.name
             if name.startswith(source) and not name.startswith(left_out):
                 members.append(member)
-        opened.extractall(scratch, members, filter="data")
+        # Early releases of Python 3.10 and 3.11, as Debian 12's, know no filters. There it is
+        # enough that pip has compared the archive with a hash that is stated here.
+        if hasattr(tarfile, "data_filter"):
+            opened.extraction_filter = tarfile.data_filter
+        opened.extractall(scratch, members)
     archive.unlink()
     return scratch / source
 

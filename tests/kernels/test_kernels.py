@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import tarfile
 import zipfile
 from array import array
 from importlib.metadata import version
@@ -366,3 +367,29 @@ def test_a_command_that_is_ended_ends_its_compiler_and_leaves_nothing(tmp_path, 
     assert command.returncode == (130 if number == signal.SIGINT else 128 + number)
     assert list((tmp_path / "localspec" / "kernels").iterdir()) == []
     wait_until(lambda: _is_over(child))
+
+
+@pytest.mark.parametrize("has_filters", [True, False])
+def test_the_archive_is_unpacked_by_any_python(tmp_path, monkeypatch, has_filters):
+    """Python 3.11.2, Debian 12's, knows no filters."""
+    root = "llama_cpp_python-0.3.36"
+    tree = tmp_path / root / "vendor/llama.cpp"
+    for name in ("ggml/a.c", "tests/b.c"):
+        (tree / name).parent.mkdir(parents=True)
+        (tree / name).write_text(name)
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    with tarfile.open(scratch / f"{root}.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / root, root)
+    if not has_filters:
+        real = tarfile.TarFile.extractall
+
+        def extractall(self, path=".", members=None, *, numeric_owner=False):
+            real(self, path, members, numeric_owner=numeric_owner, filter="fully_trusted")
+
+        monkeypatch.setattr(tarfile.TarFile, "extractall", extractall)
+        monkeypatch.delattr(tarfile, "data_filter")
+    source = source_archive.unpack(scratch)
+    assert (source / "ggml/a.c").read_text() == "ggml/a.c"
+    assert not (source / "tests/b.c").exists()
+    assert not list(scratch.glob("*.gz"))
