@@ -104,6 +104,9 @@ class Rounds(DraftPolicy):
     def reset(self) -> None:
         self._policy.reset()
 
+    def pause_left(self, proposer: int) -> int:
+        return self._policy.pause_left(proposer)
+
     def choose(self, context: PolicyContext) -> Decision | Replay:
         """No draft for a plain step; otherwise the policy's choice."""
         if self._is_plain:

@@ -11,6 +11,7 @@ from localspec.evaluation.rounds import Rounds, Stretch
 from localspec.policy.adaptive import AdaptiveDraftPolicy
 from localspec.speculative.policy_api import (
     DraftOff,
+    DraftPolicy,
     FixedDraftPolicy,
     PolicyContext,
     ProposerKind,
@@ -129,3 +130,13 @@ def test_they_find_what_whole_answers_show(machine, agreement):
         true.append(whole)
         found.append(turns.value)
     assert sum(found) == pytest.approx(sum(true), rel=0.02 if max(true) < 2 else 0.05)
+
+
+def test_each_question_to_a_policy_goes_to_the_own_one():
+    """A method that is left out would give what a policy that learns nothing gives."""
+    for name, value in vars(DraftPolicy).items():
+        if callable(value) or isinstance(value, property):
+            assert name in vars(Rounds), name
+    policy = AdaptiveDraftPolicy({ProposerKind.DRAFT: 0.1}, 1)
+    policy.prospects[0].pause_left = 7
+    assert Rounds(policy).pause_left(0) == 7
