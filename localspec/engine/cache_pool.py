@@ -154,7 +154,7 @@ class CachePool:
         owner = lane.owner()
         if owner is None:
             return
-        copied = self._copy_within_budget(lane)
+        copied = self._copy_within_budget(lane, owner)
         if copied is not None:
             self._copies[owner] = copied
 
@@ -247,26 +247,28 @@ class CachePool:
 
         Raises CacheError if the text is larger than the budget.
         """
-        self.make_room(text.num_bytes)
+        self.make_room(text.num_bytes, owner)
         for lane in self._lanes:
             if lane.owner() is owner:
                 lane.owner = nobody
         self._copies[owner] = text
 
-    def make_room(self, num_bytes: int) -> None:
+    def make_room(self, num_bytes: int, owner: object) -> None:
         """Remove the oldest copies until a new one fits. Those worth a file go to disk.
 
         Args:
             num_bytes: The size of the new copy.
+            owner: Its owner, whose old copy it replaces. The old one is removed first.
 
         Raises:
             CacheError: If the new copy alone is larger than the budget.
         """
         self._check_size(num_bytes)
-        for owner, oldest in list(self._copies.items()):
+        self._copies.pop(owner, None)
+        for oldest_owner, oldest in list(self._copies.items()):
             if self.num_bytes + num_bytes <= self.budget_bytes:
                 break
-            self._copies.pop(owner, None)
+            self._copies.pop(oldest_owner, None)
             self._save(oldest)
 
     def save_all(self, is_cancelled: CancelCheck = never) -> None:
@@ -317,8 +319,8 @@ class CachePool:
                 "Allow more: load(kept_bytes=…).",
             )
 
-    def _copy_within_budget(self, lane: Lane) -> PooledCache | None:
-        """A copy of the lane's text, after older copies have made room for it.
+    def _copy_within_budget(self, lane: Lane, owner: object) -> PooledCache | None:
+        """A copy of the lane's text for its owner, after older copies have made room for it.
 
         None if there is nothing to copy, or copying fails, or the copy alone is larger than the
         budget. In that last case the text is written to disk instead, if it is worth a file.
@@ -329,7 +331,7 @@ class CachePool:
         if num_bytes > self.budget_bytes:
             self._save_lane(lane)
             return None
-        self.make_room(num_bytes)
+        self.make_room(num_bytes, owner)
         return lane.copied()
 
 

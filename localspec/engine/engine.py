@@ -483,7 +483,8 @@ class Engine(BaseEngine):
         def load() -> bool:
             scope = self._default_scope
             identities = self._models.identities(scope.scales)
-            text = read_caches(path, identities, self._cache_pool.make_room)
+            make_room = functools.partial(self._cache_pool.make_room, owner=owner)
+            text = read_caches(path, identities, make_room)
             if text is None:
                 return False
             self._cache_pool.put(owner, text._replace(scope=scope))

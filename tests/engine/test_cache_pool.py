@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 
+import numpy as np
 import pytest
 
 import inside
 import localspec
 from engines import PLACES, Owner, answer_of, answered
 from hybrid_maker import CACHE_KINDS, write_cache_kind
+from localspec.engine.cache_file import PooledCache
 from localspec.errors import CacheError, OptionError
 from localspec.llama.cache_state import CacheState
 from localspec.llama.model import LlamaModel
@@ -92,6 +94,28 @@ def test_the_least_recently_used_text_leaves_first(demo_target):
         ]
     assert max(costs[:2]) < 25
     assert costs[2] > 50
+
+
+def text_of_size(num_bytes):
+    return PooledCache([1], [CacheState(1, np.zeros(num_bytes, np.uint8))])
+
+
+def test_a_text_that_is_put_replaces_the_owners_old_one(demo_target):
+    """Only the new one takes room, and it was used last."""
+    first, other, third = (Owner() for _ in range(3))
+    with localspec.load(target=demo_target, kept_bytes=100) as engine:
+        pool = inside.cache_pool(engine)
+        pool.put(other, text_of_size(30))
+        pool.put(first, text_of_size(60))
+        pool.put(first, text_of_size(61))
+        assert pool.num_bytes == 91
+        with pytest.raises(CacheError):
+            pool.put(first, text_of_size(101))
+        assert pool.num_bytes == 91
+        pool.put(other, text_of_size(31))
+        pool.put(third, text_of_size(60))
+        assert pool.text_of(first) is None
+        assert pool.text_of(other).num_bytes == 31
 
 
 def test_the_text_of_a_chat_that_is_gone_is_freed(engine):
