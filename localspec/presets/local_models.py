@@ -418,7 +418,9 @@ def _smaller_models(target: Header) -> Iterator[tuple[Path, Header]]:
         if file == target.path.resolve() or not _is_first_part(path.name):
             continue
         with contextlib.suppress(OSError):
-            num_bytes = path.stat().st_size
+            num_bytes = 0
+            for name in all_parts(path.name):
+                num_bytes += path.with_name(name).stat().st_size
             if num_bytes < target.weights_bytes:
                 sizes_and_paths[file] = (num_bytes, path)
     by_size = sorted(sizes_and_paths.values())

@@ -10,7 +10,7 @@ import pytest
 
 from adapter_maker import write_adapter
 from command_line import run
-from gguf_maker import write_random_model, write_spm_model
+from gguf_maker import split_model, write_random_model, write_spm_model
 from head_maker import write_head_model
 from localspec.advice import explanation
 from localspec.advice.explanation import explain
@@ -35,6 +35,17 @@ def test_a_draft_that_is_here_is_proposed_if_it_has_the_tokenizer_and_is_small(
     assert proposed(tmp_path) is None
     same = write_random_model(tmp_path / "same.gguf", demo_target, width=64)
     assert proposed(tmp_path) == str(same)
+
+
+def test_a_split_model_is_as_large_as_its_parts_together(tmp_path, demo_target):
+    write_random_model(tmp_path / "large.gguf", demo_target, width=256)
+    middle = write_random_model(tmp_path / "middle", demo_target, width=192)
+    first = split_model(middle, tmp_path, in_first=("output_norm.weight",))
+    num_bytes = middle.stat().st_size
+    middle.unlink()
+    small = write_random_model(tmp_path / "small.gguf", demo_target, width=64)
+    assert first.stat().st_size < small.stat().st_size < num_bytes
+    assert proposed(tmp_path) == str(small)
 
 
 def explained(*arguments) -> tuple[list[str], list[str]]:

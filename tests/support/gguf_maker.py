@@ -375,9 +375,14 @@ def _copy_fields(
         _add_field(writer, key, value, field.types)
 
 
-def split_model(source: Path, folder: Path) -> Path:
-    """`source` as two parts in `folder`; the path of the first."""
+def split_model(source: Path, folder: Path, *, in_first: tuple[str, ...] = ()) -> Path:
+    """`source` as two parts in `folder`; the path of the first.
+
+    in_first: names of the tensors in the first part; every other tensor, if none is named.
+    """
     reader = gguf.GGUFReader(source)
+    if not in_first:
+        in_first = tuple(tensor.name for tensor in reader.tensors[::2])
     for number in (0, 1):
         path = folder / f"split-0000{1 + number}-of-00002.gguf"
         writer = ModelWriter(path, _architecture(reader))
@@ -386,8 +391,9 @@ def split_model(source: Path, folder: Path) -> Path:
         writer.add_uint16("split.no", number)
         writer.add_uint16("split.count", 2)
         writer.add_int32("split.tensors.count", len(reader.tensors))
-        for tensor in reader.tensors[number::2]:
-            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+        for tensor in reader.tensors:
+            if (tensor.name in in_first) == (number == 0):
+                writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
         writer.finish()
     return folder / "split-00001-of-00002.gguf"
 
