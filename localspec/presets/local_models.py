@@ -93,9 +93,9 @@ def search_folder(folder: Path) -> FolderContent:
     seen: set[_Content] = set()
     first_paths: dict[Path, Path] = {}  # of each file, which may have several names
     for model in _models_below(folder.absolute()):
-        file = model.path.resolve()
+        file = _real_path(model.path)
         path = first_paths.setdefault(file, model.path)
-        adapters = tuple(adapter.resolve() for adapter in model.adapters)
+        adapters = tuple(_real_path(adapter) for adapter in model.adapters)
         content = (file, adapters)
         if content in seen:
             continue
@@ -133,7 +133,7 @@ def _presets_by_content() -> dict[_Content, str]:
     for preset in load_presets().values():
         if isinstance(preset.target, LocalModel):
             adapters = _local_files(preset.adapter_models)
-            content = (preset.target.path.resolve(), adapters)
+            content = (_real_path(preset.target.path), adapters)
             names[content] = preset.name
     return names
 
@@ -176,7 +176,7 @@ class _FolderModel(NamedTuple):
 def _local_files(models: Iterable[PresetModel]) -> tuple[Path, ...]:
     """The paths of the user's own files among these models, links resolved."""
     local = [model for model in models if isinstance(model, LocalModel)]
-    return tuple(model.path.resolve() for model in local)
+    return tuple(_real_path(model.path) for model in local)
 
 
 def _misfits(model: _FolderModel, target: Header) -> dict[Path, str]:
@@ -211,6 +211,12 @@ def _models_below(folder: Path) -> Iterator[_FolderModel]:
                 yield _FolderModel(path, name)
             elif "manifests" in path.parent.parts:
                 yield from _models_in_manifest(path)
+
+
+def _real_path(path: Path) -> Path:
+    """The path with its links resolved. A link to itself is left as it is."""
+    # `Path.resolve` raises RuntimeError for such a link before Python 3.13.
+    return Path(os.path.realpath(path))
 
 
 def _is_first_part(file: str) -> bool:
@@ -328,10 +334,10 @@ def files_here() -> list[Path]:
     for path in paths:
         is_model = is_of_model(path.name) and _is_first_part(path.name)
         if is_model and os.path.isfile(path):
-            by_file[path.resolve()] = path
+            by_file[_real_path(path)] = path
     for state in list_models():
         for path in state.paths:
-            by_file.pop(path.resolve(), None)
+            by_file.pop(_real_path(path), None)
     return list(by_file.values())
 
 
@@ -414,8 +420,8 @@ def _smaller_models(target: Header) -> Iterator[tuple[Path, Header]]:
     paths += target.path.parent.glob("*.gguf")
     sizes_and_paths: dict[Path, tuple[int, Path]] = {}  # by file, which may have several names
     for path in paths:
-        file = path.resolve()
-        if file == target.path.resolve() or not _is_first_part(path.name):
+        file = _real_path(path)
+        if file == _real_path(target.path) or not _is_first_part(path.name):
             continue
         with contextlib.suppress(OSError):
             num_bytes = 0

@@ -48,6 +48,12 @@ def test_a_split_model_is_as_large_as_its_parts_together(tmp_path, demo_target):
     assert proposed(tmp_path) == str(small)
 
 
+def test_a_link_to_itself_is_no_draft(tmp_path, demo_target):
+    write_random_model(tmp_path / "large.gguf", demo_target, width=256)
+    (tmp_path / "loop.gguf").symlink_to("loop.gguf")
+    assert proposed(tmp_path) is None
+
+
 def explained(*arguments) -> tuple[list[str], list[str]]:
     """The lines on the draft, and those with commands, by which the explanation ends."""
     lines = [" ".join(line.split()) for line in run("explain", *arguments).stdout.splitlines()]

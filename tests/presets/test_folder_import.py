@@ -12,7 +12,7 @@ import pytest
 import localspec
 from command_line import run
 from gguf_maker import split_model, write_random_model
-from localspec.presets.local_models import search_folder
+from localspec.presets.local_models import files_here, search_folder
 from localspec.presets.presets import find_preset, load_presets
 from vision_maker import write_projector
 
@@ -155,6 +155,19 @@ def test_a_link_to_a_folder_above_is_not_followed(tmp_path, models):
     shutil.copy(models["small"], deep)
     (tmp_path / "x/a/round").symlink_to(tmp_path / "x", target_is_directory=True)
     assert len(search_folder(tmp_path / "x").proposals) == 1
+
+
+def test_a_link_to_itself_is_skipped(tmp_path, models, monkeypatch):
+    folder = tmp_path / "x"
+    folder.mkdir()
+    shutil.copy(models["small"], folder)
+    loop = folder / "loop.gguf"
+    loop.symlink_to("loop.gguf")
+    found = search_folder(folder)
+    assert len(found.proposals) == 1
+    assert list(found.skipped) == [loop]
+    monkeypatch.chdir(folder)
+    assert loop not in files_here()
 
 
 def test_why_there_is_no_draft_is_said(tmp_path, models):
