@@ -206,14 +206,25 @@ class Engine(BaseEngine):
             else:
                 lane.decoder.draft_policy = draft_policy
 
-    def exclusively(self, function: Callable[[SpeculativeDecoder], Result]) -> Result:
+    def exclusively(
+        self,
+        function: Callable[[SpeculativeDecoder], Result],
+        *,
+        scales: tuple[float, ...] | None = None,
+    ) -> Result:
         """Call a function with the bare loop, whose text is empty. Returns its result.
 
         For checks and measurements: no answer runs meanwhile, and nothing is proposed from
         earlier texts. The function is called in the worker's thread. Ctrl-C in the caller's
         thread interrupts it, as `cancel` does.
 
-        Raises BusyError while an answer is produced, and what the function raises.
+        Args:
+            function: The function.
+            scales: The scales of the target's adapters meanwhile; None for the default ones.
+
+        Raises:
+            BusyError: While an answer is produced.
+            Exception: What the function raises.
         """
 
         cancellation = Cancellation()
@@ -221,7 +232,10 @@ class Engine(BaseEngine):
         def work() -> Result:
             self._make_lanes_ready()
             lane = self._lanes[0]
-            self._cache_pool.switch_to(lane, None, (), self._default_scope)
+            scope = self._default_scope
+            if scales is not None:
+                scope = Scope(scales=scales)
+            self._cache_pool.switch_to(lane, None, (), scope)
             self._decoder.truncate(0)
             lane.use_no_memory()
             with cancellation.obeyed(self._interrupt):

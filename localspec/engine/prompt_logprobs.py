@@ -19,6 +19,7 @@ def prompt_logprobs(
     num_top: int,
     *,
     watch: Watch,
+    scales: tuple[float, ...] | None = None,
 ) -> list[TokenLogprobs]:
     """The log-probability of each token but the first, which has no token before it.
 
@@ -30,6 +31,7 @@ def prompt_logprobs(
         tokens: The prompt.
         num_top: How many of the best tokens to list at each position.
         watch: Its cancellation ends this within one decode. Its progress is not used.
+        scales: The scales of the model's adapters; None for the default ones.
 
     Raises:
         BusyError: While an answer is produced.
@@ -59,4 +61,4 @@ def prompt_logprobs(
                     logprobs.append(entry)
         return logprobs
 
-    return engine.exclusively(work)
+    return engine.exclusively(work, scales=scales)

@@ -526,6 +526,7 @@ class Answering:
             tokens,
             num_top,
             watch=watch,
+            scales=engine._make_plan(self.question.options).scales,
         )
         work = asyncio.create_task(asyncio.to_thread(measure))
         try:

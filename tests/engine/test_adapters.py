@@ -566,6 +566,25 @@ def test_the_server_lists_and_sets_them(adapted_server, files):
 
 
 @pytest.mark.process
+def test_a_prompt_is_rated_under_the_scales_of_its_request(adapted_server, server):
+    asked = {"prompt": TEXT, "echo": True, "logprobs": 1, "max_tokens": 0}
+
+    def rated(server, **fields):
+        answer = server.ask("/v1/completions", **asked, **fields)
+        assert answer.status_code == 200, answer.text
+        [choice] = answer.json()["choices"]
+        return Rounded(choice["logprobs"]["token_logprobs"][1:])
+
+    scales = [{"id": 0, "scale": 0}, {"id": 1, "scale": 0}]
+    assert rated(adapted_server, lora=scales) == rated(server)
+    scales = [{"id": 0, "scale": 1}, {"id": 1, "scale": 1}]
+    assert rated(adapted_server, lora=scales) != rated(server)
+    refused = adapted_server.ask("/v1/completions", **asked, lora=[{"id": 9, "scale": 1}])
+    assert refused.status_code == 400
+    assert "for adapter 9" in refused.json()["error"]["message"]
+
+
+@pytest.mark.process
 @pytest.mark.parametrize(
     ("path", "body", "words"),
     [
