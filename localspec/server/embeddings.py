@@ -61,16 +61,19 @@ async def _ask_embedder(
     results = []
     for start in range(0, len(texts_to_read), _TEXTS_PER_CALL):
         question = make_question(texts_to_read[start : start + _TEXTS_PER_CALL])
-        async with embedder.turn, models.opened(embedder) as engine:
-            if service.is_stopping:
+        async with embedder.turn:
+            if service.is_stopping:  # before a load, which the stop would have to wait for
                 raise stopping()
-            try:
-                result = await in_thread(partial(engine.call, question))
-            except CrashedError as error:
-                await models.close_one(embedder)
+            async with models.opened(embedder) as engine:
                 if service.is_stopping:
-                    raise stopping() from error
-                raise
+                    raise stopping()
+                try:
+                    result = await in_thread(partial(engine.call, question))
+                except CrashedError as error:
+                    await models.close_one(embedder)
+                    if service.is_stopping:
+                        raise stopping() from error
+                    raise
         results.append(result)
     num_tokens = 0
     if texts:

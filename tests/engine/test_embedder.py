@@ -23,6 +23,7 @@ from localspec.presets.presets import user_presets
 from localspec.server.answering import Service
 from localspec.server.embeddings import embeddings
 from localspec.server.fields import Fields
+from localspec.server.refusal import RequestError
 from localspec.server.served_models import ServedEmbedder, ServedModels
 from server_runner import running_server
 
@@ -353,3 +354,27 @@ def test_a_long_batch_lets_others_in_and_ends_with_its_client(mean, monkeypatch)
         assert served.engine is None
 
     asyncio.run(ask())
+
+
+def test_a_request_that_waits_loads_nothing_while_the_server_stops(mean, monkeypatch):
+    loads = []
+
+    def load(path):
+        loads.append(path)
+        raise localspec.ModelFileError("it was loaded", "Do not load it.")
+
+    monkeypatch.setattr("localspec.server.served_models.IsolatedEmbedder", load)
+
+    async def ask():
+        served = ServedEmbedder(str(mean))
+        models = ServedModels([], takes_any_name=True, embedder=served)
+        service = Service(models=models, num_waiting=1, patience_s=60)
+        async with served.turn:
+            waiting = asyncio.create_task(embeddings(Fields({"input": "a"}))(service))
+            await asyncio.sleep(0)
+            service.is_stopping = True
+        with pytest.raises(RequestError, match="stopp"):
+            await asyncio.wait_for(waiting, 60)
+
+    asyncio.run(ask())
+    assert loads == []
