@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import sys
 from pathlib import Path
 
@@ -45,6 +46,20 @@ def servers_file(folder: Path, *args: str, **more: object) -> Path:
     path = folder / "mcp.json"
     path.write_text(json.dumps({"mcpServers": {"tests": entry}}))
     return path
+
+
+def test_the_command_for_another_programs_servers_can_be_pasted(tmp_path, monkeypatch):
+    home = tmp_path / "Pat's home"
+    for name in ("HOME", "USERPROFILE"):
+        monkeypatch.setenv(name, str(home))
+    (home / ".cursor").mkdir(parents=True)
+    path = servers_file(home / ".cursor")
+    [line] = [line for line in run("mcp", "list").output.splitlines() if "Cursor" in line]
+    command = line.partition(": ")[2]
+    if sys.platform == "win32":
+        assert command == f'localspec chat --mcp "{path}"'
+    else:
+        assert shlex.split(command) == ["localspec", "chat", "--mcp", str(path)]
 
 
 def test_servers_are_added_listed_tried_and_removed():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -272,8 +274,15 @@ def _note_other_programs() -> None:
         if num_servers:
             note(
                 f"{program} has {counted(num_servers, 'server')}. To use them: "
-                f"localspec chat --mcp '{path}'"
+                f"localspec chat --mcp {_quoted(path)}"
             )
+
+
+def _quoted(path: Path) -> str:
+    """The path as a word of a command that can be pasted into this system's shell."""
+    if sys.platform == "win32":
+        return f'"{path}"'  # no path has this quote there
+    return shlex.quote(str(path))
 
 
 def _name_value_pairs(flag: str, pairs: Sequence[str]) -> dict[str, str]:
