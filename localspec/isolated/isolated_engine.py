@@ -128,6 +128,9 @@ class IsolatedEngine(BaseEngine):
         # Held while `_process` is checked, started again or closed. Reentrant: a signal handler
         # may take it in the thread that holds it.
         self._process_lock = threading.RLock()
+        # Held while adapters are set, so that the child gets them in the order set here.
+        # Reentrant for the same reason; taken before `_process_lock`.
+        self._adapters_lock = threading.RLock()
         self._attempts: dict[AnswerRecord, _Attempt] = {}  # of answers that are not over
         self._owner_numbers: weakref.WeakKeyDictionary[object, int] = (
             weakref.WeakKeyDictionary()
@@ -159,12 +162,16 @@ class IsolatedEngine(BaseEngine):
         return None
 
     def _set_adapters(self, adapters: tuple[Adapter, ...]) -> None:
-        with self._process_lock:
-            super()._set_adapters(adapters)
-            # A process that is started again needs them, too.
-            self._arguments = {**self._arguments, "adapters": adapters}
-            if self._process.is_running():
-                self._process.call(SetScales(self.adapter_scales))
+        with self._adapters_lock:
+            with self._process_lock:
+                super()._set_adapters(adapters)
+                # A process that is started again needs them, too.
+                self._arguments = {**self._arguments, "adapters": adapters}
+                process = self._process
+            # Without `_process_lock`: the thread that brings the result may need it before, to
+            # start the next answer.
+            if process.is_running():
+                process.call(SetScales(self.adapter_scales))
 
     @property
     def _reading_progress(self) -> tuple[int, int]:

@@ -11,6 +11,7 @@ import pytest
 
 import inside
 import localspec
+from localspec.isolated.process import Call
 from waiting import at_once, wait_until
 
 pytestmark = pytest.mark.process
@@ -148,3 +149,23 @@ def test_answers_that_are_left_take_nobodys_place(isolated):
     with at_once(*works) as found:
         pass
     assert [len(reply.token_ids) for reply in found] == [5] * NUM
+
+
+def test_scales_are_set_while_an_answer_passes_its_place_on(monkeypatch):
+    """The thread that brings the child's messages starts the next answer, waiting for none."""
+    result = Call.result
+    with localspec.IsolatedEngine(draft_tokens=0) as engine:
+        first = engine.generate_raw(story("fox"), sampling=LONG)
+        next(first)
+        second = engine.generate_raw(story("owl"), max_tokens=3, queue=True)
+        with at_once(second.reply) as found:
+
+            def result_after_second(call):
+                first.cancel()
+                wait_until(lambda: found[0] is not None, 20)
+                return result(call)
+
+            wait_until(lambda: inside.num_in_line(engine) == 2)
+            monkeypatch.setattr(Call, "result", result_after_second)
+            engine.adapter_scales = []
+    assert len(found[0].token_ids) == 3
