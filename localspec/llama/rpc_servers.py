@@ -189,15 +189,27 @@ def reset_connections_at_end(addresses: Sequence[str]) -> None:
     servers = set()
     for address in addresses:
         host, port = _host_and_port(address)
-        servers.add((socket.gethostbyname(host), port))
+        with contextlib.suppress(OSError):  # the name is not found any more
+            servers.add((socket.gethostbyname(host), port))
     for descriptor in os.listdir(descriptors):
-        with contextlib.suppress(OSError):  # no socket, no peer, or closed already
-            # A copy of the descriptor, so that libllama's own stays open.
-            connection = socket.socket(fileno=os.dup(int(descriptor)))
-            with connection:
-                is_internet = connection.family == socket.AF_INET
-                if is_internet and connection.getpeername() in servers:
-                    reset_at_end(connection)
+        # An error: no socket, no peer, or closed already.
+        with contextlib.suppress(OSError), _copied_socket(int(descriptor)) as connection:
+            is_internet = connection.family == socket.AF_INET
+            if is_internet and connection.getpeername() in servers:
+                reset_at_end(connection)
+
+
+def _copied_socket(descriptor: int) -> socket.socket:
+    """A socket of a copy of the descriptor, so that libllama's own stays open.
+
+    Raises OSError for the descriptor of something else.
+    """
+    copy = os.dup(descriptor)
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
 
 
 def _host_and_port(address: str) -> tuple[str, int]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,7 +16,11 @@ from localspec.llama import rpc_servers
 from localspec.llama.devices import REMOTE, Device
 from localspec.llama.model_options import LlamaOptions
 from localspec.llama.placement import MAIN_MEMORY, is_in_main_memory, place_layers
-from localspec.llama.rpc_servers import ask_server, ask_servers
+from localspec.llama.rpc_servers import (
+    ask_server,
+    ask_servers,
+    reset_connections_at_end,
+)
 from localspec.planning.free_memory import MemoryRoom, Planned
 from localspec.planning.plan import plan_layers
 from rpc_standin import answering, device_count, device_memory, hello
@@ -105,6 +112,21 @@ def test_where_nobody_listens_it_says_so_and_all_are_asked():
     assert f"{address} cannot be reached" in str(found[0])
     assert found[1].address == other
     assert str(found[2]).startswith("no-such-host.invalid:1 cannot be reached")
+
+
+@pytest.mark.skipif(not Path("/dev/fd").is_dir(), reason="lists no file descriptors")
+def test_connections_are_found_and_nothing_stays_open(tmp_path):
+    """Beside files, which are no sockets, and a server whose name is not found any more."""
+    with (
+        (tmp_path / "file").open("wb"),
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        socket.create_connection(listening.getsockname()) as connection,
+    ):
+        port = listening.getsockname()[1]
+        num_open = len(os.listdir("/dev/fd"))
+        reset_connections_at_end(["no-such-host.invalid:1", f"127.0.0.1:{port}"])
+        assert len(os.listdir("/dev/fd")) <= num_open
+        assert connection.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER)
 
 
 def test_no_address_is_contacted_but_those_that_are_given(demo_target):
