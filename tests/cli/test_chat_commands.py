@@ -405,7 +405,13 @@ def test_a_path_of_an_image_that_is_dropped_is_no_message(chat, tmp_path, monkey
         assert "Error: my photo.png is an image, and the model has no projector" in said
         assert "--mmproj" in said
         assert "tokens" not in said
-    for typed in (f"What is '{picture}'?", "It's a photo.png", "notes.txt"):
+    for typed in (
+        f"What is '{picture}'?",
+        "It's a photo.png",
+        "notes.txt",
+        "file://[host]/share",  # no URL, since the host is no address
+        "file://[host/share",
+    ):
         assert "tokens/s" in person.says(typed)
 
 
