@@ -322,7 +322,10 @@ class ResponseForm(Form):
         is_whole_call = self._item is not None and self._item.is_whole_call
         if reply.finish_reason == "length" and not is_whole_call:
             status = "incomplete"
-        return started + self._end_item(status)
+        events = started + self._end_item(status)
+        # Those of calls of MCP servers' tools go into no item, nor into the next answer's.
+        self._logprobs = []
+        return events
 
     def end(self, finished: Sequence[Finished]) -> str:
         """The last event of the stream, with the whole response."""

@@ -101,6 +101,20 @@ def test_a_stream_has_the_events_of_the_call(server):
     assert [event["output_index"] for event in done] == [0, 1, 2]
 
 
+def test_log_probabilities_of_a_message_are_those_of_its_text(server):
+    """Streamed or not: those of a call's tokens do not go into the message behind it."""
+    ask = {"tools": [never("now")], "include": ["message.output_text.logprobs"]}
+    whole = asked(server, "now", **ask)
+    events = server.events("/v1/responses", model="now", input="Hi", temperature=0, **ask)
+    streamed = events[-1]["response"]
+    listed = []
+    for response in (whole, streamed):
+        (part,) = response["output"][-1]["content"]
+        listed.append([each["token"] for each in part["logprobs"]])
+    assert listed[0]
+    assert listed[0] == listed[1]
+
+
 @pytest.mark.parametrize("streams", [False, True])
 def test_openais_library_reads_it(openai_client, streams):
     pytest.importorskip("openai")
