@@ -517,7 +517,13 @@ def _checked_call(number: int, index: int, call: object) -> dict[str, Any]:
         function = call.get("function", call)
         if isinstance(function, Mapping) and function.get("name"):
             name = str(function["name"])
-            arguments = _checked_arguments(function.get("arguments"))
+            try:
+                arguments = _checked_arguments(function.get("arguments"))
+            except (TypeError, ValueError, RecursionError) as error:
+                raise OptionError(
+                    f"the arguments of call {index} of message {number} are not JSON: {error}",
+                    "Give a dict of values that JSON can hold, or its JSON.",
+                ) from error
             call_id = call.get("id") or f"{number:04}{index:05}"
             return {
                 "id": str(call_id),
@@ -531,7 +537,10 @@ def _checked_call(number: int, index: int, call: object) -> dict[str, Any]:
 
 
 def _checked_arguments(arguments: object) -> object:
-    """The arguments of a call: a dict if they are one or its JSON, otherwise a text."""
+    """The arguments of a call: a dict if they are one or its JSON, otherwise a text.
+
+    Raises TypeError, ValueError or RecursionError if JSON cannot hold them.
+    """
     if arguments is None or arguments == "":
         return {}
     if isinstance(arguments, str):
@@ -543,6 +552,7 @@ def _checked_arguments(arguments: object) -> object:
             return value
         return arguments
     if isinstance(arguments, Mapping):
+        json_text({**arguments})  # raises what JSON raises
         return arguments
     return json_text(arguments)
 

@@ -13,7 +13,7 @@ from localspec.chat.call_forms import takes_tools
 from localspec.chat.messages import as_text, checked_messages
 from localspec.chat.prompt import PromptMaker
 from localspec.chat.template import BUILT_IN, ChatTemplate
-from localspec.errors import Interrupted, TemplateError, TemplateLimitError
+from localspec.errors import Interrupted, OptionError, TemplateError, TemplateLimitError
 from localspec.tools.tool import tool_use
 
 TEMPLATES = Path(__file__).parents[1] / "templates"
@@ -350,6 +350,16 @@ def test_letters_of_calls_stay_letters_where_these_become_text(arguments):
     assert "città" in text
     assert "é" in text
     assert "\\u" not in text
+
+
+@pytest.mark.parametrize("value", [dt.date(2026, 1, 1), {"Rome"}, {("Rome", "Oslo"): 1}])
+def test_arguments_that_are_not_json_are_refused(value):
+    """By a plain error, and not by that of whoever writes them later."""
+    call = {"id": "a", "name": "look"}
+    for arguments in (value, {"at": value}):
+        asked = {"role": "assistant", "tool_calls": [{**call, "arguments": arguments}]}
+        with pytest.raises(OptionError, match="arguments of call 0 of message 1 are not JSON"):
+            checked_messages([USER, asked, AGAIN])
 
 
 @pytest.mark.parametrize("name", HISTORIES)
