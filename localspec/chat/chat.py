@@ -194,7 +194,7 @@ class Chat(ForeignNames):
         turn_start = (*last_turn, *tool_messages)  # the results continue the last turn
         return self._engine._answer(ChatRecord(self, turn_start, earlier_turns, chosen))
 
-    def _end_calls(self, results: Mapping[str, str]) -> None:
+    def _end_calls(self, results: Mapping[str, object]) -> None:
         """End a turn whose last answer called tools: add the results and an empty answer.
 
         Then another question can be asked. Nothing changes if the last answer called no tool,
@@ -203,7 +203,7 @@ class Chat(ForeignNames):
         Args:
             results: Results by the ids of calls; those of other calls are ignored.
         """
-        results_of_turn: dict[str, str] = {}
+        results_of_turn: dict[str, object] = {}
         for call in pending_calls(self._turns):
             call_id = str(call["id"])
             if call_id not in results:

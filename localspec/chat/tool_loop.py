@@ -216,12 +216,14 @@ def steps_from(
     finally:
         # If the steps were left early, the turn gets a result for each of its calls.
         answer.close()
-        final_results: dict[str, str] = {}
+        final_results: dict[str, object] = {}
         with contextlib.suppress(Exception):  # the answer's own: its reader has got it
             for call in answer.reply().tool_calls:
                 final_results[call.id] = _INTERRUPTED
         for call_id, step in requested.items():
-            final_results[call_id] = step.result or _INTERRUPTED
+            final_results[call_id] = _INTERRUPTED
+            if step.result is not None:  # "" is a result
+                final_results[call_id] = step._result_with_pictures
         chat._end_calls(final_results)
 
 

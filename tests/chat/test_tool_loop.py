@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import functools
 import itertools
@@ -16,6 +17,8 @@ from call_families import FAMILIES, FEW, SAID, write_calling_model
 from engines import PLACES
 from gguf_maker import with_template, write_scripted_model
 from localspec.errors import ContextError, OptionError
+from localspec.tools.foreign import ForeignResult
+from vision_maker import random_picture
 
 pytest.importorskip("pydantic", reason="pydantic is not installed")
 pytest.importorskip("llguidance", reason="llguidance is not installed")
@@ -264,6 +267,27 @@ def test_what_was_run_before_ctrl_c_is_kept(insistent):
     assert others
     assert set(others) == {"[The call was interrupted.]"}
     assert chat.messages[-1] == {"role": "assistant", "content": ""}
+
+
+def test_a_finished_result_is_kept_whatever_it_is(insistent):
+    """Also an empty text, and pictures, where a later call of the answer is interrupted."""
+    red = f"data:image/png;base64,{base64.b64encode(random_picture(1, 4, 4).png()).decode()}"
+    results = iter(["", ForeignResult("a red square", (red,))])
+
+    def now(**_arguments):
+        try:
+            return next(results)
+        except StopIteration:
+            raise KeyboardInterrupt from None
+
+    chat = insistent.chat()
+    tool = localspec.Tool("now", "", {"type": "object"}, function=now)
+    with pytest.raises(KeyboardInterrupt):
+        localspec.run_tools(chat, "hi", tools=[tool], **{**GREEDY, "max_tokens": 300})
+    first, second, *_ = [each for each in chat.messages if each["role"] == "tool"]
+    assert first["content"] == ""
+    assert second["content"].startswith("a red square")
+    assert len(second["pictures"]) == 1
 
 
 def test_steps_that_are_left(caller):
