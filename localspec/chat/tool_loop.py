@@ -17,6 +17,7 @@ from localspec.streaming.answer import Answer
 from localspec.streaming.answer_options import AnswerKeywords, AnswerOptions
 from localspec.streaming.reply import Reply
 from localspec.tools.foreign import ForeignFunction, ForeignResult
+from localspec.tools.functions import close_awaitable
 from localspec.tools.tool import Tool, ToolCall, choice_once_called
 
 if TYPE_CHECKING:
@@ -84,8 +85,14 @@ class RequestedCall:
         """
         if self.result is None:
             _require_not_async(self.call.name, self._function)
+            returned: object = None
             with self._errors_as_result():
-                self._set_result(self._function(**self.call.arguments))
+                returned = self._function(**self.call.arguments)
+                if not inspect.isawaitable(returned):
+                    self._set_result(returned)
+            if inspect.isawaitable(returned):
+                close_awaitable(returned)
+                raise _async_error(self.call.name)
         assert self.result is not None
         return self.result
 
@@ -98,16 +105,22 @@ class RequestedCall:
         return self._run_async().__await__()
 
     async def _run_async(self) -> str:
-        """As `run`, on an event loop: a function that is not async runs in a thread."""
+        """As `run`, on an event loop: a function that is not async runs in a thread.
+
+        Not every async function looks like one: a decorator or an object may hide it. So what
+        was returned is awaited, too.
+        """
         if self.result is None:
             with self._errors_as_result():
                 if inspect.iscoroutinefunction(self._function):
-                    returned = await self._function(**self.call.arguments)
+                    returned = self._function(**self.call.arguments)
                 else:
                     returned = await asyncio.to_thread(
                         self._function,
                         **self.call.arguments,
                     )
+                if inspect.isawaitable(returned):
+                    returned = await returned
                 self._set_result(returned)
         assert self.result is not None
         return self.result
@@ -368,7 +381,12 @@ def _function_of(tool: Tool) -> Callable[..., Any]:
 def _require_not_async(name: str, function: Callable[..., Any]) -> None:
     """Raise OptionError if the function of the tool of that name is async."""
     if inspect.iscoroutinefunction(function):
-        raise OptionError(
-            f"the function of the tool {name} is async",
-            "Use run_tools_async on an event loop; await the steps of tool_steps.",
-        )
+        raise _async_error(name)
+
+
+def _async_error(name: str) -> OptionError:
+    """The error if the function of the tool of that name is async."""
+    return OptionError(
+        f"the function of the tool {name} is async",
+        "Use run_tools_async on an event loop; await the steps of tool_steps.",
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, Generator
 from typing import Any
 
 from localspec.errors import OptionError
@@ -54,9 +54,34 @@ def described(function: Callable[..., Any]) -> tuple[dict[str, Any], Callable[..
 
     def call(**values: Any) -> Any:
         result = function(**arguments.checked(values))
+        if inspect.isawaitable(result):  # a decorator hides that the function is async
+            return _AwaitedJson(result)
         return json_of(result)
 
     return declared, call
+
+
+class _AwaitedJson:
+    """Awaits what a function returned, for a result as JSON can hold it.
+
+    Args:
+        awaitable: What the function returned.
+    """
+
+    def __init__(self, awaitable: Awaitable[Any]) -> None:
+        self.awaitable = awaitable
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        result = yield from self.awaitable.__await__()
+        return json_of(result)
+
+
+def close_awaitable(awaitable: object) -> None:
+    """Give up what an async function returned: Python warns of a coroutine that never runs."""
+    if isinstance(awaitable, _AwaitedJson):
+        awaitable = awaitable.awaitable
+    if inspect.iscoroutine(awaitable):
+        awaitable.close()
 
 
 def read_docstring(text: str, names: Collection[str]) -> tuple[str, dict[str, str]]:

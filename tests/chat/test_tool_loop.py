@@ -6,8 +6,10 @@ import asyncio
 import base64
 import contextlib
 import functools
+import gc
 import itertools
 import threading
+import warnings
 from typing import Literal
 
 import pytest
@@ -429,6 +431,44 @@ def test_on_an_event_loop(caller):
             list(step(tools=[as_weather(own.get_weather)]))
 
     asyncio.run(main())
+
+
+class Later:
+    """An object that is called like an async function."""
+
+    async def __call__(self, **_arguments) -> str:
+        await asyncio.sleep(0)
+        return "sunny"
+
+
+def plainly_wrapped(function):
+    """The function in a decorator that does not know of async functions."""
+
+    @functools.wraps(function)
+    def wrapper(*args, **keywords):
+        return function(*args, **keywords)
+
+    return wrapper
+
+
+@pytest.mark.parametrize("is_object", [True, False])
+def test_async_functions_that_do_not_look_so(caller, is_object):
+    """They are awaited on an event loop, and refused elsewhere."""
+    tool = localspec.Tool("get_weather", "", FEW, function=Later())
+    if not is_object:
+        tool = as_weather(plainly_wrapped(Soon().get_weather))
+    chat = caller.chat()
+    work = localspec.run_tools_async(chat, "hi", tools=[tool], **GREEDY)
+    assert asyncio.run(work).text == "Done."
+    assert results_in(chat) == ["sunny"]
+    chat = caller.chat()
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        with pytest.raises(OptionError, match="get_weather is async"):
+            localspec.run_tools(chat, "hi", tools=[tool], **GREEDY)
+        gc.collect()
+    assert not warned  # of a coroutine that was never awaited
+    assert results_in(chat) == ["[The call was interrupted.]"]
 
 
 def test_a_task_that_is_cancelled_leaves_a_conversation_that_goes_on(caller):
