@@ -122,6 +122,8 @@ def _notes_in(lines: list[str], names: Collection[str]) -> dict[str, str]:
         if match and match[1] in names:
             name = match[1]
             notes[name] = [match[2]]
+        elif match and line.startswith("*"):  # **keywords are often no arguments of the tool
+            name = None
         elif name is not None:
             notes[name].append(line.strip())
     joined = {}

@@ -270,6 +270,9 @@ def test_how_a_docstring_is_read():
     assert read_docstring("Args:\n    one: First.\nAnd so on.", {"one"}) == (
         "And so on.", {"one": "First."},
     )  # fmt: skip
+    # Arguments with a star are often none of the tool's.
+    text = "Args:\n    one: First.\n    **rest: Ignored.\n        And so on."
+    assert read_docstring(text, {"one"}) == ("", {"one": "First."})
 
 
 @pytest.mark.parametrize("place", PLACES)
