@@ -28,6 +28,9 @@ _ARRAY = 9
 _NUMBER_BYTES = {
     0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8,
 }  # fmt: skip
+# Tensors of no layer that have the numbers of all layers side by side, and along which axis.
+# Gemma 3n and the small models of Gemma 4 have them.
+_LAYERS_AXES = {"per_layer_token_embd.weight": 0, "per_layer_model_proj.weight": -1}
 _KIND_BYTES = 4  # of a type's number in an entry
 _LENGTH_BYTES = 8  # of the length of a string or an array
 _GENERAL_KEYS = ("general.architecture", "general.alignment", "general.quantization_version")
@@ -82,7 +85,8 @@ def write_miniature(header: Header, path: Path, num_bytes: int) -> Miniature:
     vocab_size = len(header.tokens)
     num_tokens = max(_MIN_TOKENS, math.ceil(vocab_size / scale))
     num_tokens = min(vocab_size, num_tokens)
-    tensors = _cut_tensors(parts, vocab_size, num_layers, num_tokens)
+    num_blocks = ModelShape(header).num_blocks
+    tensors = _cut_tensors(parts, num_blocks, vocab_size, num_layers, num_tokens)
     entries = _metadata_entries(header, parts[0].path, num_layers, num_tokens)
     alignment = header.number("general.alignment") or _DEFAULT_ALIGNMENT
     with path.open("wb") as file:
@@ -107,19 +111,27 @@ def write_miniature(header: Header, path: Path, num_bytes: int) -> Miniature:
 def _num_layers(header: Header, num_bytes: int) -> int:
     """The miniature's number of layers: as few as have `num_bytes` together, at least 4.
 
-    All layers of a model that has fewer layers or bytes.
+    If some layers look back at a window only, there is at least one that does not. All layers
+    of a model that has fewer layers or bytes.
     """
-    num_layers = ModelShape(header).num_layers
+    shape = ModelShape(header)
+    num_layers = shape.num_layers
+    min_layers = _MIN_LAYERS
+    has_window = shape.value("attention.sliding_window_pattern")
+    if isinstance(has_window, tuple) and False in has_window:
+        # Without such a layer libllama refuses Gemma 4's `rope_freqs.weight` as left over.
+        min_layers = max(min_layers, 1 + has_window.index(False))
     layers_bytes = 0
     for tensor in header.tensors:
         if block_of(tensor.name) is not None:
             layers_bytes += tensor.size_bytes
     num_needed = math.ceil(num_bytes * num_layers / max(layers_bytes, 1))
-    return min(num_layers, max(_MIN_LAYERS, num_needed))
+    return min(num_layers, max(min_layers, num_needed))
 
 
 def _cut_tensors(
     parts: Sequence[Header],
+    num_blocks: int,
     vocab_size: int,
     num_layers: int,
     num_tokens: int,
@@ -128,6 +140,7 @@ def _cut_tensors(
 
     Args:
         parts: The headers of the model's files.
+        num_blocks: The model's number of blocks.
         vocab_size: The size of the model's vocabulary.
         num_layers: The miniature's number of layers.
         num_tokens: The size of the miniature's vocabulary.
@@ -138,13 +151,17 @@ def _cut_tensors(
             block = block_of(tensor.name)
             if block is not None and block >= num_layers:
                 continue
-            shape = tensor.shape
+            shape = list(tensor.shape)
             size = tensor.size_bytes
             if block is None and shape[-1] == vocab_size:  # it has a row for each token
-                shape = (*shape[:-1], num_tokens)
-                row_bytes = size // vocab_size
-                size = row_bytes * num_tokens
-            cut_tensors.append(_CutTensor(part.path, tensor, shape, size))
+                shape[-1] = num_tokens
+                size = size // vocab_size * num_tokens
+            layers_axis = _LAYERS_AXES.get(tensor.name)
+            if layers_axis is not None:
+                shape[layers_axis] = shape[layers_axis] // num_blocks * num_layers
+                # Where rows are shortened, numbers move to other rows: the time is the same.
+                size = size // num_blocks * num_layers
+            cut_tensors.append(_CutTensor(part.path, tensor, tuple(shape), size))
     return cut_tensors
 
 
@@ -163,7 +180,8 @@ def _metadata_entries(
         num_tokens: The size of the miniature's vocabulary.
     """
     prefix = f"{header.architecture}."
-    num_blocks = ModelShape(header).num_blocks
+    model = ModelShape(header)
+    num_blocks = model.num_blocks
     block_count = f"{prefix}block_count"
     vocab_size = f"{prefix}vocab_size"
     tokenizer = "tokenizer.ggml.model"
@@ -172,6 +190,12 @@ def _metadata_entries(
         vocab_size: _number_entry(vocab_size, num_tokens),
         tokenizer: _string_entry(tokenizer, "none"),
     }
+    # The last layers of the model, which share the caches of earlier ones.
+    num_sharing = model.number("attention.shared_kv_layers")
+    if num_sharing:
+        num_left_out = model.num_layers - num_layers
+        sharing = f"{prefix}attention.shared_kv_layers"
+        entries[sharing] = _number_entry(sharing, max(0, num_sharing - num_left_out))
     for key, entry in raw_entries(path).items():
         # Without the number of the head's layers, since the miniature has no head.
         is_of_shape = key.startswith(prefix) and not key.endswith("nextn_predict_layers")

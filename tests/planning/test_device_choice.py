@@ -6,10 +6,12 @@ import json
 import sys
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 import inside
 import localspec
+from head_maker import write_per_layer_model
 from hollow_model import SHAPES, write_hollow_model
 from localspec.errors import MemoryLimitError, OptionError
 from localspec.gguf_file.check import check_model_file
@@ -18,6 +20,7 @@ from localspec.gguf_file.miniature import write_miniature
 from localspec.llama import drivers
 from localspec.llama.device_times import Times
 from localspec.llama.devices import Device
+from localspec.llama.model import LlamaModel
 from localspec.llama.model_options import LlamaOptions
 from localspec.planning import device_plans, device_trials
 from localspec.planning.device_choice import DeviceTimes, Measured
@@ -259,6 +262,20 @@ def test_a_miniature_is_a_model_of_the_same_shapes(tmp_path, demo_target):
                 assert bytes_of(small, tensor) == bytes_of(header, theirs[name])
     assert made.scale == 1
     assert made.num_tokens == len(header.tokens)
+
+
+def test_a_miniature_has_the_embeddings_of_its_own_layers(tmp_path, demo_target):
+    model = check_model_file(write_per_layer_model(tmp_path / "whole.gguf", demo_target))
+    layers_bytes = sum(
+        tensor.size_bytes for tensor in model.tensors if tensor.name.startswith("blk.")
+    )
+    # The fifth layer is the first that looks back at the whole text.
+    for num_bytes, num_layers in ((1, 5), (0.75 * layers_bytes, 8), (10**12, 10)):
+        made = write_miniature(model, tmp_path / "m.gguf", num_bytes)
+        assert made.num_layers == num_layers
+        small = LlamaModel.open(made.path, LlamaOptions(num_gpu_layers=0))
+        assert np.isfinite(small.decode([1, 2, 3], 1)).all()
+        small.close()
 
 
 def bytes_of(header, tensor):

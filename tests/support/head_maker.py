@@ -85,6 +85,36 @@ def write_head_model(
     return path
 
 
+def write_per_layer_model(path: Path, tokenizer_of: Path) -> Path:
+    """A model like Gemma 4 E2B: each layer has an embedding of its own of each token.
+
+    Of ten layers, as there, every fifth looks back at the whole text, and the last five share
+    the caches of earlier ones.
+    """
+    num_layers, inputs = 10, 32
+    writer = ModelWriter(path, "gemma4")
+    tokens = write_common(writer, tokenizer_of, num_layers)
+    weights = _PartOfWeights(writer, "whole")
+    _gemma4_keys(writer, [layer % 5 < 4 for layer in range(num_layers)])
+    writer.add_embedding_length_per_layer_input(inputs)
+    writer.add_shared_kv_layers(5)
+    weights.matrix("token_embd.weight", tokens, WIDTH)
+    weights.matrix("per_layer_token_embd.weight", tokens, inputs * num_layers)
+    weights.matrix("per_layer_model_proj.weight", inputs * num_layers, WIDTH)
+    weights.constant("per_layer_proj_norm.weight", inputs)
+    for layer in range(num_layers):
+        block = f"blk.{layer}"
+        _gemma4_layer(weights, block, WIDTH)
+        _gemma4_keys_and_values(weights, block)
+        weights.matrix(f"{block}.inp_gate.weight", inputs, WIDTH)
+        weights.matrix(f"{block}.proj.weight", WIDTH, inputs)
+        weights.constant(f"{block}.post_norm.weight", WIDTH)
+    weights.constant("output_norm.weight", WIDTH)
+    weights.constant("rope_freqs.weight", HEAD // 2)
+    writer.finish()
+    return path
+
+
 class _PartOfWeights(Weights):
     """Weights of the trunk, of the head, or of both, which are the same in all of them."""
 
@@ -174,9 +204,7 @@ def _gemma4(writer: ModelWriter, weights: _PartOfWeights, tokens: int) -> None:
     weights.matrix("token_embd.weight", tokens, WIDTH)
     for layer in range(NUM_LAYERS):
         _gemma4_layer(weights, f"blk.{layer}", WIDTH)
-        weights.matrix(f"blk.{layer}.attn_k.weight", HEAD, WIDTH)
-        weights.matrix(f"blk.{layer}.attn_v.weight", HEAD, WIDTH)
-        weights.constant(f"blk.{layer}.attn_k_norm.weight", HEAD)
+        _gemma4_keys_and_values(weights, f"blk.{layer}")
     weights.constant("output_norm.weight", WIDTH)
     weights.constant("rope_freqs.weight", HEAD // 2)
 
@@ -215,6 +243,12 @@ def _narrowing() -> NDArray[np.float64]:
     """From the target's width to the assistant's: (_ASSISTANT_WIDTH, WIDTH)."""
     square = np.random.default_rng(1).standard_normal((WIDTH, WIDTH))
     return np.linalg.qr(square)[0][:_ASSISTANT_WIDTH]
+
+
+def _gemma4_keys_and_values(weights: _PartOfWeights, block: str) -> None:
+    weights.matrix(f"{block}.attn_k.weight", HEAD, WIDTH)
+    weights.matrix(f"{block}.attn_v.weight", HEAD, WIDTH)
+    weights.constant(f"{block}.attn_k_norm.weight", HEAD)
 
 
 def _gemma4_layer(weights: _PartOfWeights, block: str, width: int) -> None:
