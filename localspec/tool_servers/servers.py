@@ -12,12 +12,18 @@ import re
 import threading
 from collections import Counter
 from collections.abc import Coroutine, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import CancelledError, Future, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from localspec.errors import DAMAGES, LocalspecError, OptionError, did_you_mean
+from localspec.errors import (
+    DAMAGES,
+    LocalspecError,
+    OptionError,
+    ToolServerError,
+    did_you_mean,
+)
 from localspec.system.atomic_write import write_whole
 from localspec.tool_servers.configuration import (
     ServerEntry,
@@ -101,9 +107,10 @@ class McpServers:
         require_mcp()
         self._entries = _read_entries(source)
         self._allowed_tools = frozenset(allowed_tools)
-        self._states: dict[str, ServerState] = {}
+        self._listings: dict[str, Future[ServerState]] = {}
         self._connections: dict[str, Connection] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
+        # Never held while a server starts: calls and `close` would wait for it.
         self._lock = threading.RLock()
 
     def __enter__(self) -> Self:
@@ -165,25 +172,26 @@ class McpServers:
     def states(self, *, only: str | None = None) -> list[ServerState]:
         """The state of each server. Servers are started for it, unless they are switched off.
 
-        States are kept: a server's tools are listed once.
+        States are kept until `close`, also those with an error: else a server that hangs as it
+        starts would take a minute each time.
+
+        Raises ToolServerError if the servers are closed meanwhile.
 
         Args:
             only: the name of the server to ask; None for all servers.
         """
-        names = [name for name in self._entries if only is None or name == only]
-        with self._lock:
-            listings = []
-            for name in names:
-                entry = self._entries[name]
+        entries = [entry for entry in self._entries.values() if only in (None, entry.name)]
+        states: dict[str, ServerState] = {}
+        listings = []
+        with self._lock:  # so that `close` cancels all of these listings or none
+            for entry in entries:
                 if entry.is_disabled:
-                    self._states[name] = ServerState(name, entry.target, is_disabled=True)
-                elif name not in self._states:
-                    listings.append(self._list_tools(entry))
-            if listings:
-                future = self._submit(_gathered(listings))
-                for state in self._wait(future):
-                    self._states[state.name] = state
-            return [self._states[name] for name in names]
+                    states[entry.name] = ServerState(entry.name, entry.target, is_disabled=True)
+                else:
+                    listings.append(self._listing(entry))
+        for state in self._wait(listings):
+            states[state.name] = state
+        return [states[entry.name] for entry in entries]
 
     def call_soon(
         self,
@@ -207,25 +215,33 @@ class McpServers:
 
         Raises ToolServerError, OptionError.
         """
-        return self._wait(self.call_soon(server, tool, arguments))
+        (result,) = self._wait([self.call_soon(server, tool, arguments)])
+        return result
 
     def close(self) -> None:
         """End the servers and their child processes. Idempotent.
 
-        What fails in it is no error, but a warning in the log.
+        It does not wait for servers that are starting. What fails in it is no error, but a
+        warning in the log.
         """
         with self._lock:
             if self._loop is None:
                 return
             loop = self._loop
             self._loop = None
-            closings = [connection.close() for connection in self._connections.values()]
-            closed = asyncio.run_coroutine_threadsafe(_gathered(closings), loop)
+            for listing in self._listings.values():
+                listing.cancel()
+            closed = asyncio.run_coroutine_threadsafe(self._close_connections(), loop)
             if wait([closed], _CLOSE_S).not_done:
                 logger.warning("MCP servers have not ended within %g s", _CLOSE_S)
             loop.call_soon_threadsafe(loop.stop)
             self._connections.clear()
-            self._states.clear()
+            self._listings.clear()
+
+    async def _close_connections(self) -> None:
+        """Close all connections; on the event loop, whose other tasks add some."""
+        closings = [connection.close() for connection in self._connections.values()]
+        await asyncio.gather(*closings)
 
     async def _call(
         self,
@@ -253,6 +269,17 @@ class McpServers:
         if name not in self._connections:
             self._connections[name] = Connection(self._entries[name])
         return self._connections[name]
+
+    def _listing(self, entry: ServerEntry) -> Future[ServerState]:
+        """The future of a server's state, whose tools are listed now or were before.
+
+        The caller holds the lock.
+        """
+        listing = self._listings.get(entry.name)
+        if listing is None or listing.cancelled():  # by Ctrl-C in an earlier wait
+            listing = self._submit(self._list_tools(entry))
+            self._listings[entry.name] = listing
+        return listing
 
     async def _list_tools(self, entry: ServerEntry) -> ServerState:
         """Start a server and list its tools. Returns its state, also after an error."""
@@ -347,17 +374,24 @@ class McpServers:
                 thread.start()
             return asyncio.run_coroutine_threadsafe(work, self._loop)
 
-    def _wait(self, future: Future[_Result]) -> _Result:
-        """Wait for the result of a future, and return it or raise its error.
+    def _wait(self, futures: Sequence[Future[_Result]]) -> list[_Result]:
+        """Wait for the results of futures, and return them or raise the first error.
 
-        If the wait is interrupted, as by Ctrl-C, the future is cancelled.
+        If the wait is interrupted, as by Ctrl-C, the futures are cancelled. Raises
+        ToolServerError if another thread cancels one, as `close` does.
         """
         try:
-            while not future.done():
-                wait([future], _POLL_S)
-            return future.result()
+            while wait(futures, _POLL_S).not_done:
+                pass
+            return [future.result() for future in futures]
+        except CancelledError:
+            raise ToolServerError(
+                "the MCP servers were closed before one had answered",
+                "Ask again while they are open.",
+            ) from None
         finally:
-            future.cancel()
+            for future in futures:
+                future.cancel()
 
 
 class _ServerFunction(ForeignFunction):
@@ -478,11 +512,6 @@ def _read_entries(
     if source is None:
         return read_servers(own_file())
     return read_servers(Path(source))
-
-
-async def _gathered(coroutines: Sequence[Coroutine[Any, Any, _Result]]) -> list[_Result]:
-    """Run coroutines at once, and return their results in order."""
-    return list(await asyncio.gather(*coroutines))
 
 
 def _run_loop(loop: asyncio.AbstractEventLoop) -> None:

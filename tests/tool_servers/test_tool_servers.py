@@ -20,12 +20,12 @@ import localspec
 from call_families import FAMILIES, write_tool_caller
 from localspec.chat.foreign_bounds import fitting_text, num_tokens_of
 from localspec.chat.shown import PICTURE_NOTE
-from localspec.errors import ContextError, ToolServerError
+from localspec.errors import ContextError, OptionError, ToolServerError
 from localspec.tool_servers import connection
 from localspec.tool_servers.result_content import foreign_result
 from localspec.tools.tool import Tool, ToolUse
 from vision_maker import write_vision_pair
-from waiting import processes_with, wait_until
+from waiting import at_once, processes_with, wait_until
 
 pytest.importorskip("mcp", reason="the MCP SDK is not installed")
 pytest.importorskip("llguidance", reason="llguidance is not installed")
@@ -329,6 +329,32 @@ def test_closing_ends_a_server_that_hangs_in_a_call_and_its_child(doomed, tmp_pa
     servers.call_soon("tests", "hang", {})
     servers.close()
     wait_until(lambda: not any(map(psutil.pid_exists, numbers)))
+
+
+def test_a_call_begins_while_another_server_starts(tmp_path):
+    """At once: localspec's server begins calls on its event loop, where all requests wait."""
+    with (
+        localspec.McpServers(configured("--fault", "hangs", str(tmp_path))) as servers,
+        at_once(servers.states) as found,
+    ):
+        wait_until(lambda: processes_with(str(tmp_path)))
+        with pytest.raises(OptionError, match="there is no MCP server"):
+            servers.call("nosuch", "x", {})
+        is_starting = found == [None]
+        servers.close()
+    assert is_starting
+
+
+def test_closing_does_not_wait_for_a_server_that_starts(tmp_path):
+    with (
+        localspec.McpServers(configured("--fault", "hangs", str(tmp_path))) as servers,
+        at_once(servers.states, servers.states) as found,
+    ):
+        wait_until(lambda: processes_with(str(tmp_path)))
+        servers.close()
+    assert [type(each) for each in found] == [ToolServerError, ToolServerError]
+    assert "closed before one had answered" in str(found[0])
+    wait_until(lambda: not processes_with(str(tmp_path)))
 
 
 def test_what_fails_in_closing_is_a_warning_and_no_error(monkeypatch, caplog):
