@@ -156,7 +156,8 @@ def _tool_choice(fields: Fields, question: Question) -> object:
     if request_choice.get("type") == "allowed_tools":
         # Chat Completions has the list in an object within the choice, Responses in the choice.
         holder = request_choice.get("allowed_tools", request_choice)
-        tools = [tool for tool in holder["tools"] if tool.get("type") in FUNCTION_TYPES]
+        types = {*FUNCTION_TYPES, "mcp"}
+        tools = [tool for tool in holder["tools"] if tool.get("type") in types]
         return {
             "type": "allowed_tools",
             "mode": holder.get("mode"),

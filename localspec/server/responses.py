@@ -551,6 +551,8 @@ def _with_mcp_tools(fields: Fields, use: McpUse) -> Fields:
     choice = fields.value("tool_choice")
     if isinstance(choice, Mapping) and choice.get("type") == MCP_TYPE:
         choice = _choice_of_functions(fields, choice, use)
+    elif isinstance(choice, Mapping) and choice.get("type") == "allowed_tools":
+        choice = _with_mcp_functions(fields, choice, use)
     fields.flag("parallel_tool_calls")  # so that it counts as read: only the copy is read
     return Fields(
         {
@@ -584,6 +586,27 @@ def _choice_of_functions(
         "mode": "required",
         "tools": functions,
     }
+
+
+def _with_mcp_functions(
+    fields: Fields, choice: Mapping[str, Any], use: McpUse
+) -> Mapping[str, Any]:
+    """A choice of the type "allowed_tools", with functions in place of MCP servers.
+
+    A choice that is malformed is returned as it is. Raises RequestError as
+    `_choice_of_functions`.
+    """
+    # Chat Completions has the list in an object within the choice, Responses in the choice.
+    holder = choice.get("allowed_tools", choice)
+    if not isinstance(holder, Mapping) or not isinstance(holder.get("tools"), list):
+        return choice
+    tools: list[object] = []
+    for tool in holder["tools"]:
+        if isinstance(tool, Mapping) and tool.get("type") == MCP_TYPE:
+            tools += _choice_of_functions(fields, tool, use)["tools"]
+        else:
+            tools.append(tool)
+    return {"type": "allowed_tools", **holder, "tools": tools}
 
 
 def response_input_tokens(fields: Fields) -> Handler:

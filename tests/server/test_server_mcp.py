@@ -215,6 +215,24 @@ def test_a_choice_of_a_tool_that_is_not_there_is_refused(server, choice, is_ther
         assert "no such tool" in response.json()["error"]["message"]
 
 
+@pytest.mark.parametrize("mode", ["auto", "required"])
+def test_a_server_among_the_allowed_tools_is_called(server, mode):
+    entry = {"type": "mcp", "server_label": "tests"}
+    choice = {"type": "allowed_tools", "mode": mode, "tools": [entry]}
+    found = asked(server, "now", tools=[never("now")], tool_choice=choice)
+    assert kinds(found) == ["mcp_list_tools", "mcp_call", "message"]
+    assert found["tool_choice"] == choice
+
+
+def test_a_server_among_the_allowed_tools_that_is_not_there_is_refused(server):
+    entry = {"type": "mcp", "server_label": "another"}
+    choice = {"type": "allowed_tools", "mode": "auto", "tools": [entry]}
+    fields = {"model": "now", "input": "Hi", "tools": [never("now")]}
+    response = server.ask("/v1/responses", **fields, tool_choice=choice)
+    assert response.status_code == 400
+    assert "no such tool" in response.json()["error"]["message"]
+
+
 @contextlib.contextmanager
 def hanging(server):
     """An answer within a call that returns nothing; its client leaves at the block's end."""
