@@ -37,13 +37,25 @@ def quoted_together(lines: Iterator[str]) -> Iterator[str]:
     """
     for line in lines:
         text = line.strip()
-        while is_unclosed(text):
-            following = next(lines, None)
-            if following is None:
-                raise OptionError(
-                    f"the input ends within the text that begins with {text:.40}",
-                    f"End that text with {QUOTES}.",
-                )
-            text += f"\n{following}"
+        if is_unclosed(text):
+            text = _with_following(text, lines)
         if text:
             yield text
+
+
+def _with_following(first: str, lines: Iterator[str]) -> str:
+    """An unclosed text with the lines that follow it, up to the end of its quotes.
+
+    Raises OptionError if the input ends before.
+    """
+    joined = [first]
+    for line in lines:
+        joined.append(line)
+        # Only this line is looked at: to look at the whole text each time would take long.
+        if line.rstrip().endswith(QUOTES):
+            return "\n".join(joined)
+    text = "\n".join(joined)
+    raise OptionError(
+        f"the input ends within the text that begins with {text:.40}",
+        f"End that text with {QUOTES}.",
+    )

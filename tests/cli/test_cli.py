@@ -7,6 +7,7 @@ import json
 from command_line import run
 from gguf_maker import write_random_model
 from localspec.cli import exit_codes
+from localspec.cli.quoted_text import quoted_together
 
 TERSE = ["--temperature", "0", "--max-tokens", "12"]
 
@@ -121,6 +122,14 @@ def test_lines_between_quotes_on_a_pipe_are_one_message(own_folders):
     torn = run("chat", *options, stdin='"""and\nso on')
     assert torn.exit_code == exit_codes.USAGE
     assert 'ends within the text that begins with """and' in torn.stderr
+
+
+def test_a_long_text_between_quotes_is_read_in_time():
+    """20 MB, which take longer than a test may if all of it is looked at for each line."""
+    lines = ['"""', *["é" * 100] * 200_000, '"""', "Hello!"]
+    quoted, hello = quoted_together(iter(lines))
+    assert quoted == "\n".join(lines[:-1])
+    assert hello == "Hello!"
 
 
 def test_a_pipe_goes_on_after_a_message_that_is_too_long():
