@@ -86,9 +86,9 @@ def _reason_in(lines: list[str]) -> str:
 def _hint_for(lines: list[str]) -> str:
     """What to do about a failure, by the output of the program."""
     text = "\n".join(lines)
-    if "No space left" in text:
+    if re.search("No space left|quota exceeded", text):
         return "Free some disk space, or choose another place for data: XDG_DATA_HOME=DIR."
-    if re.search("Connection|resolve|Network|No matching distribution|Retrying", text):
+    if re.search(r"Connection|\bresolve\b|Network|No matching distribution|Retrying", text):
         return "It takes a network: pip has to reach the package index. Nothing was kept."
     return "Nothing was kept. Another compiler may do it: localspec kernels --zig."
 

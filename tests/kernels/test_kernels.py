@@ -202,7 +202,9 @@ def test_too_little_disk_is_said_before_anything_is_done(data):
     [
         ("ERROR: No matching distribution found for x", "takes a network"),
         ("ld: error: No space left on device", "Free some disk space"),
+        ("cc: error writing to /tmp/cc.s: Disk quota exceeded", "Free some disk space"),
         ("internal compiler error", "--zig"),
+        ("error: no match for <unresolved overloaded function type>", "--zig"),
     ],
 )
 def test_a_step_that_fails_says_why_and_what_to_do(words, hint):
