@@ -239,6 +239,18 @@ def server(_shared_server: Running) -> Running:
     return _shared_server
 
 
+@pytest.fixture
+def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A user of whom neither the environment nor the system names a home folder."""
+    pwd = pytest.importorskip("pwd", reason="users of Unix")
+
+    def unknown(number: int) -> None:
+        raise KeyError(number)
+
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     """A headless Chromium, of Playwright."""

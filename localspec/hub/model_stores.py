@@ -331,7 +331,7 @@ def find_elsewhere(remote: RemoteFile) -> ForeignFile | None:
 
 def model_folders() -> dict[str, list[Path]]:
     """The folders in which other programs keep their models, by the program's name."""
-    home = Path.home()
+    home = Path(os.path.expanduser("~"))  # unlike `Path.home`, no error without a home folder
     ollama = [home / ".ollama/models", Path("/usr/share/ollama/.ollama/models")]
     ollama_setting = os.environ.get("OLLAMA_MODELS")
     if ollama_setting:

@@ -142,7 +142,8 @@ def _driver_files() -> list[Path]:
     paths = _listed_paths(_ADDING)
     if sys.platform.startswith("linux"):
         paths += map(Path, _FOLDERS)
-        paths.append(Path.home() / ".local/share/vulkan/icd.d")
+        # Not `Path.home`, which raises an error for a user without a home folder.
+        paths.append(Path(os.path.expanduser("~/.local/share/vulkan/icd.d")))
     return _json_files(paths)
 
 

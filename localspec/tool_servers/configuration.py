@@ -76,7 +76,7 @@ def own_file() -> Path:
 
 def files_of_others() -> dict[str, Path]:
     """The existing files of other programs, by the names of the programs."""
-    home = Path.home()
+    home = Path(os.path.expanduser("~"))  # unlike `Path.home`, no error without a home folder
     claude = home / ".config/Claude"
     if sys.platform == "darwin":
         claude = home / "Library/Application Support/Claude"
@@ -315,7 +315,7 @@ class _EntryReader:
             """The value of a match of _VARIABLE. Raises OptionError if it is not set."""
             name = variable[1]
             if name == "userHome":  # no variable of the process, but known to other programs
-                return str(Path.home())
+                return os.path.expanduser("~")
             if name not in os.environ:
                 raise OptionError(
                     f"{key} {self._where} names the variable {name}, which is not set",

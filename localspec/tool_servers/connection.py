@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 from collections.abc import AsyncGenerator, Mapping
 from pathlib import Path
 from typing import Any
@@ -232,7 +233,8 @@ class Connection:
                 f"the command {entry.command!r} of the MCP server {entry.name!r} is not found",
                 "Install it, or give its whole path.",
             )
-        folder = entry.cwd or Path.home()
+        # Not `Path.home`, which raises an error for a user without a home folder.
+        folder = entry.cwd or Path(os.path.expanduser("~"))
         if not folder.is_dir():
             raise OptionError(
                 f"the folder {str(folder)!r} of the MCP server {entry.name!r} is not there",

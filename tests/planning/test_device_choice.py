@@ -461,6 +461,12 @@ def test_a_driver_that_cannot_be_loaded_is_named(tmp_path, monkeypatch, content,
     assert drivers.driver_fault([cpu, card("Vulkan0")]) == ""
 
 
+def test_drivers_are_looked_for_without_a_home_folder(homeless, monkeypatch):
+    for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "GGML_VK_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    assert isinstance(drivers.driver_fault([]), str)
+
+
 def test_a_device_number_that_no_device_has_is_named(monkeypatch):
     monkeypatch.setattr(drivers, "_driver_files", list)
     monkeypatch.setenv("GGML_VK_VISIBLE_DEVICES", "7")

@@ -22,6 +22,7 @@ from localspec.chat.foreign_bounds import fitting_text, num_tokens_of
 from localspec.chat.shown import PICTURE_NOTE
 from localspec.errors import ContextError, OptionError, ToolServerError
 from localspec.tool_servers import connection
+from localspec.tool_servers.configuration import files_of_others
 from localspec.tool_servers.result_content import foreign_result
 from localspec.tools.tool import Tool, ToolUse
 from vision_maker import write_vision_pair
@@ -355,6 +356,14 @@ def test_closing_does_not_wait_for_a_server_that_starts(tmp_path):
     assert [type(each) for each in found] == [ToolServerError, ToolServerError]
     assert "closed before one had answered" in str(found[0])
     wait_until(lambda: not processes_with(str(tmp_path)))
+
+
+def test_a_user_without_a_home_folder_is_told_of_the_server_s_own(homeless):
+    assert files_of_others() == {}
+    with localspec.McpServers(configured()) as servers:
+        error = servers.states()[0].error
+    assert isinstance(error, OptionError)
+    assert "the folder '~'" in str(error)
 
 
 def test_what_fails_in_closing_is_a_warning_and_no_error(monkeypatch, caplog):
