@@ -403,8 +403,8 @@ class Answer(ForeignNames):
         if record.try_advance(State.NEW, State.OVER):
             record.conclude(None)
             self._last_pieces = deque()
-        elif not self._own_process.is_this():  # the engine's thread is in the other process
-            self._last_pieces = deque()
+        elif self._last_pieces is None and not self._own_process.is_this():
+            self._last_pieces = deque()  # the engine's thread is in the other process
 
     async def _close_async(self) -> None:
         """`close` on an event loop. Cancelling the task does not shorten the wait.

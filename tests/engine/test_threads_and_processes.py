@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import pickle
@@ -12,6 +13,7 @@ import time
 
 import pytest
 
+import inside
 import localspec
 from localspec.errors import BusyError, EngineError
 from spawned import ALIKE, answer_there, load_again_and_again
@@ -99,6 +101,23 @@ def test_a_fork_is_refused_and_harms_nothing(busy):
         assert first + "".join(piece.text for piece in stream) == expected.text
         again = engine.generate_raw(prompt, sampling=GREEDY, max_tokens=20).reply()
         assert again.token_ids == expected.token_ids
+
+
+@pytest.mark.process
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_fork_reads_what_is_left_of_an_answer_that_is_over():
+    with localspec.load() as engine:
+        answer = engine.generate_raw(STORY, sampling=GREEDY, max_tokens=5)
+        pieces = list(answer)
+        inside.leave_unread(answer, pieces)
+        child = os.fork()
+        if child == 0:
+            code = 1
+            with contextlib.suppress(BaseException):
+                code = 0 if list(answer) == pieces else 2
+            os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 @pytest.mark.process

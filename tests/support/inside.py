@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -55,6 +56,7 @@ from localspec.streaming.answer_options import AnswerOptions
 from localspec.streaming.answer_text import Prompt
 from localspec.streaming.cancellation import CancelCheck, never
 from localspec.streaming.record import AnswerRecord, MadePrompt, PromptSource
+from localspec.streaming.reply import Piece
 from localspec.tools.tool import ToolUse
 from waiting import wait_until
 
@@ -275,6 +277,11 @@ def turns(chat: Chat) -> list[Turn]:
 def record_of(answer: Answer) -> AnswerRecord:
     """How far an answer is: tests wait for its first token, or for the wish to end it."""
     return answer._record
+
+
+def leave_unread(answer: Answer, pieces: Sequence[Piece]) -> None:
+    """Have an answer that is over keep these pieces for its reader, in a test with a fork."""
+    answer._last_pieces = deque(pieces)
 
 
 # speculative
