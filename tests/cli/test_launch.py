@@ -20,6 +20,7 @@ from typing import ClassVar
 import pytest
 
 from agent_model import write_agent_model, write_agent_preset
+from inside import measured_speed
 from localspec.cli.agents import AGENTS
 from localspec.cli.cloud_keys import CLOUD_KEYS
 from localspec.cli.launch_log import log_of_running, new_log
@@ -454,6 +455,37 @@ def test_no_stranger_is_taken_for_this_user_s_server(tmp_path, is_after_a_kill):
         assert secret not in Stranger.asked[0]
     else:
         assert not Stranger.asked
+
+
+def test_a_speed_is_not_known_if_the_connection_is_closed():
+    """As by a server that is stopping."""
+
+    class Stopping(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self):
+            content: dict[str, object] = {"prompt_per_second": None}
+            if self.path.startswith(PROOF_PATH):
+                nonce = self.path.rpartition("=")[2]
+                content = {"proof": key.proof(nonce)}
+            else:
+                self.close_connection = True
+            body = json.dumps(content).encode()
+            self.send_response(200)
+            self.send_header("content-length", str(len(body)))
+            if self.close_connection:
+                self.send_header("connection", "close")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Stopping) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with announced(server.server_port) as key:
+            assert measured_speed(server.server_port) is None
+        server.shutdown()
 
 
 def test_a_server_s_key_is_this_user_s_alone_and_leaves_with_it(own_folders):

@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -375,6 +376,11 @@ def say_ready(runner: Runner) -> None:
 def chosen_to_launch(found: list[dict[str, Any]], model: str | None = None) -> ServerForAgent:
     """The named one of a server's models, or the first, as a program is started with it."""
     return launch._choose_model(found, model, None, 1)
+
+
+def measured_speed(port: int) -> float | None:
+    """How fast a program is told that the server at a port reads; None if it is not known."""
+    return launch._ask_own_server(port, partial(launch._tokens_per_s, "agent"))
 
 
 def answers_at_once(model: Any) -> str:

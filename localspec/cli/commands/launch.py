@@ -502,6 +502,8 @@ def _tokens_per_s(model: str, connection: http.client.HTTPConnection) -> float |
     properties = _request_json(connection, f"/props?{query}")
     if properties["prompt_per_second"] is not None:
         return float(properties["prompt_per_second"])
+    if connection.sock is None:  # the server has closed it, as its answer said
+        raise http.client.NotConnected
     connection.sock.settimeout(_MEASURE_S)
     timings = _time_prompt(model, connection)
     is_slow = timings["prompt_ms"] >= 1000 * _SLOW_PROMPT_S
