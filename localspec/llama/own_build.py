@@ -13,6 +13,8 @@ import hashlib
 import json
 import platform
 import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -95,6 +97,8 @@ def processor_here() -> str:
 
     Outside Linux the architecture and the system's words for the processor.
     """
+    if sys.platform == "darwin":
+        return f"{platform.machine()} {_brand()}"
     if not _CPUINFO.exists():
         return f"{platform.machine()} {platform.processor()}"
     text = _CPUINFO.read_text(encoding="utf-8", errors="replace")
@@ -109,6 +113,18 @@ def processor_here() -> str:
             features = sorted(facts[name].split())
             parts.append(" ".join(features))
     return ": ".join(parts)
+
+
+def _brand() -> str:
+    """The processor's name on macOS, where `platform.processor` is alike for all of Apple's.
+
+    "" if the system does not say.
+    """
+    command = ["/usr/sbin/sysctl", "-n", "machdep.cpu.brand_string"]
+    try:
+        return subprocess.check_output(command, text=True, stderr=subprocess.DEVNULL).strip()
+    except (OSError, subprocess.SubprocessError):
+        return ""
 
 
 def all_builds() -> list[OwnBuild]:

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import json
 import os
+import platform
 import signal
 import subprocess
 import sys
@@ -59,6 +60,22 @@ def made(**changes):
     (build.libraries / "libllama.so").touch()
     own_build.write_facts(build)
     return build
+
+
+def test_apples_processors_differ_in_their_names(monkeypatch):
+    """`platform` says "arm64 arm" of all of them."""
+    monkeypatch.setattr(sys, "platform", "darwin")
+    found = set()
+    for name in ("Apple M1\n", "Apple M4\n"):
+        monkeypatch.setattr(subprocess, "check_output", lambda *_, name=name, **__: name)
+        found.add(own_build.processor_here())
+    assert len(found) == 2
+
+    def refuse(*_, **__):
+        raise FileNotFoundError
+
+    monkeypatch.setattr(subprocess, "check_output", refuse)
+    assert platform.machine() in own_build.processor_here()
 
 
 def test_a_build_is_used_in_place_of_the_library_that_it_was_compared_with(monkeypatch):
