@@ -187,7 +187,8 @@ class Server:
     def stop(self) -> None:
         """End waiting requests with an error at once, and the others after `LAST_ANSWER_S`.
 
-        Calls of MCP servers' tools end at once, too. Only the event loop may call this.
+        Calls of MCP servers' tools end at once, too, and so do the servers. Only the event loop
+        may call this.
         """
         self._service.is_stopping = True
         for answering in list(self._service.answerings):
@@ -195,7 +196,10 @@ class Server:
                 answering.stop()
         for call in self._service.calls:
             call.cancel()
-        asyncio.get_running_loop().call_later(LAST_ANSWER_S, self._stop_all)
+        loop = asyncio.get_running_loop()
+        if self._service.tool_servers is not None:  # a request may wait until one has started
+            loop.run_in_executor(None, self._service.tool_servers.close)
+        loop.call_later(LAST_ANSWER_S, self._stop_all)
 
     def _stop_all(self) -> None:
         """End all requests with an error, and any embedding of texts."""

@@ -345,3 +345,32 @@ def test_ctrl_c_in_a_call_ends_the_server_and_those_it_has_started(tmp_path):
     assert process.returncode == 0, errors
     assert "Traceback" not in errors
     wait_until(lambda: not processes_with(marker) and not any(map(psutil.pid_exists, numbers)))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="SIGINT")
+def test_ctrl_c_while_a_server_starts_ends_the_request_that_waits_for_it(tmp_path):
+    marker = str(tmp_path / "marker")
+    entry = {"command": sys.executable, "args": [str(SERVER), "--fault", "hangs", marker]}
+    file = tmp_path / "mcp.json"
+    file.write_text(json.dumps({"mcpServers": {"tests": entry}}))
+    command = [sys.executable, "-m", "localspec", "serve", "demo", "--port", "0", "--mcp", file]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            url = lines_until_ready(process.stderr)[-1].split()[2]
+            fields = {"model": "demo", "input": "Hi", "tools": [never("now")]}
+
+            def ask():
+                return httpx.post(
+                    f"{url}/v1/responses", json=fields, timeout=300, trust_env=False
+                )
+
+            with at_once(ask) as found:
+                wait_until(lambda: processes_with(marker))
+                process.send_signal(signal.SIGINT)
+                _, errors = process.communicate(timeout=300)
+        finally:
+            process.kill()
+    assert process.returncode == 0, errors
+    assert "Traceback" not in errors
+    assert "closed before one had answered" in found[0].text
+    wait_until(lambda: not processes_with(marker))
