@@ -462,6 +462,7 @@ def test_async_functions_that_do_not_look_so(caller, is_object):
     assert asyncio.run(work).text == "Done."
     assert results_in(chat) == ["sunny"]
     chat = caller.chat()
+    gc.collect()  # else what other tests left is warned of, too
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         with pytest.raises(OptionError, match="get_weather is async"):

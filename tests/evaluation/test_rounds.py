@@ -132,7 +132,7 @@ def test_they_find_what_whole_answers_show(machine, agreement):
     assert sum(found) == pytest.approx(sum(true), rel=0.02 if max(true) < 2 else 0.05)
 
 
-def test_each_question_to_a_policy_goes_to_the_own_one():
+def test_rounds_pass_each_question_on_to_their_policy():
     """A method that is left out would give what a policy that learns nothing gives."""
     for name, value in vars(DraftPolicy).items():
         if callable(value) or isinstance(value, property):

@@ -304,6 +304,7 @@ def test_a_callback_that_raises_ends_the_download(hub: StandinHub, monkeypatch, 
     assert not [t for t in threading.enumerate() if t.name.startswith("download-")]
     kept = part.stat().st_size
     assert kept > 0
+    set_timeout(monkeypatch, 60.0)
     localspec.download("qwen2-7b")
     assert hub.gets(TARGET)[-1].range == f"bytes={kept}-"
 

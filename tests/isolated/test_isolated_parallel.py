@@ -162,7 +162,7 @@ def test_scales_are_set_while_an_answer_passes_its_place_on(monkeypatch):
 
             def result_after_second(call):
                 first.cancel()
-                wait_until(lambda: found[0] is not None, 20)
+                wait_until(lambda: found[0] is not None)
                 return result(call)
 
             wait_until(lambda: inside.num_in_line(engine) == 2)

@@ -461,6 +461,7 @@ def test_a_driver_that_cannot_be_loaded_is_named(tmp_path, monkeypatch, content,
     assert drivers.driver_fault([cpu, card("Vulkan0")]) == ""
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="only there the home folder is looked in")
 def test_drivers_are_looked_for_without_a_home_folder(homeless, monkeypatch):
     for name in ("VK_DRIVER_FILES", "VK_ICD_FILENAMES", "GGML_VK_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)

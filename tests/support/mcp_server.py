@@ -71,6 +71,7 @@ def fail() -> str:
 @server.tool()
 def hang() -> str:
     """Say nothing for long, in C, where no signal of Python's comes in between."""
+    os.write(2, b"the call has come\n")
     time.sleep(600)
     return "late"
 

@@ -12,7 +12,6 @@ import hashlib
 import json
 import re
 import threading
-import time
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,7 +24,6 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 REPO, TARGET = "Qwen/Qwen2-7B-Instruct-GGUF", "qwen2-7b-instruct-q4_k_m.gguf"
 SMALL, DRAFT = "Qwen/Qwen2-0.5B-Instruct-GGUF", "qwen2-0_5b-instruct-q4_k_m.gguf"
 _SMALL_BYTES = 4096  # below it a file is no LFS file: etag is the git blob id, no redirect
-_PIECE_BYTES = 1 << 20
 _PIECE_BYTES = 1 << 16
 
 
@@ -101,7 +99,6 @@ class StandinHub:
         self.seen: list[Seen] = []
         self.num_replied = 0  # bytes that clients took, but for those of files at the CDN
         self.num_sent: dict[str, int] = defaultdict(int)  # bytes of bodies, by file
-        self.pace_s = 0.0  # pause between 64 KiB of a body
         self.token: str | None = None  # if set, requests without it get 401
         self.environment: dict[str, str] = {}  # with which another process uses this hub
         self.closing = threading.Event()
@@ -287,7 +284,6 @@ class _CdnHandler(_Handler):
             piece = body[at : at + _PIECE_BYTES]
             self.wfile.write(piece)
             self.hub.num_sent[name] += len(piece)
-            time.sleep(self.hub.pace_s)
         if fault.stall_after is not None:
             self.stall()
         if limits:

@@ -122,5 +122,5 @@ class Terminal:
         """End the process, whatever it does."""
         with contextlib.suppress(pexpect.ExceptionPexpect):  # it waits a tenth of a second
             self.process.close(force=True)
-        wait_until(lambda: not self.process.isalive())
         os.close(self._pty)
+        wait_until(lambda: not self.process.isalive())

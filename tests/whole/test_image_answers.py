@@ -300,7 +300,7 @@ def test_the_one_beside_a_model_is_found_by_its_name(tmp_path, target, width, na
     assert projector_beside(beside) == (None if found is None else tmp_path / found)
 
 
-def test_words_that_name_no_model_may_be_in_both_names():
+def test_a_projector_is_found_though_both_names_have_words_that_name_no_model():
     for model, projector in (
         ("Chat-Model-7B-Q4_K_M.gguf", "mmproj-Chat-Model-7B-f16.gguf"),
         ("Foo-BF16-merged-Q8_0.gguf", "mmproj-Foo-merged-F16.gguf"),
