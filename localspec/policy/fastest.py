@@ -18,6 +18,8 @@ from collections.abc import Mapping
 _FEWEST = 8
 # The median of this number of decodes of a size in a row counts: a single one may be lucky
 _IN_ROW = 3
+# Decodes that take this factor longer than the fastest may be those of a busy machine
+_SLOW = 1.5
 # After this number of tokens a decode takes at most twice as long as after none. Attention
 # takes the largest part of the time in small models: with the demo pair it doubles after about
 # 400
@@ -32,10 +34,11 @@ class FastestDecodes:
 
     def __init__(self) -> None:
         self._fastest: dict[int, dict[int, float]] = {}
-        """The shortest time of decodes of each size (in tokens), by the text's length class.
+        """The shortest time of decodes of each size (in tokens), by the text's length class."""
 
-        A bound that other decodes give replaces a time above it.
-        """
+        # The same of sizes that are new: until decodes of other sizes show that the machine is
+        # not busy, these times may be slow ones
+        self._unproven: dict[int, dict[int, float]] = {}
 
         self._last: dict[int, deque[tuple[int, float]]] = {}
         """The last decodes of each size: length class and time."""
@@ -47,6 +50,10 @@ class FastestDecodes:
         self._num_compared = 0  # decodes
         self._spent_s = 0.0  # in these decodes
         self._fastest_s = 0.0  # that the fastest such decodes take
+        # The same of those decodes whose size is not new
+        self._num_known = 0
+        self._known_spent_s = 0.0
+        self._known_fastest_s = 0.0
 
     def learn(self, size: int, num_cached: int, seconds: float) -> None:
         """Learn from a decode of `size` tokens after a text of num_cached tokens."""
@@ -54,23 +61,40 @@ class FastestDecodes:
         length = math.ceil(_CLASSES * num_doublings)
         last = self._last.setdefault(size, deque(maxlen=_IN_ROW))
         last.append((length, seconds))
+        is_known = size in self._fastest or not self._fastest
         if len(last) == _IN_ROW:
             # The median bounds the time of the shortest text from above: longer ones take more.
             shortest = min(length for length, _ in last)
             typical_s = statistics.median(seconds for _, seconds in last)
-            # A size that is new while the machine is busy must not pass for fast.
-            bound_s = self._bound_s(size, shortest)
-            fastest = self._fastest.setdefault(size, {})
-            fastest[shortest] = min(typical_s, bound_s)
+            by_size = self._fastest if is_known else self._unproven
+            fastest = by_size.setdefault(size, {})
+            fastest_s = fastest.get(shortest, typical_s)
+            fastest[shortest] = min(fastest_s, typical_s)
         if self._fastest:
+            bound_s = self._bound_s(size, length)
             self._num_compared += 1
             self._spent_s += seconds
-            self._fastest_s += self._bound_s(size, length)
+            self._fastest_s += bound_s
+            if is_known:
+                self._compare_known(seconds, bound_s)
+
+    def _compare_known(self, seconds: float, fastest_s: float) -> None:
+        """Compare a decode of a known size, which may prove the times of new sizes.
+
+        Args:
+            seconds: The decode's time.
+            fastest_s: That of the fastest such decode.
+        """
+        self._num_known += 1
+        self._known_spent_s += seconds
+        self._known_fastest_s += fastest_s
+        is_slow = self._known_spent_s > _SLOW * self._known_fastest_s
+        if self._num_known >= _IN_ROW and not is_slow:
+            self._fastest.update(self._unproven)
+            self._unproven.clear()
 
     def _bound_s(self, size: int, length: int) -> float:
         """The most seconds that a decode takes while no other program runs.
-
-        Infinite as long as nothing is measured.
 
         Args:
             size: Tokens of the decode.

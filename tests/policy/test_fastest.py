@@ -128,6 +128,20 @@ def test_a_size_that_is_new_while_the_machine_is_busy_is_not_the_usual(num_befor
         assert again.slowdown() > 50.0
 
 
+def test_a_size_that_is_dearer_than_its_bound_is_the_usual_once_others_are_fast():
+    """As where a larger batch takes another kernel: other sizes show that nothing is busy."""
+    fastest = FastestDecodes()
+    for number in range(20):
+        fastest.learn(1, 40 + number, 0.02)
+    for slowdown in (1.0, 4.0, 1.0):
+        fastest = restored(fastest)
+        for number in range(100):
+            usual_s = 0.02 if number % 4 == 0 else 0.3  # 0.1 at most as five small ones
+            size = 1 if number % 4 == 0 else 5
+            fastest.learn(size, 40, usual_s * slowdown)
+        assert (fastest.slowdown() > CLEAR) is (slowdown > 1.0)
+
+
 def test_it_is_known_where_the_number_of_threads_stays():
     """Whether all that are usable are in use, or somebody has fixed the number."""
     policy = AdaptiveThreads([2], 2, lambda: 2, lambda count: None, lambda: True)
