@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import mimetypes
+import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Collection
 from concurrent.futures import ThreadPoolExecutor
@@ -137,8 +138,8 @@ class Server:
         has_page: whether a browser gets a page to chat on.
         own_key: the key with which the server proves to the user's other programs that it is
             the user's own; None if it has none.
-        tool_servers: the MCP servers whose tools the models may call; None without any. The
-            caller closes them.
+        tool_servers: the MCP servers whose tools the models may call; None without any. `stop`
+            closes them; the caller does so, too, for servers that never ran.
     """
 
     def __init__(
@@ -196,10 +197,11 @@ class Server:
                 answering.stop()
         for call in self._service.calls:
             call.cancel()
-        loop = asyncio.get_running_loop()
         if self._service.tool_servers is not None:  # a request may wait until one has started
-            loop.run_in_executor(None, self._service.tool_servers.close)
-        loop.call_later(LAST_ANSWER_S, self._stop_all)
+            # In a thread of its own: such requests may have all those of the event loop.
+            closing = self._service.tool_servers.close
+            threading.Thread(target=closing, daemon=True).start()
+        asyncio.get_running_loop().call_later(LAST_ANSWER_S, self._stop_all)
 
     def _stop_all(self) -> None:
         """End all requests with an error, and any embedding of texts."""

@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from localspec.chat.template import Message
+from localspec.errors import ToolServerError
 from localspec.isolated.isolated_engine import IsolatedEngine
 from localspec.server.answering import Answering, Echo, Event, Finished, Service, Waiting
 from localspec.server.compressed import decompressed
@@ -23,7 +24,13 @@ from localspec.server.encoding import EVENTS, json_response, sent_bytes, sse_eve
 from localspec.server.fields import Fields, read_fields
 from localspec.server.guard import CLIENT, BodyReader
 from localspec.server.question import Question, prompt_maker
-from localspec.server.refusal import RequestError, openai_error, refusal_of, refusal_response
+from localspec.server.refusal import (
+    RequestError,
+    openai_error,
+    refusal_of,
+    refusal_response,
+    stopping,
+)
 from localspec.server.served_models import ServedModel
 from localspec.speculative.metrics import why_mostly_off
 from localspec.speculative.policy_api import ProposerKind
@@ -243,12 +250,17 @@ class PostEndpoint:
         """Answer one request; any error becomes a response. An ASGI application."""
         try:
             body = await self._bodies.read(receive)
+            if self._service.is_stopping:  # before MCP servers are started for it
+                raise stopping()
             coding = Headers(scope=scope).get("content-encoding", "")
             parse = partial(self._parse, scope["path"], body, coding)
             request = await in_thread(parse)  # in a thread, since a body may be long
             response = await while_connected(receive, self._respond(request, scope, send))
         except Exception as error:
-            response = refusal_response(scope["path"], refusal_of(error))
+            reason = error
+            if self._service.is_stopping and isinstance(error, ToolServerError):
+                reason = stopping()  # which closed the MCP servers
+            response = refusal_response(scope["path"], refusal_of(reason))
         if response is not None:
             await response(scope, receive, send)
 

@@ -381,8 +381,9 @@ class McpServers:
         ToolServerError if another thread cancels one, as `close` does.
         """
         try:
-            while wait(futures, _POLL_S).not_done:
-                pass
+            # `wait` alone would wait for a cancelled one until its work has ended.
+            while not all(future.done() for future in futures):
+                wait(futures, _POLL_S)
             return [future.result() for future in futures]
         except CancelledError:
             raise ToolServerError(
