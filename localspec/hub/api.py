@@ -36,7 +36,7 @@ _MAX_JSON_BYTES = 16_000_000  # enough for a repository with some 50 000 files
 _TOKEN_VARIABLES = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
 _NOT_IN_TOKEN = re.compile("[^!-~]")  # characters that cannot be sent in a header
 _ETAG = re.compile("[0-9a-f]{40}|[0-9a-f]{64}")  # it becomes the name of a file
-_DEFAULT_PORTS = {"http": 80, "https": 443}
+_USUAL_PORTS = {"http": 80, "https": 443}
 _BUSY_STATUSES = {408, 429, 500, 502, 503, 504}  # HTTP; another try may help
 _PARTIAL_CONTENT = 206  # HTTP's status of an answer with the requested range of bytes
 # Names of the HTTP library's errors. After a connection broke, another try may help. If no
@@ -459,9 +459,11 @@ def _refusal_error(repo: str, status: int, response: Any) -> DownloadError:
 
 
 def _origin(url: str) -> tuple[str | None, int | None]:
-    """The host of an address, and its port."""
+    """The host of an address, and its port; None for the usual one of its scheme."""
     parts = urlsplit(url)
-    port = parts.port or _DEFAULT_PORTS.get(parts.scheme)
+    port = parts.port
+    if port == _USUAL_PORTS.get(parts.scheme):
+        port = None
     return parts.hostname, port
 
 

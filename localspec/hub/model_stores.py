@@ -109,7 +109,9 @@ class HubCache:
         commit = self._commit(file)
         if commit:
             path = snapshots / commit / file.file
-            blob_name = path.resolve().name  # the content's hash, where links are made
+            # The content's hash, where links are made. `resolve` raises RuntimeError for a link
+            # to itself before Python 3.13.
+            blob_name = Path(os.path.realpath(path)).name
             is_hash = _SHA256.fullmatch(blob_name) is not None
             is_pinned = not is_hash or file.sha256 in (None, blob_name)
             if is_pinned and _is_present(path, file.size_bytes):
