@@ -125,19 +125,23 @@ def named_projectors(model: str, files: Iterable[str], *, is_alone: bool) -> lis
         model: The model's file name.
         files: The names of files in the model's folder.
         is_alone: Whether there is no other model: then a projector counts, too, if what remains
-            of its name, such as 4B, is anywhere in the model's, or if nothing remains.
+            of its name, such as 4B, is anywhere in the model's, or if nothing remains. It comes
+            after those whose names begin as the model's.
     """
     whole_letters = _letters(Path(model).stem)
     model_letters = _model_letters(model)
-    projectors = []
+    named = []
+    others = []
     for name in files:
         if not _PROJECTOR_NAME.search(name):
             continue
         part = _model_letters(name)
         begins_name = whole_letters.startswith(part) or model_letters.startswith(part)
-        if (part and begins_name) or (is_alone and part in whole_letters):
-            projectors.append(name)
-    return sorted(projectors, key=_preference)
+        if part and begins_name:
+            named.append(name)
+        elif is_alone and re.search(rf"(?<!\d){part}", whole_letters):  # 4B is not in 14B
+            others.append(name)
+    return [*sorted(named, key=_preference), *sorted(others, key=_preference)]
 
 
 def _model_letters(name: str) -> str:

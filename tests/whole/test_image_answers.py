@@ -308,6 +308,12 @@ def test_a_projector_is_found_though_both_names_have_words_that_name_no_model():
         assert named_projectors(model, [projector], is_alone=False) == [projector]
 
 
+def test_a_size_is_a_whole_number_and_a_longer_name_comes_first():
+    own, size, other = "mmproj-Foo-14B-bf16.gguf", "mmproj-14B-f16.gguf", "mmproj-4B-f16.gguf"
+    found = named_projectors("Foo-14B-Q4_K_M.gguf", [other, size, own], is_alone=True)
+    assert found == [own, size]
+
+
 @pytest.mark.parametrize(
     ("kind", "cells"), [("gemma3", 16), ("gemma4v", 1120), ("internvl", 0)]
 )
