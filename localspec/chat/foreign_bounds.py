@@ -13,7 +13,8 @@ from localspec.tools.tool import Tool, ToolUse
 
 _PART_OF_TOOLS = 4  # all tools together may take a quarter of the context
 _PART_OF_RESULT = 8  # a result may take an eighth of the context
-_CHARACTERS_PER_TOKEN = 128  # more than in any text: some tokens are 128 spaces
+# More than in usual texts, and more than in any: some tokens are 128 spaces
+_CHARACTERS_PER_TOKEN = (16, 128)
 _NUM_NAMED = 5  # how many of the largest tools an error names
 
 
@@ -50,9 +51,13 @@ def fitting_text(engine: ChatBackend, text: str) -> tuple[str, str]:
     not cut.
     """
     most_tokens = engine.context_length // _PART_OF_RESULT
-    # A longer text never fits, and to tokenize all of a huge one takes long.
-    head = text[: most_tokens * _CHARACTERS_PER_TOKEN]
-    tokens = engine.tokenize(head)
+    # To tokenize all of a huge text takes long, so a beginning is tried that rarely fits, and
+    # then one that never does.
+    for characters_per_token in _CHARACTERS_PER_TOKEN:
+        head = text[: most_tokens * characters_per_token]
+        tokens = engine.tokenize(head)
+        if len(tokens) > most_tokens or len(head) == len(text):
+            break
     if len(tokens) <= most_tokens and len(head) == len(text):
         return text, ""
     num_kept = len(engine.detokenize(tokens[:most_tokens]))

@@ -179,15 +179,15 @@ class _SchemaReader:
             return
         if len(self._patterns) > _MAX_PATTERNS:
             raise ConstraintError(
-                f"the JSON schema combines parts (allOf, $ref) and has {len(self._patterns)} "
-                f"patterns and formats; the limit is {_MAX_PATTERNS} where several may apply "
-                "to one text",
+                "the JSON schema combines parts (allOf, anyOf, oneOf, $ref) and has "
+                f"{len(self._patterns)} patterns and formats; the limit is {_MAX_PATTERNS} "
+                "where several may apply to one text",
                 "Write one pattern that says it all, or do not combine parts.",
             )
         if math.prod(self._num_remainders) > _MAX_REMAINDERS:
             num_divisors = len(self._num_remainders) - 1  # without the 1
             raise ConstraintError(
-                "the JSON schema combines parts (allOf, $ref) and has "
+                "the JSON schema combines parts (allOf, anyOf, oneOf, $ref) and has "
                 f"{num_divisors} different multipleOf, which together have too "
                 "many remainders",
                 "Write one multipleOf that says it all, or do not combine parts.",

@@ -19,7 +19,7 @@ from localspec.chat.turns import longer_context
 from localspec.chat.workshop import PromptWorkshop, known_ids
 from localspec.constraints.guidance import not_kept
 from localspec.engine.answered_texts import AnsweredText, AnsweredTexts
-from localspec.engine.base import BaseEngine, Result, closed
+from localspec.engine.base import BaseEngine, Result, closed, with_scales
 from localspec.engine.cache_file import Scope, read_caches, write_caches
 from localspec.engine.cache_pool import CachePool
 from localspec.engine.constraint_choice import Constrainer
@@ -45,7 +45,7 @@ from localspec.speculative.policy_api import (
 )
 from localspec.speculative.randomness import Randomness, fresh_seed
 from localspec.speculative.rules import make_rule
-from localspec.streaming.answer_options import AnswerOptions, spec_of
+from localspec.streaming.answer_options import AnswerOptions, scales_of, spec_of
 from localspec.streaming.answer_run import AnswerRun
 from localspec.streaming.answer_text import Prompt
 from localspec.streaming.cancellation import CancelCheck, Cancellation, never
@@ -210,7 +210,7 @@ class Engine(BaseEngine):
         self,
         function: Callable[[SpeculativeDecoder], Result],
         *,
-        scales: tuple[float, ...] | None = None,
+        scales: Sequence[float] | None = None,
     ) -> Result:
         """Call a function with the bare loop, whose text is empty. Returns its result.
 
@@ -234,7 +234,8 @@ class Engine(BaseEngine):
             lane = self._lanes[0]
             scope = self._default_scope
             if scales is not None:
-                scope = Scope(scales=scales)
+                scaled = with_scales(self._adapters, scales_of(scales))
+                scope = Scope(scales=tuple(adapter.scale for adapter in scaled))
             self._cache_pool.switch_to(lane, None, (), scope)
             self._decoder.truncate(0)
             lane.use_no_memory()

@@ -234,9 +234,9 @@ class Lane:
     def learned(self) -> dict[str, Any] | None:
         """What the policies have learned, in JSON's types for the profile.
 
-        None, so that nothing is saved, if the lane's own draft policy is fixed (`reset` has
-        taken an answer's back), or after work that shared a decode with another text or waited
-        for one: such times say little about a text alone.
+        None, so that nothing is saved, if the lane's draft policy is fixed, or after work that
+        shared a decode with another text or waited for one: such times say little about a text
+        alone. Call it after `reset`, since an answer may have a draft policy of its own.
         """
         policy = self.decoder.draft_policy
         if self.clock.num_shared > self._num_shared:

@@ -634,10 +634,13 @@ def tokenize(fields: Fields) -> Handler:
             )
         pieces = []
         for token in tokens:
-            piece: str | list[int] = engine.detokenize([token], special=True)
+            piece = engine.detokenize([token], special=True)
+            shown: str | list[int] = piece
             if "\ufffd" in piece:
-                piece = list(engine.vocabulary.piece(token))
-            pieces.append({"id": token, "piece": piece})
+                data = engine.vocabulary.piece(token)
+                if data != piece.encode():  # no U+FFFD of the text's own
+                    shown = list(data)
+            pieces.append({"id": token, "piece": shown})
         return {"tokens": pieces}
 
     return engine_handler(fields, compute)

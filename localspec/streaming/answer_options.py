@@ -273,7 +273,7 @@ class AnswerOptions:
     def _freeze_values(self) -> None:
         """Replace values that can be read only once, or that a caller could change, by copies.
 
-        The copies are checked. A prediction that is a list stays as it is.
+        The copies are checked. Only a prediction that is a list is not copied.
         """
         if isinstance(self.prediction, Iterator):
             tokens = at_most(

@@ -168,7 +168,7 @@ def _dropped_files(text: str) -> list[Path]:
     with contextlib.suppress(ValueError):  # an apostrophe of prose is no quote
         readings.append(shlex.split(text))
     for words in readings:
-        with contextlib.suppress(ValueError):  # file://[host]/share is no URL
+        with contextlib.suppress(ValueError, OSError):  # file://[host]/share is no URL
             paths = [_path_of(word) for word in words]
             if all(map(os.path.isfile, paths)):
                 return [Path(path) for path in paths]
@@ -178,7 +178,7 @@ def _dropped_files(text: str) -> list[Path]:
 def _path_of(word: str) -> str:
     """The path that a word means: that of a file URL, or the word with ~ expanded.
 
-    Raises ValueError for a malformed URL.
+    Raises ValueError for a malformed URL, or OSError for one that names no local file.
     """
     if word.startswith("file://"):
         return url2pathname(urlsplit(word).path)
