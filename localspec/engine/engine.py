@@ -224,6 +224,7 @@ class Engine(BaseEngine):
 
         Raises:
             BusyError: While an answer is produced.
+            OptionError: For scales of adapters that do not exist.
             Exception: What the function raises.
         """
 

@@ -3,8 +3,9 @@
 A decode is compared with the fastest decodes of its size. A longer text takes more time, so
 there is a fastest decode for each class of lengths. The other classes give upper bounds: a
 decode takes no more time than after a longer text, and at most a known factor more than after a
-shorter one. Where a size has not been measured, the other sizes give bounds, too. So a text
-that is longer, or a decode that is larger, than all before does not look like a busy machine.
+shorter one. Where a size has not been measured, or only while the machine may have been busy,
+the other sizes give bounds, too. So a text that is longer, or a decode that is larger, than all
+before does not look like a busy machine.
 """
 
 from __future__ import annotations
@@ -36,10 +37,6 @@ class FastestDecodes:
         self._fastest: dict[int, dict[int, float]] = {}
         """The shortest time of decodes of each size (in tokens), by the text's length class."""
 
-        # The same of sizes that are new: until decodes of other sizes show that the machine is
-        # not busy, these times may be slow ones
-        self._unproven: dict[int, dict[int, float]] = {}
-
         self._last: dict[int, deque[tuple[int, float]]] = {}
         """The last decodes of each size: length class and time."""
 
@@ -47,6 +44,9 @@ class FastestDecodes:
 
     def reset(self) -> None:
         """Reset what belongs to one answer."""
+        # As `_fastest`, of sizes that are new: until decodes of other sizes show that the
+        # machine is not busy, these times may be slow ones
+        self._unproven: dict[int, dict[int, float]] = {}
         self._num_compared = 0  # decodes
         self._spent_s = 0.0  # in these decodes
         self._fastest_s = 0.0  # that the fastest such decodes take

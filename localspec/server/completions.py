@@ -638,7 +638,8 @@ def tokenize(fields: Fields) -> Handler:
             shown: str | list[int] = piece
             if "\ufffd" in piece:
                 data = engine.vocabulary.piece(token)
-                if data != piece.encode():  # no U+FFFD of the text's own
+                # Not for a U+FFFD of the text's own, nor for the name of a control token.
+                if data not in (b"", piece.encode()):
                     shown = list(data)
             pieces.append({"id": token, "piece": shown})
         return {"tokens": pieces}

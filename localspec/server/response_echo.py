@@ -7,6 +7,7 @@ from typing import Any
 
 from localspec.sampling.params import SamplingParams
 from localspec.server.fields import Fields
+from localspec.server.mcp_calls import MCP_TYPE
 from localspec.server.question import FUNCTION_TYPES, Question, schema_holder
 
 # The fields that have the same value in every response, whatever the request says.
@@ -156,7 +157,7 @@ def _tool_choice(fields: Fields, question: Question) -> object:
     if request_choice.get("type") == "allowed_tools":
         # Chat Completions has the list in an object within the choice, Responses in the choice.
         holder = request_choice.get("allowed_tools", request_choice)
-        types = {*FUNCTION_TYPES, "mcp"}
+        types = {*FUNCTION_TYPES, MCP_TYPE}
         tools = [tool for tool in holder["tools"] if tool.get("type") in types]
         return {
             "type": "allowed_tools",

@@ -160,6 +160,16 @@ def test_answers_with_different_scales_are_never_in_one_decode(files, demo_targe
     assert [ids[:4] for ids in both] == [ids[:4] for ids in alone]
 
 
+def test_a_check_runs_under_the_scales_that_it_is_given(files, demo_target):
+    with localspec.load(target=demo_target, adapters=files, num_threads=1) as engine:
+        found = []
+        for scales in (None, (0, 0.5), (0,)):
+            found.append(engine.exclusively(lambda loop: loop.target.scales, scales=scales))
+        assert found == [(1, 1), (0, 0.5), (0, 0)]
+        with pytest.raises(localspec.OptionError):
+            engine.exclusively(lambda loop: None, scales=(1, 1, 1))
+
+
 def note_decodes(monkeypatch, joined):
     """Has the scales of each decode's parts noted."""
     decode_parts = joint_decode.decode_parts

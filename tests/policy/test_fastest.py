@@ -128,6 +128,15 @@ def test_a_size_that_is_new_while_the_machine_is_busy_is_not_the_usual(num_befor
         assert again.slowdown() > 50.0
 
 
+def test_times_of_a_busy_answer_are_not_proved_by_a_quiet_one():
+    fastest = FastestDecodes()
+    for size, seconds in ((5, 0.02), (6, 10.0), (5, 0.02), (6, 10.0)):
+        fastest.reset()
+        for _ in range(40):
+            fastest.learn(size, 40, seconds)
+    assert fastest.slowdown() > 50.0
+
+
 def test_a_size_that_is_dearer_than_its_bound_is_the_usual_once_others_are_fast():
     """As where a larger batch takes another kernel: other sizes show that nothing is busy."""
     fastest = FastestDecodes()
